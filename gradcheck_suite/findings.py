@@ -1,0 +1,243 @@
+"""What a detector found, and the report that carries it: plain data, drawn elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from gradcheck_suite.catalogue import Entry
+
+__all__ = [
+    "JSON",
+    "Detector",
+    "Finding",
+    "FindingsError",
+    "Location",
+    "Related",
+    "Report",
+    "Severity",
+    "Verdict",
+    "VerdictStatus",
+    "merge_reports",
+]
+
+JSON: TypeAlias = (
+    "str | int | float | bool | None | tuple[JSON, ...] | list[JSON] | Mapping[str, JSON]"
+)
+Detector: TypeAlias = Literal["verify", "audit", "graph", "lint"]
+VerdictStatus: TypeAlias = Literal["pass", "fail", "inconclusive", "not covered"]
+
+_NOTHING: Mapping[str, JSON] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in source text.
+
+    ``line`` and ``end_line`` count from 1; ``column`` and ``end_column`` count Unicode code
+    points from 1, the end being exclusive. ``function`` is the qualified name of the function
+    that the line belongs to. ``path`` is kept as it was seen; reports shorten it to be relative
+    to the working directory.
+    """
+
+    path: str
+    line: int
+    column: int | None = None
+    end_line: int | None = None
+    end_column: int | None = None
+    function: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """A second place that explains a finding: "saved here", "overwritten here", "held here"."""
+
+    location: Location
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One mistake, at one place, with its proof.
+
+    ``message`` is one sentence: subject, what happened, expected against seen. ``hint`` is the
+    next step, as code where it can be. ``evidence`` holds numbers and names (step, tensor, shape,
+    numeric, analytic, bound, bytes); a mistake seen a thousand times is one finding whose
+    evidence has a ``count``.
+    """
+
+    code: str
+    rule: str
+    severity: Severity
+    message: str
+    detector: Detector
+    location: Location | None = None
+    related: tuple[Related, ...] = ()
+    hint: str | None = None
+    evidence: Mapping[str, JSON] = field(default=_NOTHING)
+    fixable: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        entry: Entry,
+        message: str,
+        *,
+        detector: Detector,
+        severity: Severity | None = None,
+        location: Location | None = None,
+        related: Iterable[Related] = (),
+        hint: str | None = None,
+        evidence: Mapping[str, JSON] | None = None,
+        fixable: bool = False,
+    ) -> Finding:
+        """Make a finding for a catalogue entry.
+
+        ``severity`` defaults to the entry's own, which is the highest that it allows.
+
+        Raises:
+            ValueError: ``severity`` is higher than the catalogue allows for this entry.
+        """
+        chosen = entry.severity if severity is None else severity
+        if chosen > entry.severity:
+            raise ValueError(
+                f"{entry.code} {entry.slug} is at most of severity {entry.severity.value!r}, "
+                f"got {chosen.value!r}"
+            )
+        return cls(
+            code=entry.code,
+            rule=entry.slug,
+            severity=chosen,
+            message=message,
+            detector=detector,
+            location=location,
+            related=tuple(related),
+            hint=hint,
+            evidence=MappingProxyType(dict(evidence)) if evidence else _NOTHING,
+            fixable=fixable,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a gradient check concluded about one output with respect to one input or parameter.
+
+    ``reason`` says why for every status but "pass"; ``evidence`` holds the numbers.
+    """
+
+    output: str
+    input: str
+    status: VerdictStatus
+    reason: str | None = None
+    evidence: Mapping[str, JSON] = field(default=_NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run of one tool found and what it looked at.
+
+    ``tool`` names the command or function ("gradcheck-suite audit"). ``summary`` holds the
+    figures of the run (steps, files, seed). ``verdicts`` are there for gradient checks.
+    ``not_covered`` are sentences, one for each thing that could not be looked at: a report never
+    passes what nobody checked.
+    """
+
+    tool: str
+    findings: tuple[Finding, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    summary: Mapping[str, JSON] = field(default=_NOTHING)
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no finding of severity error."""
+        return not self.at_least(Severity.ERROR)
+
+    def at_least(self, severity: Severity) -> tuple[Finding, ...]:
+        """Return the findings that are at least this severe."""
+        return tuple(finding for finding in self.findings if finding.severity >= severity)
+
+    def count(self, severity: Severity) -> int:
+        """Return how many findings have exactly this severity."""
+        return sum(finding.severity is severity for finding in self.findings)
+
+    def raise_for_findings(self, fail_on: Severity = Severity.ERROR) -> None:
+        """Raise if there is a finding at least as severe as ``fail_on``.
+
+        Raises:
+            FindingsError: with the whole report as its message.
+        """
+        if self.at_least(fail_on):
+            raise FindingsError(self)
+
+    def __str__(self) -> str:
+        from gradcheck_suite.reporting import report_to_text  # noqa: PLC0415 - drawn on demand
+
+        return report_to_text(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from gradcheck_suite.reporting import report_renderables  # noqa: PLC0415 - as above
+
+        yield from report_renderables(self, width=options.max_width)
+
+
+class FindingsError(AssertionError):
+    """A report holds findings that its reader asked to fail on.
+
+    Attributes:
+        report: the whole report, for programs.
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return "\n" + str(self.report)
+
+
+def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
+    """Join several reports into one, telling each mistake once.
+
+    A mistake that several detectors name at the same line under the same code is told by the
+    first report that has it; its evidence gains ``also_found_by``.
+    """
+    reports = tuple(reports)
+    kept: dict[object, Finding] = {}
+    for report in reports:
+        for finding in report.findings:
+            place = finding.location
+            key: object = id(finding)
+            if place is not None:
+                key = (finding.code, os.path.abspath(place.path), place.line)  # noqa: PTH100
+            first = kept.get(key)
+            if first is None:
+                kept[key] = finding
+            elif first.detector != finding.detector:
+                kept[key] = _also_found_by(first, finding.detector)
+            else:
+                kept[id(finding)] = finding
+    summary: dict[str, JSON] = {}
+    for report in reports:
+        summary.update(report.summary)
+    return Report(
+        tool=tool,
+        findings=tuple(kept.values()),
+        verdicts=tuple(verdict for report in reports for verdict in report.verdicts),
+        summary=MappingProxyType(summary),
+        not_covered=tuple(line for report in reports for line in report.not_covered),
+    )
+
+
+def _also_found_by(finding: Finding, detector: Detector) -> Finding:
+    seen = finding.evidence.get("also_found_by", ())
+    others = (*seen, detector) if isinstance(seen, tuple) and detector not in seen else seen
+    return replace(finding, evidence=MappingProxyType({**finding.evidence, "also_found_by": others}))
