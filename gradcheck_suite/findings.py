@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gradcheck_suite.severity import Severity
@@ -34,8 +33,6 @@ JSON: TypeAlias = (
 )
 Detector: TypeAlias = Literal["verify", "audit", "graph", "lint"]
 VerdictStatus: TypeAlias = Literal["pass", "fail", "inconclusive", "not covered"]
-
-_NOTHING: Mapping[str, JSON] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class Finding:
     location: Location | None = None
     related: tuple[Related, ...] = ()
     hint: str | None = None
-    evidence: Mapping[str, JSON] = field(default=_NOTHING)
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
     fixable: bool = False
 
     @classmethod
@@ -121,7 +118,7 @@ class Finding:
             location=location,
             related=tuple(related),
             hint=hint,
-            evidence=MappingProxyType(dict(evidence)) if evidence else _NOTHING,
+            evidence=dict(evidence) if evidence else {},
             fixable=fixable,
         )
 
@@ -137,7 +134,7 @@ class Verdict:
     input: str
     status: VerdictStatus
     reason: str | None = None
-    evidence: Mapping[str, JSON] = field(default=_NOTHING)
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ class Report:
     tool: str
     findings: tuple[Finding, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    summary: Mapping[str, JSON] = field(default=_NOTHING)
+    summary: Mapping[str, JSON] = field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
 
     @property
@@ -232,7 +229,7 @@ def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
         tool=tool,
         findings=tuple(kept.values()),
         verdicts=tuple(verdict for report in reports for verdict in report.verdicts),
-        summary=MappingProxyType(summary),
+        summary=summary,
         not_covered=tuple(line for report in reports for line in report.not_covered),
     )
 
@@ -240,4 +237,4 @@ def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
 def _also_found_by(finding: Finding, detector: Detector) -> Finding:
     seen = finding.evidence.get("also_found_by", ())
     others = (*seen, detector) if isinstance(seen, tuple) and detector not in seen else seen
-    return replace(finding, evidence=MappingProxyType({**finding.evidence, "also_found_by": others}))
+    return replace(finding, evidence={**finding.evidence, "also_found_by": others})

@@ -1,0 +1,3 @@
+"""The pytest plugin of gradcheck-suite."""
+
+from __future__ import annotations
