@@ -1,0 +1,86 @@
+"""Options that several commands share, and what becomes of a finished report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from gradcheck_suite.findings import Report
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+CLEAN = 0
+FINDINGS = 1
+USAGE = 2
+INTERRUPTED = 130
+"""The status of a command that Ctrl-C ended: 128 + SIGINT, as shells count."""
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options on how a report is written and what makes the command fail."""
+    group = parser.add_argument_group("report")
+    group.add_argument(
+        "--output-format",
+        choices=OUTPUT_FORMATS,
+        default="full",
+        help="how the report is written (default: full)",
+    )
+    group.add_argument(
+        "--output-file",
+        type=Path,
+        metavar="FILE",
+        help="write the report to FILE instead of standard output",
+    )
+    group.add_argument(
+        "--fail-on",
+        choices=[severity.value for severity in Severity],
+        default=Severity.ERROR.value,
+        help="exit with status 1 if a finding is at least this severe (default: error)",
+    )
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour the report (default: auto, which colours a terminal)",
+    )
+
+
+def emit(report: Report, arguments: argparse.Namespace) -> int:
+    """Write ``report`` where and how the options say, and return the exit status.
+
+    Raises:
+        UsageError: the output file cannot be written. The report then goes to standard output,
+            so that it is not lost.
+    """
+    status = FINDINGS if report.at_least(Severity(arguments.fail_on)) else CLEAN
+    path: Path | None = arguments.output_file
+    if path is None:
+        write_report(
+            report,
+            output_format=arguments.output_format,
+            stream=sys.stdout,
+            color=arguments.color,
+        )
+        return status
+    try:
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
+            write_report(
+                report,
+                output_format=arguments.output_format,
+                stream=stream,
+                color="never" if arguments.color == "auto" else arguments.color,
+            )
+    except OSError as error:
+        write_report(report, output_format="full", stream=sys.stdout, color=arguments.color)
+        raise UsageError(
+            f"cannot write the report to {path}: {error.strerror or error}; it is printed above "
+            "instead. Give --output-file a path in a folder that exists and can be written"
+        ) from error
+    return status

@@ -1,0 +1,82 @@
+"""Find what ``FILE.py:name`` names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_FORM = "FILE.py:name, such as model.py:attention or model.py:Net.loss"
+
+
+def load_target(target: str) -> object:
+    """Run the file that ``target`` names as a module and return the object in it.
+
+    The file is imported under its own stem, with its folder first on ``sys.path`` so that it
+    finds its neighbours, and only once however many targets name it. Whatever the file raises
+    arrives unchanged.
+
+    Args:
+        target: ``FILE.py:name``; ``name`` may be dotted (``Net.loss``).
+
+    Raises:
+        UsageError: the text has another form, or there is no such file or name.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not name:
+        raise UsageError(f"expected {_FORM}, got {target!r}")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"expected {_FORM}, got {target!r}: {name!r} is not a Python name")
+    path = Path(file)
+    if not path.is_file():
+        kind = "is a directory" if path.is_dir() else "does not exist"
+        raise UsageError(f"{file} {kind}; expected {_FORM}")
+    value: object = _import_file(path.resolve())
+    for depth, part in enumerate(name.split(".")):
+        if not hasattr(value, part):
+            owner = ".".join(name.split(".")[:depth])
+            raise UsageError(_no_such_name(file, part, owner=owner, names=dir(value)))
+        value = getattr(value, part)
+    return value
+
+
+def _import_file(path: Path) -> ModuleType:
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and _same_file(getattr(loaded, "__file__", None), path):
+        return loaded
+    # A file called json.py must not replace the json that everybody else uses.
+    name = path.stem if loaded is None else f"_gradcheck_suite_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python source file; expected {_FORM}")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _same_file(file: str | None, path: Path) -> bool:
+    return file is not None and Path(file).resolve() == path
+
+
+def _no_such_name(file: str, name: str, *, owner: str, names: list[str]) -> str:
+    where = f"{file} ({owner})" if owner else file
+    public = [other for other in names if not other.startswith("_")]
+    near = difflib.get_close_matches(name, public, n=3)
+    if near:
+        return f"{where} has no {name!r}; did you mean {' or '.join(map(repr, near))}?"
+    return f"{where} has no {name!r}; define it at the top level of the file"
