@@ -208,26 +208,23 @@ def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
     first report that has it; its evidence gains ``also_found_by``.
     """
     reports = tuple(reports)
-    kept: dict[object, Finding] = {}
-    for report in reports:
-        for finding in report.findings:
-            place = finding.location
-            key: object = id(finding)
-            if place is not None:
-                key = (finding.code, os.path.abspath(place.path), place.line)  # noqa: PTH100
-            first = kept.get(key)
-            if first is None:
-                kept[key] = finding
-            elif first.detector != finding.detector:
-                kept[key] = _also_found_by(first, finding.detector)
-            else:
-                kept[id(finding)] = finding
+    kept: list[Finding] = []
+    first_at: dict[tuple[str, str, int], int] = {}
+    for finding in (finding for report in reports for finding in report.findings):
+        place = finding.location
+        if place is not None:
+            key = (finding.code, os.path.abspath(place.path), place.line)  # noqa: PTH100 - a string
+            index = first_at.setdefault(key, len(kept))
+            if index < len(kept) and kept[index].detector != finding.detector:
+                kept[index] = _also_found_by(kept[index], finding.detector)
+                continue
+        kept.append(finding)
     summary: dict[str, JSON] = {}
     for report in reports:
         summary.update(report.summary)
     return Report(
         tool=tool,
-        findings=tuple(kept.values()),
+        findings=tuple(kept),
         verdicts=tuple(verdict for report in reports for verdict in report.verdicts),
         summary=summary,
         not_covered=tuple(line for report in reports for line in report.not_covered),

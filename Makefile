@@ -1,0 +1,66 @@
+# `make demo` and `make test` are all that a fresh machine needs: git, make and Python 3.10 or later.
+# The virtual environment is made on first use and again when the pinned set changes.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# pytest-xdist takes one worker for each core; every worker then keeps to one thread.
+PYTEST_OPTIONS ?= -n auto --dist worksteal
+# pip builds in a fresh environment of its own, which takes its pins from the second variable.
+PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+  $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test coverage check bench install install-dev clean help
+
+demo: $(VENV)/.installed
+	@$(BIN)/gradcheck-suite demo
+
+test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+coverage: $(VENV)/.installed-dev
+	rm -f .coverage .coverage.*
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/gradcheck-lint gradcheck_suite pytest_plugin lint_rules benchmarks docs
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks
+
+install: $(VENV)/.installed
+
+install-dev: $(VENV)/.installed-dev
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache
+
+help:
+	@echo "make demo      set up, then run gradcheck-suite on a training script with planted mistakes"
+	@echo "make test      set up, then run the tests"
+	@echo "make check     lint, format, types, import contracts"
+	@echo "make coverage  the tests with branch coverage and its gate"
+	@echo "make bench     the benchmarks; rewrites docs/benchmarks.md"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "gradcheck-suite needs Python 3.10 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	       "Name another one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing torch and gradcheck-suite into $(VENV) (once; some minutes on a slow line)"
+	$(PIP_INSTALL) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need into $(VENV) (once)"
+	$(PIP_INSTALL) --editable '.[torch,dev]'
+	@touch $@

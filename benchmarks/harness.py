@@ -1,0 +1,156 @@
+"""Time contenders side by side, so that a busy machine slows them all alike.
+
+In each round every contender runs one burst, in an order drawn anew; a contender's ratio is the
+median over rounds of its burst time divided by the first contender's burst time of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way of doing the work: ``burst()`` does all of it once."""
+
+    name: str
+    burst: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one contender.
+
+    ``milliseconds`` is the median time of one unit of work; ``ratio`` the median ratio to the first
+    contender, ``ratio_low`` and ``ratio_high`` its quartiles.
+    """
+
+    name: str
+    milliseconds: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A finished benchmark: what was measured, how to run it again, what came out, and the goal."""
+
+    title: str
+    command: str
+    unit: str
+    rows: tuple[Row, ...]
+    goal: str
+    met: bool
+
+
+def measure(
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    units_per_burst: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    seed: int = 0,
+) -> tuple[Row, ...]:
+    """Run ``rounds`` interleaved rounds, after one that does not count, and return a row for each.
+
+    Args:
+        contenders: what to compare; the first is the baseline.
+        rounds: rounds that count.
+        units_per_burst: how many units of work (training steps, files) one burst does.
+        clock: seconds; ``time.perf_counter``, or ``time.process_time`` for CPU seconds.
+        seed: for the order of the contenders within each round.
+    """
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    order = list(contenders)
+    shuffle = random.Random(seed).shuffle
+    for round_number in range(rounds + 1):
+        shuffle(order)
+        for contender in order:
+            gc.collect()
+            start = clock()
+            contender.burst()
+            if round_number:
+                seconds[contender.name].append(clock() - start)
+    baseline = seconds[contenders[0].name]
+    return tuple(
+        _row(contender.name, seconds[contender.name], baseline, units_per_burst)
+        for contender in contenders
+    )
+
+
+def _row(name: str, seconds: list[float], baseline: list[float], units: int) -> Row:
+    ratios = [mine / base for mine, base in zip(seconds, baseline, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (*ratios, *ratios * 2)
+    return Row(
+        name=name,
+        milliseconds=statistics.median(seconds) / units * 1e3,
+        ratio=statistics.median(ratios),
+        ratio_low=low,
+        ratio_high=high,
+    )
+
+
+def as_table(benchmark: Benchmark) -> Table:
+    """Draw a benchmark as a Markdown table."""
+    table = Table(box=MARKDOWN, pad_edge=False)
+    table.add_column("")
+    table.add_column(f"ms per {benchmark.unit}", justify="right")
+    table.add_column("ratio", justify="right")
+    table.add_column("quartiles", justify="right")
+    for row in benchmark.rows:
+        table.add_row(
+            row.name,
+            f"{row.milliseconds:.2f}",
+            f"{row.ratio:.2f}",
+            f"{row.ratio_low:.2f} to {row.ratio_high:.2f}",
+        )
+    return table
+
+
+def as_markdown(benchmark: Benchmark) -> str:
+    """Write a benchmark as a section of a Markdown page."""
+    lines = io.StringIO()
+    Console(file=lines, width=120, no_color=True).print(as_table(benchmark))
+    table = "\n".join(line.strip() for line in lines.getvalue().strip().splitlines())
+    verdict = "met" if benchmark.met else "missed"
+    return (
+        f"## {benchmark.title}\n\n`{benchmark.command}`\n\n{table}\n\n"
+        f"Goal: {benchmark.goal}: {verdict}."
+    )
+
+
+def machine() -> str:
+    """Name the interpreter and the machine that the figures come from."""
+    return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+
+
+def run_as_command(run: Callable[[], Benchmark]) -> int:
+    """Run one benchmark from the command line; return 1 if it misses its goal."""
+    parser = argparse.ArgumentParser(description=sys.modules[run.__module__].__doc__)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    arguments = parser.parse_args()
+    benchmark = run()
+    if arguments.json:
+        json.dump({"machine": machine(), **asdict(benchmark)}, sys.stdout, indent=2)
+        print()
+    else:
+        print(as_markdown(benchmark))
+    return 0 if benchmark.met else 1

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.findings import (
+    Finding,
+    FindingsError,
+    Location,
+    Report,
+    Severity,
+    merge_reports,
+)
+
+
+def finding(entry=catalogue.MISSING_ZERO_GRAD, *, detector="lint", line=3, path="train.py", **more):
+    return Finding.of(entry, "a message", detector=detector, location=Location(path, line), **more)
+
+
+def test_a_finding_takes_its_names_and_severity_from_the_catalogue():
+    made = finding()
+    assert (made.code, made.rule) == ("GCS301", "missing-zero-grad")
+    assert made.severity is catalogue.MISSING_ZERO_GRAD.severity
+
+
+def test_a_finding_may_be_milder_than_its_entry_but_not_worse():
+    assert finding(severity=Severity.NOTE).severity is Severity.NOTE
+    with pytest.raises(ValueError, match=r"GCS102 leaf-rebound is at most .*'warning'.*'error'"):
+        finding(catalogue.LEAF_REBOUND, severity=Severity.ERROR)
+
+
+def test_severities_are_ordered_from_note_to_error():
+    assert sorted(Severity) == [Severity.NOTE, Severity.WARNING, Severity.ERROR]
+    assert max(Severity) is Severity.ERROR
+    assert Severity.NOTE <= Severity.NOTE >= Severity.NOTE
+
+
+def test_a_report_is_ok_unless_it_holds_an_error():
+    warning = finding(severity=Severity.WARNING)
+    assert Report("t").ok
+    assert Report("t", (warning,)).ok
+    assert not Report("t", (warning, finding())).ok
+
+
+def test_at_least_counts_the_severity_itself_and_what_is_worse():
+    note, warning, error = (finding(severity=severity) for severity in sorted(Severity))
+    report = Report("t", (note, warning, error))
+    assert report.at_least(Severity.WARNING) == (warning, error)
+    assert [report.count(severity) for severity in Severity] == [1, 1, 1]
+
+
+def test_raise_for_findings_carries_the_report_and_its_text():
+    report = Report("gradcheck-suite audit", (finding(),))
+    with pytest.raises(FindingsError, match="GCS301") as caught:
+        report.raise_for_findings()
+    assert caught.value.report is report
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_raise_for_findings_respects_the_threshold():
+    report = Report("t", (finding(severity=Severity.WARNING),))
+    report.raise_for_findings()
+    with pytest.raises(FindingsError):
+        report.raise_for_findings(fail_on=Severity.WARNING)
+
+
+def test_findings_and_reports_survive_pickling():
+    report = Report("t", (finding(evidence={"count": 3}),), summary={"files": 1})
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_merging_tells_a_mistake_once_and_says_who_else_saw_it():
+    proved = Report("audit", (finding(detector="audit", path=str(Path.cwd() / "train.py")),))
+    read = Report("lint", (finding(detector="lint"),))
+    merged = merge_reports("demo", [proved, read])
+    (only,) = merged.findings
+    assert only.detector == "audit"
+    assert only.evidence["also_found_by"] == ("lint",)
+
+
+def test_merging_keeps_what_one_detector_says_twice_of_a_line():
+    twice = Report("lint", (finding(), finding()))
+    assert len(merge_reports("demo", [twice]).findings) == 2
+
+
+def test_merging_keeps_other_codes_lines_files_and_placeless_findings():
+    placeless = Finding.of(catalogue.WRONG_GRADIENT, "m", detector="verify")
+    findings = (
+        finding(),
+        finding(line=4),
+        finding(path="other.py"),
+        finding(catalogue.GRAPH_KEPT),
+        placeless,
+        placeless,
+    )
+    merged = merge_reports("demo", [Report("a", findings[:4]), Report("b", findings[4:])])
+    assert len(merged.findings) == 5 + 1
+
+
+def test_merging_keeps_verdicts_summaries_and_what_was_not_covered():
+    merged = merge_reports(
+        "demo",
+        [
+            Report("a", summary={"steps": 3}, not_covered=("workers",)),
+            Report("b", summary={"files": 1}, not_covered=("buffers",)),
+        ],
+    )
+    assert merged.summary == {"steps": 3, "files": 1}
+    assert merged.not_covered == ("workers", "buffers")
