@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 JSON: TypeAlias = (
-    "str | int | float | bool | None | tuple[JSON, ...] | list[JSON] | Mapping[str, JSON]"
+    "str | int | float | bool | tuple[JSON, ...] | list[JSON] | Mapping[str, JSON] | None"
 )
 Detector: TypeAlias = Literal["verify", "audit", "graph", "lint"]
 VerdictStatus: TypeAlias = Literal["pass", "fail", "inconclusive", "not covered"]
