@@ -1,0 +1,70 @@
+"""Draw docs/demo.svg: what ``gradcheck-suite demo`` prints, as a picture for the README.
+
+Run it with ``python docs/draw_demo.py`` after a change to what the demo shows.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "demo.svg"
+WIDTH = 92
+
+# rich's own template fetches a font from the network; this one uses what the reader has.
+TEMPLATE = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+  <style>
+    .{unique_id}-matrix {{
+      font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+      font-size: {char_height}px;
+      line-height: {line_height}px;
+    }}
+    {styles}
+  </style>
+  <defs>
+    <clipPath id="{unique_id}-clip-terminal">
+      <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+    </clipPath>
+    {lines}
+  </defs>
+  {chrome}
+  <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+    {backgrounds}
+    <g class="{unique_id}-matrix">{matrix}</g>
+  </g>
+</svg>
+"""
+
+
+def main() -> None:
+    """Run the demo in a terminal's width and colours and write the picture."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcheck_suite", "demo", "--color", "always"],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": str(WIDTH), "PYTHONIOENCODING": "utf-8"},
+        check=True,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(done.stdout.rstrip("\n")))
+    console.save_svg(
+        str(PICTURE),
+        title="gradcheck-suite demo",
+        theme=MONOKAI,
+        code_format=TEMPLATE,
+        unique_id="demo",
+    )
+
+
+if __name__ == "__main__":
+    main()
