@@ -1,0 +1,96 @@
+"""The digits example end to end: every planted mistake found, nothing said of the repair."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+
+# (code, the planted source line; None where the finding is about the model as a whole)
+PLANTED = {
+    ("GCS101", "temperature -= 0.1 * temperature.grad"),
+    ("GCS104", "x = F.relu(self.norm1(self.conv1(images)))"),
+    ("GCS201", "losses.append(loss)"),
+    ("GCS301", "optimizer.step()"),
+    ("GCS403", None),
+    ("GCS508", "def backward(ctx, grad_output):"),
+    ("GCS601", "def backward(ctx, grad_output):"),
+}
+
+
+def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gradcheck_suite", "demo", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[subprocess.CompletedProcess[str], float]:
+    start = time.perf_counter()
+    done = run_demo("--output-format", "json")
+    return done, time.perf_counter() - start
+
+
+def test_each_planted_mistake_is_found_on_its_line_and_nothing_else(demo):
+    done, _ = demo
+    source = (DIGITS / "train.py").read_text().splitlines()
+    found = {
+        (
+            finding["code"],
+            source[finding["line"] - 1].strip() if finding["line"] is not None else None,
+        )
+        for finding in json.loads(done.stdout)["findings"]
+    }
+    assert found == PLANTED
+
+
+def test_the_demo_succeeds_by_finding_mistakes_and_takes_under_a_minute(demo):
+    done, seconds = demo
+    assert done.returncode == 0, done.stderr
+    assert seconds < 60
+
+
+def test_all_four_parts_took_part(demo):
+    done, _ = demo
+    findings = json.loads(done.stdout)["findings"]
+    assert {finding["detector"] for finding in findings} == {"lint", "audit", "verify", "graph"}
+
+
+def test_what_lint_and_audit_both_see_is_told_once(demo):
+    done, _ = demo
+    findings = json.loads(done.stdout)["findings"]
+    both = {f["code"] for f in findings if f["evidence"].get("also_found_by") == ["lint"]}
+    assert both == {"GCS201", "GCS301"}
+
+
+def test_nothing_is_said_of_the_repaired_script():
+    done = run_demo("--fixed", "--output-format", "json", "--fail-on", "note")
+    assert json.loads(done.stdout)["findings"] == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_sees_the_training_the_graph_and_the_report():
+    done = run_demo("--fail-on", "error")
+    assert done.returncode == 1
+    for words in ("epoch 3: loss", "accuracy on held-out images", "ConvolutionBackward0", "GCS601"):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.splitlines()[-1].startswith("gradcheck-suite demo: 6 errors, 1 warning")
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_table_of_planted_mistakes_in_the_readme_is_right():
+    readme = (DIGITS / "README.md").read_text()
+    source = (DIGITS / "train.py").read_text()
+    for code, _ in PLANTED:
+        (row,) = (line for line in readme.splitlines() if f"| {code} |" in line)
+        assert row.split("`")[1] in source
