@@ -5,3 +5,350 @@ is missing.
 """
 
 from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import ModuleType
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+
+
+def node_sequence_number(node: Node) -> int | None:
+    """Return when the forward pass made this node, or None for a leaf (torch 2.13).
+
+    Numbers rise with every op that a thread records; backward runs high numbers first. Leaves
+    carry the greatest unsigned 64-bit number, which says nothing about the forward pass.
+    """
+    number = getattr(node, "_sequence_nr", None)
+    if number is None:
+        return None
+    value: int = number()
+    return None if value == _NO_SEQUENCE_NUMBER else value
+
+
+_NO_SEQUENCE_NUMBER = 2**64 - 1
+
+
+def node_output_types(
+    node: Node,
+) -> tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]:
+    """Return shape and dtype of each forward output of this node (torch 2.13).
+
+    torch keeps them to check the incoming gradients with. An entry is None where it cannot be
+    told (nested tensors); the tuple is empty where torch does not expose it.
+    """
+    return tuple(_type_of(metadata) for metadata in getattr(node, "_input_metadata", ()))
+
+
+def _type_of(metadata: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+    try:
+        return tuple(int(size) for size in metadata.shape), metadata.dtype
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def saved_attribute_names(node_type: type) -> tuple[str, ...]:
+    """Return the attributes under which nodes of this class give their saved tensors (torch 2.13).
+
+    They are sorted, and include those that hold no tensor in a particular node.
+    """
+    return tuple(name for name in sorted(dir(node_type)) if name.startswith(_RAW_SAVED))
+
+
+_RAW_SAVED = "_raw_saved_"
+
+
+@dataclass(frozen=True, slots=True)
+class RawSaved:
+    """What one saved-tensor attribute of a node holds, read without unpacking.
+
+    ``tensors`` has one entry for each saved tensor: the tensor itself, None where the op saved
+    nothing in this place, or ``HOOKED`` where saved-tensor hooks hold it in a form of their own.
+    ``freed`` says that a backward has released them.
+    """
+
+    name: str
+    tensors: tuple[torch.Tensor | HookedType | None, ...]
+    freed: bool
+
+
+class HookedType(Enum):
+    """Stand for a saved tensor that saved-tensor hooks hold."""
+
+    HOOKED = "hooked"
+
+
+HOOKED = HookedType.HOOKED
+
+
+def read_saved(node: Node, attribute: str) -> RawSaved:
+    """Read one of ``saved_attribute_names`` without running anybody's unpack hook (torch 2.13).
+
+    ``SavedTensor.data`` is None both for a tensor that backward has freed and for a place that
+    the op left empty. Unpacking tells them apart, and runs no hook, as there is none.
+    """
+    name = attribute.removeprefix(_RAW_SAVED)
+    try:
+        raw = getattr(node, attribute)
+    except RuntimeError:
+        return RawSaved(name=name, tensors=(), freed=True)
+    tensors: list[torch.Tensor | HookedType | None] = []
+    freed = False
+    for saved in raw if isinstance(raw, (list, tuple)) else (raw,):
+        if saved is None:
+            tensors.append(None)
+        elif getattr(saved, "unpack_hook", None) is not None:
+            tensors.append(HOOKED)
+        elif saved.data is not None:
+            tensors.append(saved.data)
+        else:
+            freed = freed or _unpacking_fails(saved)
+            tensors.append(None)
+    return RawSaved(name=name, tensors=tuple(tensors), freed=freed)
+
+
+def node_metadata(node: Node) -> dict[str, Any]:
+    """Return the dict that a node carries for Python code, made when first asked for.
+
+    The attribute is public; torch 2.13 annotates it as a method, which it is not.
+    """
+    metadata: Any = node.metadata
+    return cast("dict[str, Any]", metadata)
+
+
+def _unpacking_fails(saved: Any) -> bool:
+    try:
+        saved.unpack()
+    except RuntimeError:
+        return True
+    return False
+
+
+def custom_function_class(node: Node) -> type | None:
+    """Return the autograd.Function subclass whose apply made this node, or None (torch 2.13)."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Return a number that is the same for tensors that share memory, while they live (torch 2.13).
+
+    Where the private address of the storage object is missing, the address of the data stands
+    in. None for tensors without a storage of their own: sparse tensors and wrapper subclasses.
+    """
+    try:
+        storage = tensor.untyped_storage()
+        return getattr(storage, "_cdata", None) or storage.data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the version counter of ``tensor``, which in-place operations move.
+
+    Raises:
+        RuntimeError: ``tensor`` was made under ``torch.inference_mode``, which keeps no counter.
+    """
+    return _version_of(tensor)
+
+
+_version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+
+
+def inside_backward() -> bool:
+    """Return whether this thread is running part of a backward (torch 2.13)."""
+    return _graph_task_id() != _NO_GRAPH_TASK
+
+
+_NO_GRAPH_TASK = -1
+_graph_task_id: Callable[[], int] = getattr(
+    torch._C, "_current_graph_task_id", lambda: _NO_GRAPH_TASK
+)
+
+
+def current_node() -> Node | None:
+    """Return the autograd node that backward is running on this thread, or None (torch 2.13)."""
+    current: Callable[[], Node | None] | None = getattr(torch._C, "_current_autograd_node", None)
+    return current() if current is not None else None
+
+
+def saved_as(node: Node, packed: object) -> str | None:
+    """Return the name under which ``node`` saved what a pack hook returned (torch 2.13).
+
+    Returns:
+        The name in torch's derivative formula: ``"self"``, ``"result"``, ``"running_mean"``;
+        ``"tensors"`` for a custom Function; None where it isn't found.
+    """
+    prefix = "_raw_saved_"
+    for name in dir(node):
+        if not name.startswith(prefix):
+            continue
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # already freed
+            continue
+        for saved in value if isinstance(value, (tuple, list)) else (value,):
+            if getattr(saved, "data", None) is packed:
+                return name[len(prefix) :]
+    return None
+
+
+def engine_entry_points() -> tuple[tuple[ModuleType, str], ...]:
+    """Return where every backward and autograd.grad passes through Python (torch 2.13).
+
+    ``torch.compiler`` replaces the same two names when it traces a backward. Where they are
+    missing, the public functions stand in; calls through names imported earlier then go unseen.
+    """
+    name = "_engine_run_backward"
+    if hasattr(torch.autograd, name) and hasattr(torch.autograd.graph, name):
+        return (torch.autograd, name), (torch.autograd.graph, name)
+    return (torch.autograd, "backward"), (torch.autograd, "grad")
+
+
+Hooks: TypeAlias = "tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]"
+
+
+def push_saved_tensors_hooks(hooks: Hooks) -> None:
+    """Make ``hooks`` this thread's innermost saved-tensors hooks (torch 2.13)."""
+    torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+def top_saved_tensors_hooks() -> Hooks | None:
+    """Return this thread's innermost saved-tensors hooks, or None (torch 2.13)."""
+    top: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top
+
+
+def remove_saved_tensors_hooks(hooks: Hooks) -> bool:
+    """Take ``hooks`` off this thread's stack, wherever they lie in it (torch 2.13).
+
+    Returns:
+        Whether they were there. Hooks above them stay, in their order.
+    """
+    above: list[Hooks] = []
+    found = False
+    while (top := top_saved_tensors_hooks()) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        if top[0] is hooks[0]:
+            found = True
+            break
+        above.append(top)
+    for pair in reversed(above):
+        push_saved_tensors_hooks(pair)
+    return found
+
+
+def saved_tensors_hooks_are_disabled() -> bool:
+    """Return whether torch refuses saved-tensors hooks here, as functorch does (torch 2.13)."""
+    return not torch._C._autograd._saved_tensors_hooks_is_enabled()
+
+
+def in_place_functions() -> tuple[tuple[Any, str], ...]:
+    """Return the owner and name of each function that writes into its first argument (torch 2.13).
+
+    These are the methods of ``torch.Tensor`` with a trailing underscore, the augmented and
+    indexed assignments, and the functions behind ``inplace=True`` and ``torch._foreach_*_``.
+    """
+    found: list[tuple[Any, str]] = [(torch.Tensor, name) for name in _AUGMENTED]
+    found += [(torch.Tensor, name) for name in dir(torch.Tensor) if _writes(name)]
+    found += [(torch, name) for name in dir(torch) if _writes(name)]
+    found += [
+        (torch, name) for name in dir(torch) if name.startswith("_foreach_") and name.endswith("_")
+    ]
+    found += [(torch._C._nn, name) for name in dir(torch._C._nn) if _writes(name)]
+    found += [
+        (torch._VF, name)
+        for name in ("alpha_dropout_", "dropout_", "feature_alpha_dropout_", "feature_dropout_")
+        if hasattr(torch._VF, name)
+    ]
+    return tuple((owner, name) for owner, name in found if hasattr(owner, name))
+
+
+_AUGMENTED = (
+    "__iadd__",
+    "__iand__",
+    "__ifloordiv__",
+    "__ilshift__",
+    "__imod__",
+    "__imul__",
+    "__ior__",
+    "__ipow__",
+    "__irshift__",
+    "__isub__",
+    "__itruediv__",
+    "__ixor__",
+    "__setitem__",
+)
+_CHANGE_NO_ELEMENT = frozenset(
+    {
+        "as_strided_",
+        "detach_",
+        "is_shared_",
+        "rename_",
+        "requires_grad_",
+        "set_",
+        "share_memory_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    }
+)
+
+
+def _writes(name: str) -> bool:
+    return name.endswith("_") and not name.startswith("_") and name not in _CHANGE_NO_ELEMENT
+
+
+def teach_torchscript(replacement: Callable[..., Any], original: Callable[..., Any]) -> bool:
+    """Let ``torch.jit.script`` compile ``replacement`` as the operator ``original`` (torch 2.13).
+
+    Returns:
+        Whether ``original`` is an operator that TorchScript knows.
+    """
+    builtins = torch.jit._builtins
+    operator_name = builtins._find_builtin(original)
+    if operator_name is None:
+        return False
+    builtins._register_builtin(replacement, operator_name)
+    return True
+
+
+def forget_torchscript(replacement: Callable[..., Any]) -> None:
+    """Undo ``teach_torchscript``: the table goes by address, which may come to be used again."""
+    torch.jit._builtins._get_builtin_table().pop(id(replacement), None)
+
+
+def without_torch_function() -> AbstractContextManager[None]:
+    """Return a context in which the user's torch-function modes and subclasses see nothing."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return context
+
+
+def dispatch_mode_is_active() -> bool:
+    """Return whether a TorchDispatchMode of the user's would see each operator (torch 2.13)."""
+    count: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    return count is not None and count() > 0
+
+
+def forget_compiler_tables() -> None:
+    """Make ``torch.compile`` look torch's functions up again, if it has done so (torch 2.13).
+
+    It maps function objects to names once; a table drawn up while functions were replaced would
+    know the replacements only.
+    """
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    table = getattr(rules, "get_torch_obj_rule_map", None)
+    if table is not None:
+        table.cache_clear()

@@ -1,1 +1,8 @@
-"""auditing."""
+"""Audit a running training loop: which line corrupted, kept or misordered what."""
+
+from __future__ import annotations
+
+from gradcheck_suite.auditing.options import AuditOptions
+from gradcheck_suite.auditing.session import Session, audit
+
+__all__ = ["AuditOptions", "Session", "audit"]

@@ -7,17 +7,26 @@ one up by code or slug. The texts are what ``gradcheck-suite explain`` prints.
 from __future__ import annotations
 
 from gradcheck_suite.catalogue import (
+    clipping,
     connectivity,
     distributed,
     function_contract,
+    gradient_variants,
     gradients,
     in_place,
     legacy,
     lifetime,
     mode,
+    ownership,
+    saved_tensors,
     step_protocol,
 )
-from gradcheck_suite.catalogue._entry import Entry
+from gradcheck_suite.catalogue._entry import Entry, Family
+from gradcheck_suite.catalogue.clipping import (
+    CLIP_BEFORE_UNSCALE,
+    CLIP_MISPLACED,
+    SCALER_MISUSE,
+)
 from gradcheck_suite.catalogue.connectivity import (
     CHECKPOINT_CUTS_GRAPH,
     FORCED_REQUIRES_GRAD,
@@ -42,29 +51,27 @@ from gradcheck_suite.catalogue.function_contract import (
     OUTPUT_WRONGLY_DIFFERENTIABLE,
     SAVED_INTERMEDIATE,
 )
-from gradcheck_suite.catalogue.gradients import (
+from gradcheck_suite.catalogue.gradient_variants import (
     BATCHED_GRADIENT_MISMATCH,
     COMPILED_GRADIENT_MISMATCH,
-    DETACHED_OUTPUT,
     FORWARD_MODE_MISMATCH,
     LAYOUT_DEPENDENT_GRADIENT,
+    UNDEFINED_GRADIENT,
+)
+from gradcheck_suite.catalogue.gradients import (
+    DETACHED_OUTPUT,
+    NON_FINITE_GRADIENT,
     NONDETERMINISTIC_GRADIENT,
     NONLINEAR_BACKWARD,
-    NON_FINITE_GRADIENT,
-    UNDEFINED_GRADIENT,
     WRONG_GRADIENT,
     WRONG_SECOND_ORDER,
 )
 from gradcheck_suite.catalogue.in_place import (
     DATA_WRITE,
-    INPLACE_ON_SAVED_OUTPUT,
     LEAF_INPLACE,
     LEAF_REBOUND,
-    SAVED_TENSOR_CORRUPTED,
-    SAVED_TENSOR_MODIFIED,
     SLICE_READ_THEN_WRITE,
     SLICE_WRITE_IN_LOOP,
-    STEP_BEFORE_SECOND_BACKWARD,
 )
 from gradcheck_suite.catalogue.legacy import (
     LEGACY_SCALAR_INDEX,
@@ -84,23 +91,22 @@ from gradcheck_suite.catalogue.mode import (
     STUCK_IN_EVAL,
     TRAIN_MODE_IN_EVAL,
 )
+from gradcheck_suite.catalogue.ownership import PARAMETER_NOT_OPTIMIZED, STALE_PARAMETER
+from gradcheck_suite.catalogue.saved_tensors import (
+    INPLACE_ON_SAVED_OUTPUT,
+    SAVED_TENSOR_CORRUPTED,
+    SAVED_TENSOR_MODIFIED,
+    STEP_BEFORE_SECOND_BACKWARD,
+)
 from gradcheck_suite.catalogue.step_protocol import (
-    CLIP_BEFORE_UNSCALE,
-    CLIP_MISPLACED,
     LEFTOVER_GRADIENT,
     MISSING_ZERO_GRAD,
-    PARAMETER_NOT_OPTIMIZED,
-    SCALER_MISUSE,
     SCHEDULER_BEFORE_STEP,
-    STALE_PARAMETER,
     STEP_WITHOUT_BACKWARD,
     ZERO_GRAD_MISPLACED,
 )
 
 __all__ = [
-    "ENTRIES",
-    "Entry",
-    "find",
     "BACKWARD_ARITY",
     "BATCHED_GRADIENT_MISMATCH",
     "CHECKPOINT_CUTS_GRAPH",
@@ -110,7 +116,9 @@ __all__ = [
     "CREATE_GRAPH_CYCLE",
     "DATA_WRITE",
     "DETACHED_OUTPUT",
+    "ENTRIES",
     "EVAL_WITH_GRAPH",
+    "FAMILIES",
     "FORCED_REQUIRES_GRAD",
     "FORWARD_MODE_MISMATCH",
     "FORWARD_UNDER_NO_GRAD",
@@ -161,18 +169,44 @@ __all__ = [
     "WRONG_GRADIENT",
     "WRONG_SECOND_ORDER",
     "ZERO_GRAD_MISPLACED",
+    "Entry",
+    "Family",
+    "entries_of",
+    "find",
+    "suggest",
 ]
 
-ENTRIES: tuple[Entry, ...] = (
-    *in_place.ENTRIES,
-    *lifetime.ENTRIES,
-    *step_protocol.ENTRIES,
-    *connectivity.ENTRIES,
-    *function_contract.ENTRIES,
-    *gradients.ENTRIES,
-    *mode.ENTRIES,
-    *distributed.ENTRIES,
-    *legacy.ENTRIES,
+ENTRIES: tuple[Entry, ...] = tuple(
+    sorted(
+        (
+            *in_place.ENTRIES,
+            *saved_tensors.ENTRIES,
+            *lifetime.ENTRIES,
+            *step_protocol.ENTRIES,
+            *clipping.ENTRIES,
+            *ownership.ENTRIES,
+            *connectivity.ENTRIES,
+            *function_contract.ENTRIES,
+            *gradients.ENTRIES,
+            *gradient_variants.ENTRIES,
+            *mode.ENTRIES,
+            *distributed.ENTRIES,
+            *legacy.ENTRIES,
+        ),
+        key=lambda entry: entry.code,
+    )
+)
+
+FAMILIES: tuple[Family, ...] = (
+    Family("in-place", "GCS1", "Tensors that are overwritten or replaced"),
+    Family("lifetime", "GCS2", "Graphs that live too long"),
+    Family("step-protocol", "GCS3", "zero_grad, backward, clipping, step, and who owns what"),
+    Family("connectivity", "GCS4", "Graphs that are cut and parameters that nobody trains"),
+    Family("function-contract", "GCS5", "What a custom autograd.Function promises"),
+    Family("gradients", "GCS6", "Gradients that are wrong"),
+    Family("mode", "GCS7", "Training and evaluation mode"),
+    Family("distributed", "GCS8", "Several processes"),
+    Family("legacy", "GCS9", "Relics of old torch"),
 )
 
 _BY_NAME = {name: entry for entry in ENTRIES for name in (entry.code, entry.slug)}
@@ -185,3 +219,28 @@ def find(name: str) -> Entry | None:
     'missing-zero-grad'
     """
     return _BY_NAME.get(name.strip().upper()) or _BY_NAME.get(name.strip().lower())
+
+
+def entries_of(family: Family) -> tuple[Entry, ...]:
+    """Return the entries of a family in the order of their codes.
+
+    >>> [entry.code for entry in entries_of(FAMILIES[6])]
+    ['GCS701', 'GCS702']
+    """
+    return tuple(entry for entry in ENTRIES if entry.code.startswith(family.prefix))
+
+
+def suggest(name: str) -> tuple[str, ...]:
+    """Return the names that may have been meant by an unknown one, best first, five at most.
+
+    Something like a code gives codes; anything else gives slugs, found by spelling and by the
+    words of the entries' texts. Nothing near gives an empty tuple.
+
+    >>> suggest("zero_grad")
+    ('missing-zero-grad', 'zero-grad-misplaced')
+    >>> suggest("GCS3O1")
+    ('GCS301',)
+    """
+    from gradcheck_suite.catalogue._search import nearest  # noqa: PLC0415 - after a slip only
+
+    return nearest(name, ENTRIES)

@@ -1,10 +1,12 @@
-"""The shape of a catalogue entry."""
+"""The shape of a catalogue entry and of a family of entries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gradcheck_suite.severity import Severity
+
+_PROSE = ("what", "why", "detection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +16,9 @@ class Entry:
     ``severity`` is the highest that a finding of this entry may have; a detector with less proof
     reports less. ``in_source`` says that the mistake can be found in source text, ``at_run_time``
     that it can be found in a running program. ``title`` is one line without a full stop, which
-    names the mistake. ``what``, ``why`` and ``detection`` are Markdown paragraphs; ``example`` and
-    ``instead`` are Python source.
+    names the mistake. ``what``, ``why`` and ``detection`` are Markdown paragraphs with an empty
+    line between them; line breaks inside a paragraph are dropped. ``example`` and ``instead`` are
+    Python source. ``fixable`` says that a correction can be written by machine.
     """
 
     code: str
@@ -30,3 +33,23 @@ class Entry:
     instead: str
     detection: str
     fixable: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _PROSE:
+            object.__setattr__(self, name, _unwrapped(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Entries that belong together, and whose codes begin alike.
+
+    ``prefix`` is what those codes begin with ("GCS3"), ``name`` is one word for options.
+    """
+
+    name: str
+    prefix: str
+    title: str
+
+
+def _unwrapped(text: str) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).strip()

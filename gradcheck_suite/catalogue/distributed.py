@@ -11,12 +11,55 @@ RANKS_DIVERGED = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # parameters differ between ranks that should be equal
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+    title="Parameters differ between ranks that should be equal",
+    what="""
+Data-parallel processes hold different values of what should be the same parameter. The report
+names the first parameter and step at which they differ.
+""",
+    why="""
+Nothing raises. Gradients are averaged over points in different places of the weight space, so the
+update suits none of them. Checkpoints are written by rank 0 and hide it. Usual causes: weights that
+are initialized under different seeds and never broadcast, a step that one rank skips, a parameter
+changed outside the optimizer on one rank.
+""",
+    example="""\
+import torch
+import torch.distributed as dist
+
+
+def train(model, loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x) - y).pow(2).mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+""",
+    instead="""\
+import torch
+import torch.distributed as dist
+
+
+def train(model, loader):
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x) - y).pow(2).mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+""",
+    detection="""
+At run time: a checksum of each replicated parameter is exchanged between the ranks of the process
+group and compared. Sharded parameters and parameters that are declared to be local are left out.
+
+Severity: error.
+""",
 )
 
 GRADIENT_NOT_SYNCHRONIZED = Entry(
@@ -25,12 +68,47 @@ GRADIENT_NOT_SYNCHRONIZED = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # stepped on gradients that were not reduced (no_sync left open, module bypassed)
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+    title="An optimizer steps on gradients that were not reduced over ranks",
+    what="""
+With `DistributedDataParallel` a step uses each rank's own gradient: the last micro-batch of a
+window is still under `no_sync()`, the forward goes through `ddp.module`, or `autograd.grad` is
+used in place of `backward`.
+""",
+    why="""
+Nothing raises; every rank trains a model of its own (GCS801). It is the forward that decides: one
+that runs under `no_sync()` is not reduced even if its backward comes after the block, and one that
+runs before the block is reduced even if its backward is inside.
+""",
+    example="""\
+def train(ddp, optimizer, loader, window=2):
+    for i, (x, y) in enumerate(loader):
+        with ddp.no_sync():
+            loss = (ddp(x) - y).pow(2).mean() / window
+            loss.backward()
+        if (i + 1) % window == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    instead="""\
+from contextlib import nullcontext
+
+
+def train(ddp, optimizer, loader, window=2):
+    for i, (x, y) in enumerate(loader):
+        last = (i + 1) % window == 0
+        with nullcontext() if last else ddp.no_sync():
+            loss = (ddp(x) - y).pow(2).mean() / window
+            loss.backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    detection="""
+At run time: a checksum of the gradients is exchanged between the ranks of the process group when
+an optimizer steps on parameters that should be equal, and compared.
+
+Severity: error.
+""",
 )
 
 ENTRIES = (

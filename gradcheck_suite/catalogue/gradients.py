@@ -1,4 +1,4 @@
-"""Gradients that are wrong (GCS6xx)."""
+"""Gradients that are wrong as such (GCS601 to 604, 608, 610)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,61 @@ WRONG_GRADIENT = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # analytic and numeric gradients differ beyond the measured error
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+    title="The analytic gradient differs from the numerical one",
+    what="""
+The gradient that backward computes differs from finite differences of the forward by more than the
+error of those differences. The report names the input, the element, both values and the bound, and
+where it can the kind of error: sign, constant factor, transpose, a missing term or reduction, one
+element, zero.
+""",
+    why="""
+Nothing raises. A gradient with the wrong size still descends, only worse; a wrong sign in one term
+or one dead element can hide behind the other parameters for a whole training run.
+""",
+    example="""\
+import torch
+from torch.autograd import Function
+
+
+class RMSNorm(Function):
+    @staticmethod
+    def forward(ctx, x):
+        scale = x.pow(2).mean(dim=-1, keepdim=True).rsqrt()
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, scale = ctx.saved_tensors
+        return grad_output * scale
+""",
+    instead="""\
+import torch
+from torch.autograd import Function
+
+
+class RMSNorm(Function):
+    @staticmethod
+    def forward(ctx, x):
+        scale = x.pow(2).mean(dim=-1, keepdim=True).rsqrt()
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, scale = ctx.saved_tensors
+        along = (grad_output * x).mean(dim=-1, keepdim=True)
+        return scale * (grad_output - x * along * scale**2)
+""",
+    detection="""
+At run time: the derivative along random directions is compared with central differences whose own
+error is measured (extrapolation, rounding, a term for kinks); a disagreement is traced to the
+element. Where the measured error is too large for a decision, as at a kink or in a noisy function,
+the verdict is inconclusive, never a pass. Only what was run is covered: other shapes and other
+values may take other branches.
+
+Severity: error.
+""",
 )
 
 WRONG_SECOND_ORDER = Entry(
@@ -25,12 +74,54 @@ WRONG_SECOND_ORDER = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # first order right, gradient of the gradient wrong
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+    title="First order is right, the gradient of the gradient is wrong",
+    what="""
+The gradient agrees with finite differences, but its own gradient (`create_graph=True`) does not
+agree with finite differences of the gradient.
+""",
+    why="""
+Gradient penalties, meta-learning, Hessian-vector products and second-order optimizers silently get
+wrong values, while every first-order test passes. The cause is nearly always a Function whose
+backward uses something that autograd did not record: a saved intermediate (GCS507), `.data`,
+`.detach()` or NumPy (GCS504).
+""",
+    example="""\
+from torch.autograd import Function
+
+
+class Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return 3 * x.detach() ** 2 * grad_output
+""",
+    instead="""\
+from torch.autograd import Function
+
+
+class Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad_output
+""",
+    detection="""
+At run time: the gradient is itself treated as a function of the inputs and of the incoming
+gradient and checked as for GCS601, after the first order has passed. A backward that raises when
+differentiated twice, such as one marked `once_differentiable`, is reported as not covered.
+
+Severity: error where second order was asked for; a warning where it was only probed.
+""",
 )
 
 NONDETERMINISTIC_GRADIENT = Entry(
@@ -39,12 +130,56 @@ NONDETERMINISTIC_GRADIENT = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # two identical backwards differ
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+    title="Two identical backward passes give different gradients",
+    what="""
+The same graph, backpropagated twice with the same incoming gradient, gives two different results.
+""",
+    why="""
+Either backward draws random numbers of its own, and then the gradient belongs to another function
+than the forward that ran, or it adds up in an order that changes (atomic additions on a GPU), and
+then runs cannot be reproduced bit for bit. The first is a mistake; the second is noise that
+`torch.use_deterministic_algorithms(True)` removes or reports.
+""",
+    example="""\
+import torch
+from torch.autograd import Function
+
+
+class Dropout(Function):
+    @staticmethod
+    def forward(ctx, x, p):
+        ctx.p = p
+        return x * (torch.rand_like(x) > p) / (1 - p)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        keep = torch.rand_like(grad_output) > ctx.p
+        return grad_output * keep / (1 - ctx.p), None
+""",
+    instead="""\
+import torch
+from torch.autograd import Function
+
+
+class Dropout(Function):
+    @staticmethod
+    def forward(ctx, x, p):
+        keep = torch.rand_like(x) > p
+        ctx.save_for_backward(keep)
+        ctx.p = p
+        return x * keep / (1 - p)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (keep,) = ctx.saved_tensors
+        return grad_output * keep / (1 - ctx.p), None
+""",
+    detection="""
+At run time: one recorded graph is backpropagated repeatedly and the results are compared bit for
+bit. A difference of a few roundings is told apart from a difference that matters.
+
+Severity: error beyond rounding; a note for rounding alone.
+""",
 )
 
 NON_FINITE_GRADIENT = Entry(
@@ -53,54 +188,47 @@ NON_FINITE_GRADIENT = Entry(
     severity=Severity.ERROR,
     in_source=True,
     at_run_time=True,
-    title="",  # NaN/Inf born in backward: names the first bad op (sqrt(0), norm of zeros, where-with-NaN, log(0))
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
-)
+    title="NaN or infinity is born in backward",
+    what="""
+The forward is finite, and backward produces NaN or infinity. The report names the first operation
+whose incoming gradient was finite and whose result was not.
+""",
+    why="""
+At the edge of an operation's domain the slope is infinite: `sqrt(0)`, `0 ** 0.5`, `acos(1)`,
+`log(0)`. Infinity times the zero gradient of the neighbouring operation is NaN, and one NaN makes
+the whole parameter NaN at the next step. `torch.where` does not help: the branch not taken gets a
+zero gradient, and zero times infinity is NaN. Neither does a clamp after the operation. The
+argument must be made safe before it goes in.
 
-FORWARD_MODE_MISMATCH = Entry(
-    code="GCS605",
-    slug="forward-mode-mismatch",
-    severity=Severity.ERROR,
-    in_source=False,
-    at_run_time=True,
-    title="",  # JVP and VJP disagree
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
-)
+`torch.linalg.vector_norm`, `cdist` and `std` are safe at zero; a norm written by hand is not.
+""",
+    example="""\
+import torch
 
-BATCHED_GRADIENT_MISMATCH = Entry(
-    code="GCS606",
-    slug="batched-gradient-mismatch",
-    severity=Severity.ERROR,
-    in_source=False,
-    at_run_time=True,
-    title="",  # vmap of backward disagrees with the loop
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
-)
 
-UNDEFINED_GRADIENT = Entry(
-    code="GCS607",
-    slug="undefined-gradient",
-    severity=Severity.ERROR,
-    in_source=False,
-    at_run_time=True,
-    title="",  # fails on, or mistreats, an undefined (None) incoming gradient
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+def pairwise_distance(a, b):
+    square = (a[:, None] - b[None, :]).pow(2).sum(dim=-1)
+    return torch.where(square > 0, square.sqrt(), 0.0)
+""",
+    instead="""\
+import torch
+
+
+def pairwise_distance(a, b):
+    square = (a[:, None] - b[None, :]).pow(2).sum(dim=-1)
+    safe = torch.where(square > 0, square, 1.0)
+    return torch.where(square > 0, safe.sqrt(), 0.0)
+""",
+    detection="""
+In source: `sqrt`, `log`, a fractional power, `acos` or a division inside a branch of `torch.where`
+whose condition is there to exclude that operation's edge; a square root of a sum of squares
+without a floor.
+
+At run time: gradients are tested for finiteness after backward. On a hit the backward is followed
+node by node to the first one with a finite gradient coming in and a non-finite one going out.
+
+Severity: error at run time; a warning in source, where the values are unknown.
+""",
 )
 
 DETACHED_OUTPUT = Entry(
@@ -109,26 +237,34 @@ DETACHED_OUTPUT = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # an output depends on the input but does not require grad
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
-)
+    title="An output depends on the input but does not require grad",
+    what="""
+One of several outputs changes when the input changes, yet it carries no graph, while the others
+do.
+""",
+    why="""
+A loss on that output trains nothing, and nothing raises as long as another term has a graph.
+`torch.autograd.gradcheck` skips such outputs without a word when another output requires grad.
+""",
+    example="""\
+def attention(query, key, value):
+    weights = (query @ key.transpose(-2, -1)).softmax(dim=-1)
+    entropy = -(weights * weights.log()).sum(dim=-1).detach()
+    return weights @ value, entropy
+""",
+    instead="""\
+def attention(query, key, value):
+    weights = (query @ key.transpose(-2, -1)).softmax(dim=-1)
+    entropy = -(weights * weights.log()).sum(dim=-1)
+    return weights @ value, entropy
+""",
+    detection="""
+At run time: the input is changed along a random direction and each floating-point output without a
+graph is compared with its value before. Outputs that stay equal, and outputs of integer or bool
+type, are not reported.
 
-LAYOUT_DEPENDENT_GRADIENT = Entry(
-    code="GCS609",
-    slug="layout-dependent-gradient",
-    severity=Severity.ERROR,
-    in_source=False,
-    at_run_time=True,
-    title="",  # wrong for expanded, strided or aliased incoming gradients or inputs
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+Severity: error; a warning where the output may be detached on purpose.
+""",
 )
 
 NONLINEAR_BACKWARD = Entry(
@@ -137,26 +273,51 @@ NONLINEAR_BACKWARD = Entry(
     severity=Severity.ERROR,
     in_source=False,
     at_run_time=True,
-    title="",  # backward is not linear in the incoming gradient (clamped, ignored)
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
-)
+    title="backward is not linear in the incoming gradient",
+    what="""
+Twice the incoming gradient does not give twice the result: backward clamps, normalizes or ignores
+`grad_output`.
+""",
+    why="""
+A vector-Jacobian product is linear in the vector. If it is not, the gradient depends on how the
+loss is scaled: `GradScaler`, a loss weight, a mean for a sum, or the number of micro-batches
+changes the direction of training. `torch.autograd.gradcheck` passes, because it tests with unit
+vectors only.
 
-COMPILED_GRADIENT_MISMATCH = Entry(
-    code="GCS611",
-    slug="compiled-gradient-mismatch",
-    severity=Severity.ERROR,
-    in_source=False,
-    at_run_time=True,
-    title="",  # torch.compile's gradient differs from eager's
-    what="",
-    why="",
-    example="",
-    instead="",
-    detection="",
+Gradient clipping inside backward may be meant; a tensor hook or `clip_grad_norm_` says so openly.
+""",
+    example="""\
+from torch.autograd import Function
+
+
+class Identity(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output.clamp(-1, 1)
+""",
+    instead="""\
+from torch.autograd import Function
+
+
+class Identity(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output
+""",
+    detection="""
+At run time: backward of a u + b v is compared with a times backward of u plus b times backward of
+v, for random u and v and for factors of very different size.
+
+Severity: error.
+""",
 )
 
 ENTRIES = (
@@ -164,11 +325,6 @@ ENTRIES = (
     WRONG_SECOND_ORDER,
     NONDETERMINISTIC_GRADIENT,
     NON_FINITE_GRADIENT,
-    FORWARD_MODE_MISMATCH,
-    BATCHED_GRADIENT_MISMATCH,
-    UNDEFINED_GRADIENT,
     DETACHED_OUTPUT,
-    LAYOUT_DEPENDENT_GRADIENT,
     NONLINEAR_BACKWARD,
-    COMPILED_GRADIENT_MISMATCH,
 )

@@ -19,12 +19,18 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 CLEAN = 0
 FINDINGS = 1
 USAGE = 2
+NEVER = "never"
 INTERRUPTED = 130
 """The status of a command that Ctrl-C ended: 128 + SIGINT, as shells count."""
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options on how a report is written and what makes the command fail."""
+def add_report_options(
+    parser: argparse.ArgumentParser, *, fail_on: str = Severity.ERROR.value
+) -> None:
+    """Add the options on how a report is written and what makes the command fail.
+
+    ``fail_on`` is the default of ``--fail-on``: a severity, or "never".
+    """
     group = parser.add_argument_group("report")
     group.add_argument(
         "--output-format",
@@ -40,9 +46,9 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--fail-on",
-        choices=[severity.value for severity in Severity],
-        default=Severity.ERROR.value,
-        help="exit with status 1 if a finding is at least this severe (default: error)",
+        choices=[*(severity.value for severity in Severity), NEVER],
+        default=fail_on,
+        help="exit with status 1 if a finding is at least this severe (default: %(default)s)",
     )
     group.add_argument(
         "--color",
@@ -59,7 +65,8 @@ def emit(report: Report, arguments: argparse.Namespace) -> int:
         UsageError: the output file cannot be written. The report then goes to standard output,
             so that it is not lost.
     """
-    status = FINDINGS if report.at_least(Severity(arguments.fail_on)) else CLEAN
+    fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
+    status = FINDINGS if fails else CLEAN
     path: Path | None = arguments.output_file
     if path is None:
         write_report(

@@ -1,10 +1,142 @@
-"""``gradcheck-suite demo``: a real training script with planted mistakes, and what each part says of it."""
+"""``gradcheck-suite demo``: each part at work on a real training script with planted mistakes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import importlib.resources
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
+from gradcheck_suite.commands._shared import NEVER, Subparsers, add_report_options, emit
+from gradcheck_suite.commands._targets import load_target
+from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
+
+    from gradcheck_suite.findings import Report
+    from gradcheck_suite.reporting import ColorChoice
+
+_DESCRIPTION = """\
+Train a small convolutional network on 1,797 images of handwritten digits with a
+script that holds seven planted mistakes, and tell what each part of gradcheck-suite
+finds in it. The script and its repaired twin are in examples/digits.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``demo`` to the commands."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="find the planted mistakes in a real training script",
+        description=_DESCRIPTION,
+    )
+    parser.add_argument(
+        "--fixed", action="store_true", help="run the repaired script, of which nothing is said"
+    )
+    # The demo has done its work when it finds mistakes: it fails on them only if asked to.
+    add_report_options(parser, fail_on=NEVER)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lint, audit, verify and picture the example, write one report, return the exit status."""
+    from gradcheck_suite.findings import merge_reports  # noqa: PLC0415 - on demand
+    from gradcheck_suite.reporting.paths import display_path  # noqa: PLC0415 - on demand
+
+    script = str(_folder() / ("train_fixed.py" if arguments.fixed else "train.py"))
+    shown = display_path(script)
+    # Machines read the report alone; people see the parts at work before it.
+    stream = sys.stdout if arguments.output_format == "full" else io.StringIO()
+
+    def announce(title: str) -> None:
+        _rule(title, stream, arguments.color)
+
+    announce(f"gradcheck-lint {shown}")
+    linted = _lint(script, stream)
+    announce(f"gradcheck-suite audit {shown}")
+    with contextlib.redirect_stdout(stream):
+        audited = _audit(script)
+    announce(f"gradcheck-suite verify {shown}:Swish")
+    verified = _verify(script, stream)
+    announce(f"gradcheck-suite graph {shown}:one_loss")
+    pictured = _picture(script, stream, arguments.color)
+    announce("The report")
+    # What was seen to happen comes before what was read in the source.
+    reports = (audited, verified, linted, pictured)
+    return emit(merge_reports("gradcheck-suite demo", reports), arguments)
+
+
+def _folder() -> Path:
+    """Return where the example lies: inside an installed wheel, or beside the package in a clone."""
+    package = Path(str(importlib.resources.files("gradcheck_suite")))
+    places = (package / "_examples" / "digits", package.parent / "examples" / "digits")
+    for place in places:
+        if (place / "digits.csv.gz").is_file():
+            return place
+    raise UsageError(
+        f"the demo's example is neither at {places[0]} nor at {places[1]}; "
+        "install gradcheck-suite again, or run the demo from a clone"
+    )
+
+
+def _lint(script: str, stream: TextIO) -> Report:
+    from gradcheck_lint.engine import lint_source  # noqa: PLC0415 - on demand
+    from gradcheck_suite.findings import Report  # noqa: PLC0415 - on demand
+    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
+
+    findings = lint_source(Path(script).read_bytes(), script)
+    report = Report("gradcheck-lint", findings, summary={"files": 1})
+    stream.write(conclusion(report) + "\n")
+    return report
+
+
+def _audit(script: str) -> Report:
+    from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
+
+    outcome = audit_script(script)
+    if outcome.exit_status:
+        raise UsageError(
+            f"the demo's training script {script} ended with status {outcome.exit_status}, "
+            "expected 0; what it said is above"
+        )
+    sys.stdout.write(conclusion(outcome.report) + "\n")
+    return outcome.report
+
+
+def _verify(script: str, stream: TextIO) -> Report:
+    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
+    from gradcheck_suite.verification import check_gradients  # noqa: PLC0415 - needs torch
+
+    report = check_gradients(load_target(f"{script}:Swish"), _call(f"{script}:swish_inputs"))
+    stream.write(conclusion(report) + "\n")
+    return report
+
+
+def _picture(script: str, stream: TextIO, color: ColorChoice) -> Report:
+    from gradcheck_suite.graph import trace_graph  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.graph.render_text import graph_to_text  # noqa: PLC0415 - loads rich
+
+    loss, model = _call(f"{script}:one_loss")
+    graph = trace_graph(loss, model=model)
+    stream.write(graph_to_text(graph, with_findings=False) + "\n")
+    return graph.report
+
+
+def _call(target: str) -> object:
+    function = load_target(target)
+    return function()
+
+
+def _rule(title: str, stream: TextIO, color: ColorChoice) -> None:
+    from rich.console import Console  # noqa: PLC0415 - on demand
+    from rich.text import Text  # noqa: PLC0415 - on demand
+
+    console = Console(file=stream, force_terminal=True if color == "always" else None)
+    if color == "never":
+        console.no_color = True
+    console.print()
+    console.rule(Text(title, "bold"), align="left", style="dim")

@@ -1,1 +1,7 @@
-"""verification."""
+"""Gradient verification: is every gradient what central differences say it is?"""
+
+from __future__ import annotations
+
+from gradcheck_suite.verification.check import check_gradients
+
+__all__ = ["check_gradients"]

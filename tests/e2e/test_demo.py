@@ -15,7 +15,7 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 # (code, the planted source line; None where the finding is about the model as a whole)
 PLANTED = {
     ("GCS101", "temperature -= 0.1 * temperature.grad"),
-    ("GCS104", "x = F.relu(self.norm1(self.conv1(images)))"),
+    ("GCS104", "x.data.add_(0.1 * torch.randn_like(x))"),
     ("GCS201", "losses.append(loss)"),
     ("GCS301", "optimizer.step()"),
     ("GCS403", None),
@@ -83,7 +83,7 @@ def test_a_reader_sees_the_training_the_graph_and_the_report():
     assert done.returncode == 1
     for words in ("epoch 3: loss", "accuracy on held-out images", "ConvolutionBackward0", "GCS601"):
         assert words in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
     assert done.stdout.splitlines()[-1].startswith("gradcheck-suite demo: 6 errors, 1 warning")
     assert "Traceback" not in done.stdout + done.stderr
 

@@ -1,0 +1,130 @@
+"""Which line of the user's code is running."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from gradcheck_suite.findings import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+__all__ = ["CallSite", "call_site", "is_user_code", "location_of", "user_frames"]
+
+
+class CallSite(NamedTuple):
+    """A place in running code, cheap to take: the line is worked out when it is asked for."""
+
+    code: CodeType
+    offset: int
+
+
+def _folder(path: str | Path) -> str:
+    return os.path.join(os.path.realpath(path), "")  # noqa: PTH118 - keeps the separator
+
+
+_OURS = _folder(Path(__file__).parents[1])
+_TORCH = _folder(Path(torch.__file__).parent)
+_STANDARD = tuple(
+    _folder(path)
+    for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    if path
+)
+_PACKAGES = tuple(
+    _folder(path)
+    for path in {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+    if path
+)
+
+_USER, _LIBRARY, _MACHINERY = range(3)
+_KINDS: dict[CodeType, int] = {}
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Return whether this code is the user's own: no library's, torch's or ours."""
+    return _kind(code) == _USER
+
+
+def call_site(start: FrameType | None = None) -> CallSite | None:
+    """Return the innermost place in the user's code, or None where there is no Python caller.
+
+    Where every frame belongs to libraries, as for a project that is run from site-packages, the
+    nearest one that is neither torch nor Python's own stands in.
+
+    Args:
+        start: the frame to begin at; by default the caller's.
+    """
+    frame = sys._getframe(1) if start is None else start  # noqa: SLF001 - the only cheap way
+    kinds = _KINDS
+    fallback: FrameType | None = None
+    while frame is not None:
+        code = frame.f_code
+        kind = kinds.get(code)
+        if kind is None:
+            kind = _kind(code)
+        if kind == _USER:
+            return CallSite(code, frame.f_lasti)
+        if kind == _LIBRARY and fallback is None:
+            fallback = frame
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    return None if fallback is None else CallSite(fallback.f_code, fallback.f_lasti)
+
+
+def user_frames() -> Iterator[FrameType]:
+    """Yield the frames of this thread that are not torch's, Python's or ours, innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    while frame is not None:
+        if _kind(frame.f_code) != _MACHINERY:
+            yield frame
+        frame = frame.f_back
+
+
+def location_of(place: CallSite | None) -> Location | None:
+    """Return the source line of a call site."""
+    if place is None:
+        return None
+    code, offset = place
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= offset < end and number is not None:
+            line = number
+            break
+    name: str = getattr(code, "co_qualname", code.co_name)
+    return Location(
+        path=code.co_filename, line=line, function=None if name == "<module>" else name
+    )
+
+
+def _kind(code: CodeType) -> int:
+    kind = _KINDS.get(code)
+    if kind is None:
+        kind = _KINDS[code] = _kind_of_file(code.co_filename)
+    return kind
+
+
+def _kind_of_file(name: str) -> int:
+    if name.startswith("<"):
+        # Frozen modules and generated code (dataclasses, namedtuple) are machinery; a cell of a
+        # notebook or an exec of the user's is compiled under a name of its own.
+        return _MACHINERY if name.startswith(("<frozen", "<string>", "<eval")) else _USER
+    path = os.path.realpath(name)
+    if path.startswith((_OURS, _TORCH)):
+        return _MACHINERY
+    if path.startswith(_PACKAGES):
+        return _LIBRARY
+    if path.startswith(_STANDARD):
+        return _MACHINERY
+    return _USER

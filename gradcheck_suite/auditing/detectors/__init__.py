@@ -1,0 +1,3 @@
+"""The detectors, one module for each family of mistakes; all read the same stream of events."""
+
+from __future__ import annotations

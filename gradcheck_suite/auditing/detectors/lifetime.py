@@ -1,0 +1,249 @@
+"""Graphs that outlive their backward, step after step.
+
+Counting is free: a generation lives while anything keeps one of its graphs. Only where several
+live that backward has already freed is it worth asking who holds them, and a holder is reported
+only if one thing keeps many and has never let go.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.events import (
+    BackwardFinished,
+    BackwardStarted,
+    Event,
+    SessionEnded,
+    StepFinished,
+)
+from gradcheck_suite.auditing.growth_sites import growth_site
+from gradcheck_suite.auditing.holders import find_holder
+from gradcheck_suite.findings import Finding, Related, Severity
+
+if TYPE_CHECKING:
+    from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.generations import Generation
+    from gradcheck_suite.auditing.holders import HeldGraphs, Owner
+    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.findings import Location
+
+__all__ = ["LifetimeDetector"]
+
+_CERTAIN = 32
+"""So many graphs of one holder, none ever let go, are a leak while the loop still runs. A list
+that is emptied at the end of a window or epoch of fewer is left alone."""
+
+_MOST_FINDINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    held: HeldGraphs
+    oldest: int
+    most: int
+    backward: CallSite | None
+    first_seen: int
+
+
+class LifetimeDetector:
+    """Reports graph-kept (GCS201) and state-not-detached (GCS202)."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._threshold = recorder.options.graph_limit
+        self._suspect: _Suspect | None = None
+        self._reported: list[Finding] = []
+        self._longest_chain = 0
+        self._chain_growth = 0
+        self._chain_site: CallSite | None = None
+        self._stepped = False
+
+    def handle(self, event: Event) -> None:
+        """Look at the living generations after each step, or each backward if none steps."""
+        if isinstance(event, BackwardStarted):
+            self._follow_chain(event)
+        elif isinstance(event, StepFinished):
+            self._stepped = True
+            self._look()
+        elif isinstance(event, BackwardFinished):
+            if not self._stepped:
+                self._look()
+        elif isinstance(event, SessionEnded):
+            if self._suspect is None:
+                self._look()
+            if self._suspect is not None:
+                self._report(self._suspect)
+                self._suspect = None
+
+    def findings(self) -> list[Finding]:
+        """Return the holders that are certain by now."""
+        return [*self._reported, *self._chain_findings()]
+
+    def _look(self) -> None:
+        # The newest backward's graph may well be alive still: its loss has a name.
+        if self._recorder.generations.count_living() <= self._threshold:
+            if self._suspect is not None:
+                self._let_go()
+            return
+        spent = self._recorder.generations.spent()[:-1]
+        if self._suspect is not None:
+            self._follow(spent)
+        elif len(spent) >= self._threshold:
+            self._suspect = self._ask_who(spent)
+
+    def _ask_who(self, spent: list[Generation]) -> _Suspect | None:
+        gc.collect()
+        spent = self._recorder.generations.spent()[:-1]
+        limit = self._recorder.options.graph_limit
+        held = None
+        if len(spent) >= limit:
+            held = find_holder([generation.index for generation in spent], at_least=limit)
+        if held is None or held.bound is not None or len(self._reported) >= _MOST_FINDINGS:
+            # Nobody in particular, or a deque that can't grow on: ask again at twice as many.
+            bound = 0 if held is None or held.bound is None else held.bound
+            self._threshold = max(2 * len(spent), bound + limit)
+            return None
+        suspect = _Suspect(
+            held=held,
+            oldest=spent[0].index,
+            most=len(spent),
+            backward=spent[-1].site,
+            first_seen=self._recorder.step,
+        )
+        if held.container == "tensor":
+            # No backward can go through a sum over graphs that are freed: it has no other use.
+            self._report(suspect)
+            self._threshold = 2 * len(spent)
+            return None
+        return suspect
+
+    def _follow(self, spent: list[Generation]) -> None:
+        suspect = self._suspect
+        if suspect is None:
+            return
+        if not spent or spent[0].index > suspect.oldest or len(spent) < suspect.most - 1:
+            self._let_go()
+            return
+        self._suspect = replace(suspect, most=max(suspect.most, len(spent)))
+        if len(spent) >= _CERTAIN:
+            held = find_holder(
+                [generation.index for generation in spent],
+                at_least=self._recorder.options.graph_limit,
+            )
+            if held is not None:
+                self._report(replace(self._suspect, held=held))
+            self._threshold = 2 * len(spent)
+            self._suspect = None
+
+    def _let_go(self) -> None:
+        """Take note that the suspect has dropped its graphs: it is a window, not a leak."""
+        if self._suspect is not None:
+            self._threshold = max(self._threshold, 2 * self._suspect.most)
+        self._suspect = None
+
+    def _report(self, suspect: _Suspect) -> None:
+        finding = _kept(suspect)
+        places = {(old.location, old.message) for old in self._reported}
+        if (finding.location, finding.message) not in places:
+            self._reported.append(finding)
+
+    def _follow_chain(self, event: BackwardStarted) -> None:
+        if event.chain > self._longest_chain:
+            self._longest_chain = event.chain
+            self._chain_growth += 1
+            self._chain_site = event.site
+
+    def _chain_findings(self) -> list[Finding]:
+        limit = self._recorder.options.graph_limit
+        if self._longest_chain < limit or self._chain_growth < limit:
+            return []
+        return [
+            Finding.of(
+                catalogue.STATE_NOT_DETACHED,
+                f"backward() went back through the graphs of {self._longest_chain} earlier "
+                "backwards, one more each time: a state carried over from step to step still "
+                "has its graph; expected each step to begin with a detached state",
+                detector="audit",
+                location=location_of(self._chain_site),
+                hint="detach the state between steps: h = h.detach()",
+                evidence={"backwards": self._longest_chain},
+            )
+        ]
+
+
+def _kept(suspect: _Suspect) -> Finding:
+    held = suspect.held
+    owner = held.owner
+    count = max(len(held.generations), suspect.most)
+    grown = _growth_of(owner)
+    backward = location_of(suspect.backward)
+    held_at = None if owner is None else owner.location
+    location = grown or backward or held_at
+    related = []
+    if backward is not None and backward != location:
+        related.append(Related(backward, "backward() has been through these graphs here"))
+    if held_at is not None and (grown is None or held_at.line != grown.line):
+        related.append(Related(held_at, f"held in {_scope(owner)}"))
+    kept = f"keeps the graphs of {count} backwards alive, the oldest since backward {suspect.oldest}"
+    if held.saved_bytes:
+        kept += f" ({held.saved_bytes / 1e6:,.1f} MB of saved tensors)"
+    return Finding.of(
+        catalogue.GRAPH_KEPT,
+        f"{_subject(held)} {kept}, and one more with each; no backward can use them again",
+        detector="audit",
+        severity=Severity.ERROR,
+        location=location,
+        related=related,
+        hint=_hint(held),
+        evidence={
+            "holder": held.container,
+            "owner": None if owner is None else owner.name,
+            "owner_kind": None if owner is None else owner.kind,
+            "through": held.through,
+            "graphs": count,
+            "oldest_backward": suspect.oldest,
+            "bytes": held.saved_bytes,
+        },
+    )
+
+
+def _growth_of(owner: Owner | None) -> Location | None:
+    if owner is None or owner.file is None:
+        return None
+    function = owner.scope if owner.kind == "local" else None
+    return growth_site(owner.file, owner.name, function=function)
+
+
+def _subject(held: HeldGraphs) -> str:
+    through = {"exception": " of exceptions", "closure": " of closures"}.get(held.through or "", "")
+    what = (
+        "sum" if held.container == "tensor" else f"{held.container}{through}"
+    )
+    owner = held.owner
+    if owner is None:
+        return f"a {what} ({held.length} long)" if held.container != "tensor" else "a sum tensor"
+    if owner.kind == "attribute":
+        return f"{what} `{owner.name}` of {owner.scope}"
+    return f"{what} `{owner.name}` in {_scope(owner)}"
+
+
+def _scope(owner: Owner | None) -> str:
+    if owner is None:
+        return "the program"
+    if owner.kind == "global":
+        return f"module {owner.scope}"
+    return f"{owner.scope}()"
+
+
+def _hint(held: HeldGraphs) -> str:
+    if held.through == "exception":
+        return "keep str(error) or error.with_traceback(None), not the exception with its frames"
+    if held.through == "closure":
+        return "let the closure capture loss.item() or tensor.detach(), not the tensor itself"
+    if held.container == "tensor":
+        return "add numbers: total += loss.item(), or total += loss.detach()"
+    return "store loss.item(), or tensor.detach()"

@@ -1,0 +1,120 @@
+"""What the user calls a tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from gradcheck_suite.auditing.call_sites import user_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+__all__ = ["ParameterNames", "local_name", "operation_words"]
+
+_FRAMES = 12
+
+_WORDS = {
+    "__iadd__": "+=",
+    "__iand__": "&=",
+    "__ifloordiv__": "//=",
+    "__ilshift__": "<<=",
+    "__imod__": "%=",
+    "__imul__": "*=",
+    "__ior__": "|=",
+    "__ipow__": "**=",
+    "__irshift__": ">>=",
+    "__isub__": "-=",
+    "__itruediv__": "/=",
+    "__ixor__": "^=",
+    "__setitem__": "an indexed assignment",
+}
+
+
+def operation_words(name: str) -> str:
+    """Return an in-place operation as the user wrote it.
+
+    >>> operation_words("__iadd__"), operation_words("add_")
+    ('+=', 'add_()')
+    """
+    return _WORDS.get(name, f"{name}()")
+
+
+class ParameterNames:
+    """Finds the qualified name of a parameter or buffer."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
+
+    def of(self, tensor: Tensor) -> str | None:
+        """Return ``"layer.weight"`` for the memory of ``tensor``, or None.
+
+        The audited model is asked first, then the modules that the running functions know.
+        """
+        wanted = _storage(tensor)
+        if wanted is None:
+            return None
+        for module in self._modules():
+            for named in (module.named_parameters, module.named_buffers):
+                for name, candidate in named():
+                    if _storage(candidate) == wanted:
+                        return name
+        return None
+
+    def _modules(self) -> Iterator[nn.Module]:
+        if self._model is not None:
+            yield self._model
+        seen: set[int] = {id(self._model)}
+        for frame in _some_frames():
+            for value in {**frame[1], **frame[0]}.values():
+                if issubclass(type(value), nn.Module) and id(value) not in seen:
+                    seen.add(id(value))
+                    yield value  # type: ignore[misc]  # a Module: its type was just asked
+
+
+def local_name(tensor: Tensor) -> str | None:
+    """Return the variable of a running function that holds exactly this memory, or None."""
+    wanted = _address(tensor)
+    if wanted is None:
+        return None
+    for variables, _ in _some_frames():
+        for name, value in variables.items():
+            if name.startswith("__"):
+                continue
+            if _address(value) == wanted:
+                return name
+            if type(value) in (list, tuple) and len(value) <= _FRAMES:  # type: ignore[arg-type]
+                for index, item in enumerate(value):  # type: ignore[arg-type, var-annotated]
+                    if _address(item) == wanted:
+                        return f"{name}[{index}]"
+    return None
+
+
+def _some_frames() -> Iterator[tuple[dict[str, object], dict[str, object]]]:
+    for count, frame in enumerate(user_frames()):
+        if count >= _FRAMES:
+            return
+        yield dict(frame.f_locals), frame.f_globals
+
+
+def _storage(tensor: object) -> int | None:
+    if not issubclass(type(tensor), torch.Tensor):
+        return None
+    try:
+        return tensor.untyped_storage().data_ptr() or None  # type: ignore[attr-defined, no-any-return]
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _address(tensor: object) -> tuple[int, torch.Size] | None:
+    if not issubclass(type(tensor), torch.Tensor):
+        return None
+    try:
+        address = tensor.data_ptr()  # type: ignore[attr-defined]
+        return (address, tensor.shape) if address else None  # type: ignore[attr-defined]
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -1,0 +1,71 @@
+"""What an audit looks at and how often."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gradcheck_suite.errors import UsageError
+
+__all__ = ["AuditOptions", "options_from"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """Say what an audit checks on each step.
+
+    Attributes:
+        checksum_first_steps: the number of steps, from the start, on which every saved tensor is
+            checksummed. A deterministic mistake shows on the first.
+        checksum_every: after those, every this many steps; 0 means never again.
+        name_writers: whether in-place methods are watched, so that a finding can name the line
+            that overwrote a tensor.
+        graph_limit: the number of graphs of earlier backwards in one holder that makes it worth
+            a look.
+    """
+
+    checksum_first_steps: int = 3
+    checksum_every: int = 20
+    name_writers: bool = True
+    graph_limit: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("checksum_first_steps", 0),
+            ("checksum_every", 0),
+            ("graph_limit", 2),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(
+                    f"audit: {name} must be a whole number of at least {least}, got {value!r}"
+                )
+        if not isinstance(self.name_writers, bool):
+            raise UsageError(f"audit: name_writers must be a bool, got {self.name_writers!r}")
+
+    def checksums_on(self, step: int) -> bool:
+        """Return whether saved tensors are checksummed on this step, counted from 0.
+
+        >>> options = AuditOptions(checksum_first_steps=2, checksum_every=10)
+        >>> [step for step in range(25) if options.checksums_on(step)]
+        [0, 1, 10, 20]
+        """
+        if step < self.checksum_first_steps:
+            return True
+        return self.checksum_every > 0 and step % self.checksum_every == 0
+
+
+def options_from(values: dict[str, Any]) -> AuditOptions:
+    """Build the options from keyword arguments.
+
+    Raises:
+        UsageError: there is no such option, or a value is out of range.
+    """
+    known = [field.name for field in fields(AuditOptions)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
+            raise UsageError(f"audit has no option {name!r}; {advice}")
+    return AuditOptions(**values)

@@ -1,0 +1,219 @@
+"""The public way in: ``gs.audit`` and the session that it opens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gradcheck_suite.auditing.detectors.in_place import InPlaceDetector
+from gradcheck_suite.auditing.detectors.lifetime import LifetimeDetector
+from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
+from gradcheck_suite.auditing.events import SessionEnded
+from gradcheck_suite.auditing.names import ParameterNames
+from gradcheck_suite.auditing.options import options_from
+from gradcheck_suite.auditing.recorder import Recorder
+from gradcheck_suite.auditing.tracebacks import hide_own_frames
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.findings import Finding, Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gradcheck_suite.auditing.options import AuditOptions
+    from gradcheck_suite.findings import JSON
+
+__all__ = ["Session", "audit"]
+
+TOOL = "gradcheck-suite audit"
+
+_OPEN: list[Session] = []
+_LOCK = threading.Lock()
+
+
+def audit(
+    model: nn.Module | None = None,
+    optimizers: Optimizer | Iterable[Optimizer] | None = None,
+    **options: Any,
+) -> Session:
+    """Watch the training code that runs inside a ``with`` block or a decorated function.
+
+    Args:
+        model: names parameters in findings; without it, the modules that the running functions
+            know are asked.
+        optimizers: look at the steps of these only; by default, of every optimizer that steps.
+        **options: see ``AuditOptions``.
+
+    Returns:
+        The session: ``session.findings`` and ``session.report`` may be read at any time.
+
+    Raises:
+        UsageError: there is no such option, or a value is of the wrong kind.
+
+    >>> import torch, gradcheck_suite as gs
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with gs.audit(model, optimizer) as session:
+    ...     for _ in range(3):
+    ...         model(torch.ones(1, 2)).sum().backward()
+    ...         optimizer.step()
+    >>> [finding.rule for finding in session.findings]
+    ['missing-zero-grad']
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise UsageError(
+            f"audit: model must be a torch.nn.Module or None, got {type(model).__name__}"
+        )
+    return Session(model, _checked_optimizers(optimizers), options_from(options))
+
+
+def _checked_optimizers(
+    optimizers: Optimizer | Iterable[Optimizer] | None,
+) -> tuple[Optimizer, ...] | None:
+    if optimizers is None:
+        return None
+    if isinstance(optimizers, Optimizer):
+        return (optimizers,)
+    if isinstance(optimizers, Iterable):
+        listed = tuple(optimizers)
+        if all(isinstance(optimizer, Optimizer) for optimizer in listed):
+            return listed
+        wrong = next(item for item in listed if not isinstance(item, Optimizer))
+        raise UsageError(
+            f"audit: optimizers must be torch.optim.Optimizer objects, got {type(wrong).__name__}"
+        )
+    raise UsageError(
+        "audit: optimizers must be a torch.optim.Optimizer or several, got "
+        f"{type(optimizers).__name__}"
+    )
+
+
+class Session(ContextDecorator):
+    """An audit: a context manager, a decorator, and the report of what it has seen.
+
+    It may be entered several times, one after another, and then adds up. While a second audit
+    runs inside this one, this one rests, and says so in its report.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizers: tuple[Optimizer, ...] | None,
+        options: AuditOptions,
+    ) -> None:
+        self._recorder = Recorder(options)
+        names = ParameterNames(model)
+        self._in_place = InPlaceDetector(self._recorder, names)
+        self._detectors = (
+            self._in_place,
+            StepProtocolDetector(self._recorder, names, optimizers),
+            LifetimeDetector(self._recorder),
+        )
+        self._recorder.subscribe(self._detectors)
+        self._depth = 0
+        self._rested = 0
+
+    def __enter__(self) -> Session:
+        with _LOCK:
+            self._depth += 1
+            if self._depth > 1:
+                return self
+            if _OPEN:
+                _OPEN[-1]._rest()
+            _OPEN.append(self)
+            self._recorder.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        hide_own_frames(traceback)
+        with _LOCK:
+            self._depth -= 1
+            if self._depth > 0:
+                return
+            try:
+                self._recorder.emit(SessionEnded(failed=error is not None))
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        last = _OPEN[-1] is self if _OPEN else False
+        if self in _OPEN:
+            _OPEN.remove(self)
+        if self._recorder.running:
+            self._recorder.stop()
+        if last and _OPEN:
+            _OPEN[-1]._recorder.start()
+
+    def _rest(self) -> None:
+        self._rested += 1
+        self._recorder.stop()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is certain by now, in the order of the detectors."""
+        return tuple(finding for detector in self._detectors for finding in detector.findings())
+
+    @property
+    def report(self) -> Report:
+        """The findings, what was looked at, and what could not be."""
+        return Report(
+            tool=TOOL,
+            findings=self.findings,
+            summary=self._summary(),
+            not_covered=tuple(self._not_covered()),
+        )
+
+    def _summary(self) -> dict[str, JSON]:
+        saved = self._recorder.saved_tensors
+        return {
+            "steps": self._recorder.step,
+            "backwards": self._recorder.backwards,
+            "saved_tensors": saved.saved,
+            "saved_tensors_checked": saved.used,
+            "saved_tensors_checksummed": saved.fingerprinted,
+        }
+
+    def _not_covered(self) -> list[str]:
+        recorder = self._recorder
+        saved = recorder.saved_tensors
+        lines = []
+        if recorder.was_disabled:
+            lines.append(
+                "saved tensors: saved-tensors hooks of yours were active when the audit began, "
+                "and were left in charge"
+            )
+        if recorder.hook_regions:
+            lines.append(
+                f"saved tensors in {_count(recorder.hook_regions, 'region')} with saved-tensors "
+                "hooks of their own (checkpoint, save_on_cpu) or inside torch.func"
+            )
+        if saved.without_fingerprint:
+            lines.append(
+                f"contents of {_count(saved.without_fingerprint, 'saved tensor')} that cannot be "
+                "summed (sparse, quantised, meta, wrapped, or under a dispatch mode)"
+            )
+        if not recorder.backwards:
+            lines.append("gradients: no backward() ran inside the audit")
+        elif not recorder.step:
+            lines.append("steps: no optimizer of torch.optim stepped inside the audit")
+        if self._rested:
+            lines.append(
+                f"what ran inside {_count(self._rested, 'audit')} opened within this one"
+            )
+        if self._in_place.left_out:
+            lines.append(f"{self._in_place.left_out} more overwritten tensors, not listed")
+        lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in recorder.failures)
+        return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

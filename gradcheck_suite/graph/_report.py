@@ -1,0 +1,134 @@
+"""Judge a graph: which parameters backward can't reach, and what could not be seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.findings import Finding, Report
+from gradcheck_suite.graph.model import Node, Root
+from gradcheck_suite.reporting.text import plural, visible
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = ["Observed", "report_of"]
+
+_NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the walk has seen.
+
+    ``reached`` holds the ``id`` of each leaf tensor. ``may_reach_further`` are the nodes whose
+    backward may run a backward of its own.
+    """
+
+    nodes: tuple[Node, ...]
+    edge_count: int
+    roots: tuple[Root, ...]
+    reached: frozenset[int]
+    may_reach_further: tuple[int, ...]
+
+
+def report_of(observed: Observed, *, model: torch.nn.Module | None) -> Report:
+    """Report what is wrong with a graph, its figures, and what could not be looked at."""
+    nodes = observed.nodes
+    not_covered = _not_visible(nodes)
+    findings: tuple[Finding, ...] = ()
+    if model is not None:
+        unreached = _unreached_parameters(model, observed.reached)
+        if unreached and observed.may_reach_further:
+            not_covered += (_not_judged(unreached, observed),)
+        elif unreached:
+            findings = (_without_gradient(unreached, model, observed),)
+    return Report(
+        tool="gradcheck-suite graph",
+        findings=findings,
+        summary={
+            "nodes": len(nodes),
+            "edges": observed.edge_count,
+            "roots": len(observed.roots),
+            "leaves": sum(node.leaf is not None for node in nodes),
+            "saved_bytes": sum(node.saved_bytes for node in nodes),
+        },
+        not_covered=not_covered,
+    )
+
+
+def _unreached_parameters(model: torch.nn.Module, reached: frozenset[int]) -> tuple[str, ...]:
+    """Name the trainable parameters that no path reaches, each tensor once."""
+    return tuple(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in reached
+    )
+
+
+def _without_gradient(
+    unreached: tuple[str, ...], model: torch.nn.Module, observed: Observed
+) -> Finding:
+    trainable = sum(parameter.requires_grad for parameter in model.parameters())
+    kind = type(model).__name__
+    roots = ", ".join(visible(root.name) for root in observed.roots[:_NAMES_SHOWN])
+    few = "parameter" if len(unreached) == 1 else "parameters"
+    return Finding.of(
+        catalogue.PARAMETER_WITHOUT_GRADIENT,
+        f"backward from {roots} does not reach {len(unreached)} of {trainable} trainable "
+        f"parameters of {kind}: {_listed(unreached)}; their .grad stays as it is",
+        detector="graph",
+        hint=(
+            f"use the {few} in forward, trace every loss that you call backward on, or freeze "
+            "what is not to be trained with requires_grad_(False)"
+        ),
+        evidence={
+            "module": kind,
+            "parameters": unreached,
+            "count": len(unreached),
+            "trainable": trainable,
+            "roots": tuple(root.name for root in observed.roots),
+        },
+    )
+
+
+def _not_judged(unreached: tuple[str, ...], observed: Observed) -> str:
+    first = observed.nodes[observed.may_reach_further[0] - 1]
+    return (
+        f"{plural(len(unreached), 'trainable parameter')} not reached by an edge of the graph "
+        f"({_listed(unreached)}): {first.op} (#{first.id}) may run a backward of its own, which "
+        "no edge shows"
+    )
+
+
+def _not_visible(nodes: tuple[Node, ...]) -> tuple[str, ...]:
+    lines: list[str] = []
+    hidden = sum(not node.saved_is_visible for node in nodes)
+    if hidden:
+        lines.append(
+            f"what {plural(hidden, 'CopySlices node')} saved: torch does not show it, so the saved "
+            "bytes are at least those given"
+        )
+    hooked = sum(saved.hooked for node in nodes for saved in node.saved)
+    if hooked:
+        lines.append(
+            f"{plural(hooked, 'saved tensor')} held by saved-tensor hooks (checkpointing, "
+            "offloading): shape and bytes are known only to the hooks"
+        )
+    unsized = sum(
+        saved.storage_bytes is None and not saved.hooked for node in nodes for saved in node.saved
+    )
+    if unsized:
+        lines.append(
+            f"the bytes of {plural(unsized, 'saved tensor')} without a storage of its own "
+            "(sparse tensors, tensor subclasses)"
+        )
+    return tuple(lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(visible(name) for name in names[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,186 @@
+"""Find the tensors in whatever was given, and where backward starts for each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph._leaves import plain_shape
+from gradcheck_suite.reporting.text import plural, visible
+
+__all__ = ["FoundRoots", "Start", "find_roots"]
+
+_Source: TypeAlias = "torch.Tensor | GradientEdge | Node"
+_OPAQUE = (str, bytes, bytearray, int, float, complex, type, FunctionType, MethodType, ModuleType)
+_NAMES_SHOWN = 5
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where backward starts for one root."""
+
+    name: str
+    node: Node
+    output_index: int
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRoots:
+    """The roots in the order in which they were met, and the names of tensors without a graph."""
+
+    starts: tuple[Start, ...]
+    ignored: tuple[str, ...]
+
+
+def find_roots(given: object) -> FoundRoots:
+    """Find every tensor in ``given`` that requires grad.
+
+    Looks into mappings, sequences, sets, dataclasses and the attributes of other objects, each
+    object once. A tensor met under two names keeps the first.
+
+    Raises:
+        UsageError: ``given`` is a module or a generator, holds no tensor, or none with a graph.
+    """
+    _refuse(given)
+    starts: list[Start] = []
+    ignored: list[tuple[str, torch.Tensor]] = []
+    for name, source in _sources(given):
+        if isinstance(source, torch.Tensor):
+            if not source.requires_grad:
+                ignored.append((name, source))
+                continue
+            edge = get_gradient_edge(source)
+            start = Start(name, edge.node, edge.output_nr, plain_shape(source.shape), source.dtype)
+        elif isinstance(source, GradientEdge):
+            start = Start(name, source.node, source.output_nr, None, None)
+        else:
+            start = Start(name, source, 0, None, None)
+        starts.append(start)
+    if not starts:
+        raise UsageError(_nothing_to_trace(given, ignored))
+    return FoundRoots(tuple(starts), tuple(name for name, _ in ignored))
+
+
+def _refuse(given: object) -> None:
+    if isinstance(given, torch.nn.Module):
+        kind = type(given).__name__
+        raise UsageError(
+            f"trace_graph expected tensors, got the module {kind}. A module has no graph until it "
+            "is called: pass what it returns, and the module for its names, as in "
+            "trace_graph(model(x), model=model)"
+        )
+    if isinstance(given, Iterator):
+        raise UsageError(
+            f"trace_graph expected tensors, got a {type(given).__name__}, which could be read only "
+            "once. Pass list(...) of it"
+        )
+    if isinstance(given, type) or (callable(given) and not isinstance(given, torch.Tensor)):
+        if isinstance(given, Node) or not isinstance(given, (type, FunctionType, MethodType)):
+            return
+        name = getattr(given, "__qualname__", "it")
+        raise UsageError(
+            f"trace_graph expected tensors, got {visible(name)}, which is not a tensor but makes "
+            "them: call it and pass what it returns"
+        )
+
+
+def _sources(given: object) -> Iterator[tuple[str, _Source]]:
+    """Yield each tensor in ``given`` once, with its path, in the order of the containers."""
+    seen: set[int] = set()
+    # Each value is kept alive by the container that it came from, so that ids stay unique; but
+    # a mapping may make its values anew, hence this list.
+    alive: list[object] = []
+    pending: list[tuple[str, object]] = [("", given)]
+    while pending:
+        name, value = pending.pop()
+        if value is None or isinstance(value, _OPAQUE) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        alive.append(value)
+        if isinstance(value, (torch.Tensor, GradientEdge, Node)):
+            yield name or "root", value
+        elif not isinstance(value, (torch.nn.Module, torch.optim.Optimizer, Iterator)):
+            pending.extend(reversed(_members(name, value)))
+
+
+def _members(name: str, value: Any) -> list[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return [(f"{name}[{_key(key)}]", member) for key, member in value.items()]
+    if isinstance(value, tuple) and (fields := getattr(value, "_fields", None)):
+        return [(_attribute(name, field), getattr(value, field)) for field in fields]
+    if isinstance(value, Sequence):
+        return [(f"{name}[{index}]", member) for index, member in enumerate(value)]
+    if isinstance(value, Set):
+        return [(f"{name}{{{index}}}", member) for index, member in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(_attribute(name, field), getattr(value, field, None)) for field in names]
+    attributes = dict(getattr(value, "__dict__", {}))
+    for owner in type(value).__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            attributes.setdefault(slot, getattr(value, slot, None))
+    return [(_attribute(name, attribute), member) for attribute, member in attributes.items()]
+
+
+def _attribute(name: str, attribute: str) -> str:
+    return f"{name}.{attribute}" if name else attribute
+
+
+def _key(key: object) -> str:
+    if isinstance(key, (str, int, float, bool)):
+        return _short(repr(key))
+    return f"<{type(key).__name__}>"
+
+
+def _short(text: str) -> str:
+    text = visible(text)
+    return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+
+
+def _nothing_to_trace(given: object, ignored: list[tuple[str, torch.Tensor]]) -> str:
+    kind = type(given).__name__
+    if not ignored:
+        return (
+            f"there is no tensor in what trace_graph was given ({_short(kind)}). Pass the loss, "
+            "or a list, dict or object that holds tensors"
+        )
+    only = ignored[0][1]
+    subject = (
+        f"the tensor given to trace_graph ({_described(only)}) has no graph"
+        if only is given
+        else f"none of the {plural(len(ignored), 'tensor')} given to trace_graph has a graph: "
+        + ", ".join(f"{name} ({_described(tensor)})" for name, tensor in ignored[:_NAMES_SHOWN])
+        + (", …" if len(ignored) > _NAMES_SHOWN else "")
+    )
+    if all(not _can_require_grad(tensor) for _, tensor in ignored):
+        return (
+            f"{subject}. Only floating-point and complex tensors can have one; "
+            "pass the loss, not labels or indices"
+        )
+    return (
+        f"{subject}: requires_grad is False, expected True. It was made from tensors that don't "
+        "require grad, under torch.no_grad() or inference_mode(), or it was detached; "
+        "pass the loss as forward returned it"
+    )
+
+
+def _can_require_grad(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _described(tensor: torch.Tensor) -> str:
+    shape = plain_shape(tensor.shape)
+    return (
+        f"{str(tensor.dtype).removeprefix('torch.')}, shape {shape if shape is not None else '?'}"
+    )

@@ -1,0 +1,219 @@
+"""The autograd graph as plain data: it holds no tensor and keeps no memory of torch alive."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gradcheck_suite.findings import Location, Report
+
+if TYPE_CHECKING:
+    import os
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from gradcheck_suite.findings import Finding
+
+__all__ = ["AutogradGraph", "Edge", "Leaf", "Node", "NodeKind", "Root", "SavedTensor", "TensorType"]
+
+NodeKind: TypeAlias = Literal["op", "leaf", "custom function", "undefined"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype of a tensor: ``TensorType((64, 32), "float32")``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor that the forward pass saved for backward.
+
+    ``type`` is None where saved-tensor hooks (activation checkpointing, offloading) hold it in a
+    form of their own; ``hooked`` is true then. ``storage_bytes`` is the size of the memory that
+    it keeps alive, which is that of the whole storage for a view; None where it cannot be told.
+    ``owner`` says who holds the same memory anyway: "parameter conv1.weight", "buffer
+    bn1.running_mean", "leaf", or "#12" for a node that comes earlier in backward. ``bytes`` counts
+    only what has no other owner, so that bytes add up.
+    """
+
+    name: str
+    type: TensorType | None
+    storage_bytes: int | None
+    owner: str | None = None
+    hooked: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Count the bytes that are alive only because this tensor was saved."""
+        return 0 if self.owner is not None or self.storage_bytes is None else self.storage_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The tensor in whose ``.grad`` a path of backward ends.
+
+    ``names`` are its names in the model, several if it is tied, none if it is not the model's.
+    """
+
+    names: tuple[str, ...]
+    type: TensorType
+    is_parameter: bool
+
+    @property
+    def name(self) -> str:
+        """Name the leaf, or say that it has no name: ``"unnamed"``."""
+        return self.names[0] if self.names else "unnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A step of backward.
+
+    ``id`` counts from 1 in the order in which backward runs the nodes on one thread. ``op`` is
+    torch's name of it ("AddmmBackward0"). ``sequence_number`` rises in the order of the forward
+    pass; None for leaves. ``outputs`` are the types of the forward op's outputs, hence those of
+    the gradients that come in; an entry is None where torch does not say.
+    ``inputs_without_gradient`` counts the forward inputs that no gradient is computed for.
+    ``freed`` says that an earlier backward has released the saved tensors. ``saved_is_visible``
+    is false where torch hides what was saved (in-place writes into a view). ``location`` is where
+    a custom Function is defined.
+    """
+
+    id: int
+    op: str
+    kind: NodeKind
+    sequence_number: int | None = None
+    outputs: tuple[TensorType | None, ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
+    leaf: Leaf | None = None
+    location: Location | None = None
+    inputs_without_gradient: int = 0
+    freed: bool = False
+    saved_is_visible: bool = True
+
+    @property
+    def saved_bytes(self) -> int:
+        """Count the bytes that are alive only because this node saved them."""
+        return sum(saved.bytes for saved in self.saved)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A way that the gradient takes, from ``source`` to ``target`` (node ids).
+
+    ``input_index`` is the place among the forward inputs of ``source``, ``output_index`` the place
+    among the forward outputs of ``target``.
+    """
+
+    source: int
+    target: int
+    input_index: int
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A tensor that backward may start from: its path in what was given, its node, its type."""
+
+    name: str
+    node: int
+    output_index: int
+    type: TensorType | None
+
+
+@dataclass(frozen=True, slots=True)
+class AutogradGraph:
+    """What backward will do from some tensors, told by :func:`gradcheck_suite.trace_graph`.
+
+    ``nodes`` are in the order of their ids, ``edges`` in the order of their sources. ``ignored``
+    names the given tensors that have no graph. ``report`` holds the findings.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    roots: tuple[Root, ...]
+    report: Report
+    ignored: tuple[str, ...] = field(default=())
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is wrong with the graph."""
+        return self.report.findings
+
+    @property
+    def leaves(self) -> tuple[Node, ...]:
+        """Return the nodes that put a gradient into a tensor's ``.grad``."""
+        return tuple(node for node in self.nodes if node.leaf is not None)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Count the bytes that only this graph keeps alive, each storage once."""
+        return sum(node.saved_bytes for node in self.nodes)
+
+    @property
+    def op_counts(self) -> tuple[tuple[str, int], ...]:
+        """Count the nodes of each op, leaves left out: the most frequent first, then by name."""
+        counts = Counter(node.op for node in self.nodes if node.leaf is None)
+        return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def state(self) -> str:
+        """Say in a sentence whether backward has been here.
+
+        A graph that saved nothing looks the same before and after backward.
+        """
+        freed = sum(node.freed for node in self.nodes)
+        held = sum(bool(node.saved) for node in self.nodes)
+        if not freed and not held:
+            return "Nothing in this graph saved a tensor for backward."
+        if not freed:
+            return "Saved tensors are in place: backward can run."
+        if not held:
+            return (
+                "A backward has already run and freed the saved tensors: to run it again, build "
+                "the graph anew, or call the first backward with retain_graph=True."
+            )
+        return (
+            f"A backward has already freed the saved tensors of {freed} of {freed + held} nodes: "
+            "a backward that needs those will fail."
+        )
+
+    def node(self, node_id: int) -> Node:
+        """Return the node with this id.
+
+        Raises:
+            KeyError: there is no such node.
+        """
+        if not 1 <= node_id <= len(self.nodes):
+            raise KeyError(f"no node #{node_id}; ids run from 1 to {len(self.nodes)}")
+        return self.nodes[node_id - 1]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph to a file, in the format that the suffix of its name asks for.
+
+        Raises:
+            UsageError: the suffix is unknown, or the file cannot be written.
+        """
+        from gradcheck_suite.graph.save import save_graph  # noqa: PLC0415 - drawn on demand
+
+        save_graph(self, path)
+
+    def __str__(self) -> str:
+        from gradcheck_suite.graph.render_text import (  # noqa: PLC0415 - drawn on demand
+            graph_to_text,
+        )
+
+        encoding = getattr(sys.stdout, "encoding", None)
+        return graph_to_text(self, encoding=encoding).rstrip("\n")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from gradcheck_suite.graph.render_text import (  # noqa: PLC0415 - drawn on demand
+            graph_renderables,
+        )
+
+        yield from graph_renderables(self, width=options.max_width)

@@ -1,0 +1,93 @@
+"""Write a report as text, JSON, SARIF or GitHub annotations; nothing here decides anything.
+
+Each format has a module of its own, which is imported when it is first asked for: importing this
+package costs next to nothing, and only the "full" format needs rich.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from gradcheck_suite.findings import Report
+
+__all__ = [
+    "OUTPUT_FORMATS",
+    "ColorChoice",
+    "OutputFormat",
+    "report_renderables",
+    "report_to_text",
+    "write_report",
+]
+
+OutputFormat: TypeAlias = Literal["full", "concise", "json", "sarif", "github"]
+ColorChoice: TypeAlias = Literal["auto", "always", "never"]
+
+OUTPUT_FORMATS: tuple[OutputFormat, ...] = ("full", "concise", "json", "sarif", "github")
+
+
+def write_report(
+    report: Report,
+    *,
+    output_format: OutputFormat,
+    stream: TextIO,
+    color: ColorChoice = "auto",
+) -> None:
+    """Write ``report`` to ``stream`` and flush it.
+
+    ``color`` concerns the "full" format alone: "auto" colours a terminal that can show it and
+    heeds ``NO_COLOR``. Characters that the stream's encoding lacks are written as backslash
+    escapes.
+
+    Raises:
+        BrokenPipeError: the reader of ``stream`` has gone, as after ``| head``. The caller
+            decides what that means for its exit status.
+        OSError: ``stream`` cannot be written.
+        ValueError: ``output_format`` is none of ``OUTPUT_FORMATS``.
+    """
+    from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - as the formats below
+
+    if output_format == "full":
+        from gradcheck_suite.reporting import console  # noqa: PLC0415 - loads rich
+
+        text = console.render_for(report, stream=stream, color=color)
+    elif output_format == "concise":
+        from gradcheck_suite.reporting import concise  # noqa: PLC0415 - on demand
+
+        text = concise.render(report)
+    elif output_format == "json":
+        from gradcheck_suite.reporting import json  # noqa: PLC0415 - on demand
+
+        text = json.render(report)
+    elif output_format == "sarif":
+        from gradcheck_suite.reporting import sarif  # noqa: PLC0415 - on demand
+
+        text = sarif.render(report)
+    elif output_format == "github":
+        from gradcheck_suite.reporting import github  # noqa: PLC0415 - on demand
+
+        text = github.render(report)
+    else:
+        raise ValueError(
+            f"output_format must be one of {', '.join(OUTPUT_FORMATS)}; got {output_format!r}"
+        )
+    stream.write(encodable(text, getattr(stream, "encoding", None)))
+    stream.flush()
+
+
+def report_to_text(report: Report) -> str:
+    """Return the full report as plain text of 80 columns, without colour or a final newline."""
+    from gradcheck_suite.reporting import console  # noqa: PLC0415 - loads rich
+
+    return console.render_plain(report)
+
+
+def report_renderables(report: Report, *, width: int) -> Iterable[RenderableType]:
+    """Return what rich prints for ``report`` on a console that is ``width`` cells wide."""
+    from gradcheck_suite.reporting import console  # noqa: PLC0415 - loads rich
+
+    return console.renderables(report, width=width)

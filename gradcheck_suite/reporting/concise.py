@@ -1,0 +1,30 @@
+"""Write one line for each finding, as editors and grep like it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.reporting.conclusion import conclusion
+from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.text import one_line, visible
+
+if TYPE_CHECKING:
+    from gradcheck_suite.findings import Finding, Location, Report
+
+__all__ = ["place", "render"]
+
+
+def render(report: Report) -> str:
+    """Return the report as lines ``path:line:col: CODE [severity] message``, the verdict last."""
+    return "".join(f"{line}\n" for line in (*map(_line, report.findings), conclusion(report)))
+
+
+def place(location: Location) -> str:
+    """Return ``path:line:column``, or ``path:line`` where the column is unknown."""
+    column = "" if location.column is None else f":{location.column}"
+    return f"{visible(display_path(location.path))}:{location.line}{column}"
+
+
+def _line(finding: Finding) -> str:
+    where = f"{place(finding.location)}: " if finding.location is not None else ""
+    return f"{where}{visible(finding.code)} [{finding.severity.value}] {one_line(finding.message)}"

@@ -1,0 +1,76 @@
+"""Say in one line what a report comes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.text import one_line, plural, visible
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from gradcheck_suite.findings import Report, VerdictStatus
+
+__all__ = ["TOLD", "conclusion", "count_findings", "count_verdicts"]
+
+# The figures of a summary that say how much was looked at: key, noun, verb.
+_WATCHED = (
+    ("steps", "step", "watched"),
+    ("files", "file", "checked"),
+)
+# The keys of a summary that the conclusion tells.
+TOLD = frozenset(key for key, _, _ in _WATCHED)
+_VERDICT_ORDER: tuple[VerdictStatus, ...] = ("pass", "fail", "inconclusive", "not covered")
+
+
+def conclusion(report: Report) -> str:
+    """Return the one-line verdict that ends a report for people.
+
+    >>> from gradcheck_suite.findings import Report
+    >>> conclusion(Report(tool="gradcheck-suite audit", summary={"steps": 12}))
+    'gradcheck-suite audit: nothing found (12 steps watched)'
+    """
+    found = count_findings(report)
+    failed = sum(verdict.status == "fail" for verdict in report.verdicts)
+    if found:
+        sentence = found + _where(report)
+    elif failed:
+        sentence = f"{plural(failed, 'gradient')} failed"
+    else:
+        sentence = "nothing found"
+    remarks = _watched(report)
+    if report.verdicts:
+        remarks.append(count_verdicts(report))
+    if report.not_covered:
+        remarks.append(f"{plural(len(report.not_covered), 'thing')} not covered")
+    seen = f" ({'; '.join(remarks)})" if remarks else ""
+    return f"{one_line(report.tool)}: {sentence}{seen}"
+
+
+def count_findings(report: Report) -> str:
+    """Return "2 errors, 1 warning", leaving out severities that do not occur."""
+    counts = ((report.count(severity), severity.value) for severity in Severity)
+    return ", ".join(plural(count, noun) for count, noun in counts if count)
+
+
+def count_verdicts(report: Report) -> str:
+    """Return "12 pass, 1 inconclusive", leaving out statuses that do not occur."""
+    counts = Counter(verdict.status for verdict in report.verdicts)
+    return ", ".join(f"{counts[status]:,} {status}" for status in _VERDICT_ORDER if counts[status])
+
+
+def _where(report: Report) -> str:
+    places = (finding.location for finding in report.findings)
+    paths = sorted({display_path(place.path) for place in places if place is not None})
+    if not paths:
+        return ""
+    return f" in {visible(paths[0])}" if len(paths) == 1 else f" in {plural(len(paths), 'file')}"
+
+
+def _watched(report: Report) -> list[str]:
+    return [
+        f"{plural(count, noun)} {verb}"
+        for key, noun, verb in _WATCHED
+        if isinstance(count := report.summary.get(key), int) and not isinstance(count, bool)
+    ]

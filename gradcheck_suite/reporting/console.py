@@ -1,0 +1,150 @@
+"""Lay out the full report for people, and print it with rich."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.reporting.conclusion import TOLD, conclusion
+from gradcheck_suite.reporting.diagnostics import draw_finding
+from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph
+from gradcheck_suite.reporting.source import SourceLines
+from gradcheck_suite.reporting.text import byte_count, number
+from gradcheck_suite.reporting.verdicts import draw_verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import TextIO
+
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+    from gradcheck_suite.findings import JSON, Finding, Report
+    from gradcheck_suite.reporting import ColorChoice
+
+__all__ = ["render_for", "render_plain", "renderables"]
+
+_PLAIN_WIDTH = 80
+
+
+def render_for(report: Report, *, stream: TextIO, color: ColorChoice = "auto") -> str:
+    """Return the report as text for ``stream``: as wide and as colourful as that can show."""
+    target = Console(file=stream)
+    page = Page.of(target.width, encoding=getattr(stream, "encoding", None))
+    # The consoles of old Windows systems are coloured by calls, which text cannot hold.
+    shows_color = target.color_system is not None and not target.legacy_windows
+    wanted = color == "always" or (color == "auto" and shows_color and not target.no_color)
+    return (_colored if wanted else _plain)(_draw(report, page))
+
+
+def render_plain(report: Report) -> str:
+    """Return the report as plain text of 80 columns, its signs in ASCII, without a last newline."""
+    page = Page(width=_PLAIN_WIDTH, glyphs=ASCII)
+    return _plain(_draw(report, page)).rstrip("\n")
+
+
+def renderables(report: Report, *, width: int) -> Iterable[RenderableType]:
+    """Return what rich prints for the report on a console that is ``width`` cells wide."""
+    return (_Drawn(report, width),)
+
+
+class _Drawn:
+    """Draw the report once it is known what its console can print."""
+
+    def __init__(self, report: Report, width: int) -> None:
+        self._report = report
+        self._width = width
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console
+        yield from _draw(self._report, Page.of(self._width, encoding=options.encoding))
+
+
+def _plain(rows: Iterable[Text]) -> str:
+    return "".join(f"{row.plain}\n" for row in rows)
+
+
+def _colored(rows: Iterable[Text]) -> str:
+    """Return ``rows`` with escape sequences, but never broken: a path can then be copied.
+
+    The styles use the sixteen standard colours alone, so no terminal needs another set of them.
+    """
+    console = Console()
+    text: list[str] = []
+    for row in rows:
+        for segment in row.render(console, end="\n"):
+            style = segment.style or Style.null()
+            text.append(style.render(segment.text, color_system=ColorSystem.STANDARD))
+    return "".join(text)
+
+
+def _draw(report: Report, page: Page) -> Iterator[Text]:
+    for row in _rows(report, page):
+        row.rstrip()
+        yield row
+
+
+def _rows(report: Report, page: Page) -> Iterator[Text]:
+    sources = SourceLines()
+    by_severity = sorted(report.findings, key=lambda finding: -finding.severity.weight)
+    for finding in by_severity:
+        yield from draw_finding(finding, sources, page)
+        yield Text()
+    if report.verdicts:
+        yield from draw_verdicts(report.verdicts, page)
+        yield Text()
+    if report.not_covered:
+        yield Text("not covered", style=page.style("strong"))
+        for reason in report.not_covered:
+            yield from paragraph(reason, page, label="- ")
+        yield Text()
+    yield from _figures(report, page)
+    yield from _pointer(by_severity, page)
+    yield Text(page.safe(conclusion(report)), style=_conclusion_style(report, page))
+
+
+def _figures(report: Report, page: Page) -> Iterator[Text]:
+    figures = [_figure(key, value) for key, value in report.summary.items() if key not in TOLD]
+    shown = [page.safe(figure) for figure in figures if figure]
+    # A comma after all but the last; a figure stays on one line with its name.
+    words = [f"{figure}," for figure in shown[:-1]] + shown[-1:]
+    for line in fill(words, page.prose_width - page.indent) if words else ():
+        yield Text(" " * page.indent).append(line, page.style("faint"))
+
+
+def _figure(key: str, value: JSON) -> str:
+    """Return a figure of the summary with its name; nothing for one that holds several."""
+    name = key.replace("_", " ")
+    if value is None or isinstance(value, (Mapping, tuple, list)):
+        return ""
+    if isinstance(value, bool):
+        return f"{name} {'yes' if value else 'no'}"
+    if isinstance(value, int) and name.endswith("bytes"):
+        return f"{name.removesuffix('bytes')}{byte_count(value)}"
+    # A seed is there to be copied.
+    if isinstance(value, (int, float)) and not name.endswith("seed"):
+        return f"{name} {number(value)}"
+    return f"{name} {value}"
+
+
+def _pointer(findings: Iterable[Finding], page: Page) -> Iterator[Text]:
+    for finding in findings:
+        entry = catalogue.find(finding.code)
+        if entry is not None:
+            sentence = f"Why it matters and what to write: gradcheck-suite explain {entry.code}"
+            yield from paragraph(sentence, page, style=page.style("faint"))
+            return
+
+
+def _conclusion_style(report: Report, page: Page) -> str:
+    if report.findings:
+        return page.style(max(finding.severity for finding in report.findings).value)
+    statuses = {verdict.status for verdict in report.verdicts}
+    if "fail" in statuses:
+        return page.style("error")
+    return page.style("ok" if statuses <= {"pass"} and not report.not_covered else "warning")

@@ -1,0 +1,306 @@
+"""Check the gradients of a function or module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.findings import JSON, Finding, Report, Verdict
+from gradcheck_suite.verification import wording
+from gradcheck_suite.verification.calling import Output, Subject, build_subject
+from gradcheck_suite.verification.diagnosis import error_kind, find_wrong_entry, trace_path
+from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
+from gradcheck_suite.verification.randomness import preserved_randomness
+from gradcheck_suite.verification.survey import Survey
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from gradcheck_suite.verification.custom_functions import GraphPath
+    from gradcheck_suite.verification.verdicts import Conclusion
+
+__all__ = ["check_gradients"]
+
+_TOOL = "gradcheck-suite verify"
+_CHECKED = (torch.float32, torch.float64)
+# Narrowing a failure down to an entry takes some hundred evaluations each.
+_MOST_ENTRIES = 8
+
+Pair = tuple[int, int]
+
+
+def check_gradients(
+    fn_or_module: Any,
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    parameters: bool = True,
+    dtype: DTypeOption = "native",
+    probes: int | None = None,
+    seed: int = 0,
+    skip_outputs: Collection[str] = (),
+) -> Report:
+    """Compare every gradient with central differences and report which are wrong.
+
+    Directional derivatives along random directions are measured on a ladder of steps and
+    extrapolated; the tolerance is the error of that measurement, so there are no ``eps``,
+    ``atol`` and ``rtol`` to choose. Nothing of the user's is modified: tensors, ``.grad``,
+    buffers and random number generators are afterwards as they were.
+
+    >>> import torch
+    >>> x = torch.tensor([0.5, -1.0], requires_grad=True)
+    >>> report = check_gradients(torch.sin, x)
+    >>> [(verdict.input, verdict.status) for verdict in report.verdicts]
+    [('inputs[0]', 'pass')]
+
+    Args:
+        fn_or_module: a function, a module, a bound method of a module, or an
+            ``autograd.Function`` class.
+        inputs: a tensor; a tuple or list of positional arguments; or a dict of keyword
+            arguments. Tensors may lie in tuples, lists, dicts and dataclasses. Those that require
+            grad are checked, the others are held constant.
+        kwargs: further keyword arguments.
+        parameters: whether the parameters of a module are checked as well.
+        dtype: "native" checks in the types given; "float32" and "float64" (or the torch types)
+            cast copies of inputs, parameters and buffers.
+        probes: how many random probes each gradient gets; by default 2 in float64 and 4 in
+            float32.
+        seed: seeds the probes and the random draws of the function. The same seed gives the same
+            report.
+        skip_outputs: names of outputs that are not checked, as the report spells them
+            (``"output[1]"``).
+
+    Returns:
+        A report with a verdict for each output and input or parameter, and findings for what is
+        wrong. ``report.raise_for_findings()`` raises if there is one.
+
+    Raises:
+        UsageError: there is nothing to check, or the options make no sense.
+    """
+    options = CheckOptions.validated(
+        dtype=dtype,
+        parameters=parameters,
+        probes=probes,
+        seed=seed,
+        skip_outputs=skip_outputs,
+    )
+    with torch.inference_mode(mode=False), preserved_randomness():
+        subject = build_subject(fn_or_module, inputs, kwargs, options)
+        return _check(subject, options)
+
+
+def _check(subject: Subject, options: CheckOptions) -> Report:
+    outputs, not_covered = _sorted_outputs(subject, subject.first_call(), options)
+    verdicts = [
+        Verdict(output.name, variable.name, "not covered", reason)
+        for output, reason in not_covered
+        for variable in subject.variables
+    ]
+    lines = [
+        *subject.not_covered,
+        *(f"output `{output.name}` {reason}" for output, reason in not_covered),
+    ]
+    findings: list[Finding] = []
+    probes = 0
+    if outputs:
+        precision = precision_of(
+            [
+                *(variable.value.dtype for variable in subject.variables),
+                *(output.tensor.dtype for output in outputs),
+            ]
+        )
+        probes = options.probes or precision.probes
+        survey = Survey(subject, outputs, precision=precision, seed=options.seed, probes=probes)
+        conclusions = survey.run()
+        findings = list(_Findings(survey, conclusions))
+        verdicts = [*_verdicts(survey, conclusions), *verdicts]
+        verdicts += _empty_verdicts(survey)
+        if not survey.deterministic:
+            lines.append(
+                f"{subject.title} gives different outputs for the same inputs and random state; "
+                "what that noise hides is not covered"
+            )
+    summary: dict[str, JSON] = {
+        "target": subject.title,
+        "seed": options.seed,
+        "dtype": _dtype_name(subject, options),
+        "probes": probes,
+        "evaluations": subject.evaluations,
+        "verdicts": dict(Counter(verdict.status for verdict in verdicts)),
+    }
+    return Report(
+        tool=_TOOL,
+        findings=tuple(findings),
+        verdicts=tuple(verdicts),
+        summary=summary,
+        not_covered=tuple(lines),
+    )
+
+
+def _sorted_outputs(
+    subject: Subject, produced: list[Output], options: CheckOptions
+) -> tuple[list[Output], list[tuple[Output, str]]]:
+    """Split the outputs into those to check and those not, with why."""
+    names = {output.name for output in produced}
+    unknown = sorted(options.skip_outputs - names)
+    if unknown:
+        raise UsageError(
+            f"skip_outputs names {unknown[0]!r}, but {subject.title} returns "
+            f"{', '.join(sorted(names))}"
+        )
+    checked: list[Output] = []
+    others: list[tuple[Output, str]] = []
+    for output in produced:
+        reason = _why_not_checked(output, options)
+        if reason is None:
+            checked.append(output)
+        else:
+            others.append((output, reason))
+    if all(_is_discrete(output.tensor) for output in produced):
+        kinds = ", ".join(sorted({_short(output.tensor.dtype) for output in produced}))
+        raise UsageError(
+            f"{subject.title} returns only {kinds} tensors, which have no gradient; return the "
+            "floating-point tensors to check"
+        )
+    return checked, others
+
+
+def _why_not_checked(output: Output, options: CheckOptions) -> str | None:
+    tensor = output.tensor
+    if output.name in options.skip_outputs:
+        return "was left out by skip_outputs"
+    if _is_discrete(tensor):
+        return f"is {_short(tensor.dtype)}, which has no gradient"
+    if tensor.layout != torch.strided:
+        return f"is {_short(tensor.layout)}, which is not checked yet"
+    if tensor.dtype not in _CHECKED:
+        return f"is {_short(tensor.dtype)}, which is not checked yet"
+    if tensor.numel() == 0:
+        return "has no elements"
+    return None
+
+
+def _is_discrete(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Verdict]:
+    for (output, variable), conclusion in conclusions.items():
+        evidence = wording.measurement_evidence(conclusion.shown)
+        if conclusion.moved:
+            evidence["measured_at"] = "a point close by, as a kink lies at the given one"
+        status = conclusion.status
+        reason = conclusion.reason
+        if status == "fail":
+            reason = "analytic and numeric gradient differ"
+        if (output, variable) in survey.breaches.nonlinear:
+            status, reason = "fail", "backward is not linear in the incoming gradient"
+        if survey.breaches.differs((output, variable)):
+            status, reason = "fail", "two identical backwards give different gradients"
+        yield Verdict(
+            survey.point.outputs[output].name,
+            survey.subject.variables[variable].name,
+            status,
+            reason,
+            evidence,
+        )
+
+
+def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:
+    for variable in survey.subject.variables:
+        if variable.value.numel() == 0:
+            for output in survey.point.outputs:
+                yield Verdict(output.name, variable.name, "not covered", "has no elements")
+
+
+class _Findings:
+    """Turns conclusions into findings, one for each thing that is wrong."""
+
+    def __init__(self, survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> None:
+        self._survey = survey
+        self._conclusions = conclusions
+        self._searches = 0
+
+    def __iter__(self) -> Iterator[Finding]:
+        breaches = self._survey.breaches
+        for output in sorted(breaches.written):
+            yield wording.grad_output_modified(output=self._output(output), path=self._any(output))
+        for pair, difference in breaches.unequal.items():
+            yield wording.nondeterministic_gradient(
+                output=self._output(pair[0]),
+                variable=self._variable(pair[1]),
+                difference=difference,
+                by_rounding=pair in breaches.unequal_by_rounding,
+                path=trace_path(self._survey, *pair),
+            )
+        for pair, difference in breaches.nonlinear.items():
+            yield wording.nonlinear_backward(
+                output=self._output(pair[0]),
+                variable=self._variable(pair[1]),
+                difference=difference,
+                path=trace_path(self._survey, *pair),
+            )
+        yield from self._wrong_gradients()
+
+    def _wrong_gradients(self) -> Iterator[Finding]:
+        detached: dict[int, list[int]] = {}
+        for (output, variable), conclusion in self._conclusions.items():
+            if conclusion.status != "fail":
+                continue
+            if not self._survey.gradients.attached[output]:
+                detached.setdefault(output, []).append(variable)
+            elif not self._survey.breaches.explains((output, variable)):
+                yield self._wrong_gradient(output, variable, conclusion)
+        for output, variables in detached.items():
+            yield wording.detached_output(
+                output=self._output(output),
+                variables=[self._variable(variable) for variable in variables],
+                shown=self._conclusions[output, variables[0]].shown,
+                path=self._any(output),
+            )
+
+    def _wrong_gradient(self, output: int, variable: int, conclusion: Conclusion) -> Finding:
+        shown = conclusion.shown
+        failed = [
+            outcome.measurement
+            for outcome in self._survey.outcomes((output, variable))
+            if outcome.ruling == "fail"
+        ]
+        kind, ratio = error_kind(failed)
+        entry = None
+        if self._searches < _MOST_ENTRIES and not (shown.non_finite or conclusion.moved):
+            self._searches += 1
+            entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)
+        return wording.wrong_gradient(
+            output=self._output(output),
+            variable=self._variable(variable),
+            shape=self._survey.point.values[variable].shape,
+            shown=shown,
+            kind=kind,
+            ratio=ratio,
+            entry=entry,
+            path=trace_path(self._survey, output, variable),
+        )
+
+    def _output(self, index: int) -> str:
+        return self._survey.point.outputs[index].name
+
+    def _variable(self, index: int) -> str:
+        return self._survey.subject.variables[index].name
+
+    def _any(self, output: int) -> GraphPath:
+        return trace_path(self._survey, output, 0)
+
+
+def _dtype_name(subject: Subject, options: CheckOptions) -> str:
+    if options.cast is not None:
+        return _short(options.cast)
+    kinds = sorted({_short(variable.value.dtype) for variable in subject.variables})
+    return f"native ({', '.join(kinds)})"
+
+
+def _short(kind: object) -> str:
+    return str(kind).removeprefix("torch.")

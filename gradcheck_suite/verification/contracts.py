@@ -1,0 +1,103 @@
+"""What every backward owes its callers, whatever it computes.
+
+It gives the same gradient twice, is linear in the incoming gradient, and only reads it. These
+need no differences: equality up to rounding is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.verification.probes import Gradients, Point, differentiate
+
+if TYPE_CHECKING:
+    from gradcheck_suite.verification.calling import Subject
+    from gradcheck_suite.verification.options import Precision
+
+__all__ = ["ContractBreaches", "check_contracts"]
+
+Pair = tuple[int, int]
+
+# A power of two scales floating-point numbers exactly; this one is large enough to reach a clamp
+# at a usual size and negative to find a backward that treats the signs differently.
+_SCALE = -1024.0
+_ROUNDING = 256.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContractBreaches:
+    """What was broken, for each (output, variable) pair.
+
+    ``unequal`` holds the relative difference of two identical backwards, ``nonlinear`` that of
+    ``backward(s * g) / s`` and ``backward(g)``; ``written`` holds outputs whose cotangent backward
+    wrote into. ``unequal_by_rounding`` are the pairs whose difference is rounding alone.
+    """
+
+    unequal: Mapping[Pair, float]
+    unequal_by_rounding: frozenset[Pair]
+    nonlinear: Mapping[Pair, float]
+    written: frozenset[int]
+
+    def differs(self, pair: Pair) -> bool:
+        """Say whether two identical backwards differ by more than rounding."""
+        return pair in self.unequal and pair not in self.unequal_by_rounding
+
+    def explains(self, pair: Pair) -> bool:
+        """Say whether a wrong gradient of this pair needs no other cause."""
+        return pair in self.nonlinear or self.differs(pair)
+
+
+def check_contracts(
+    subject: Subject,
+    point: Point,
+    cotangents: Sequence[torch.Tensor],
+    gradients: Gradients,
+    *,
+    precision: Precision,
+) -> ContractBreaches:
+    """Run backward a second time, and once more on a scaled cotangent.
+
+    A backward may pick another algorithm for other sizes and round differently; what is smaller
+    than the precision's ``linearity`` is no breach of linearity.
+    """
+    written = frozenset(index for index, hit in enumerate(gradients.written) if hit)
+    if any(noise is not None for noise in point.noise):
+        return ContractBreaches({}, frozenset(), {}, written)
+    again = differentiate(subject, point, cotangents)
+    unequal = _differences(gradients, again, factor=1.0)
+    scaled = differentiate(subject, point, cotangents, scale=_SCALE)
+    nonlinear = {
+        pair: difference
+        for pair, difference in _differences(gradients, scaled, factor=_SCALE).items()
+        if difference > precision.linearity + 4.0 * unequal.get(pair, 0.0)
+    }
+    return ContractBreaches(
+        unequal=unequal,
+        unequal_by_rounding=frozenset(
+            pair for pair, difference in unequal.items() if difference <= _ROUNDING * precision.eps
+        ),
+        nonlinear=nonlinear,
+        written=written,
+    )
+
+
+def _differences(first: Gradients, second: Gradients, *, factor: float) -> dict[Pair, float]:
+    """Return the largest difference of each pair that has one, relative to its largest entry."""
+    found = {}
+    for output, (row, other) in enumerate(zip(first.rows, second.rows, strict=True)):
+        for variable, (one, two) in enumerate(zip(row, other, strict=True)):
+            if one is None or two is None or one.numel() == 0:
+                continue
+            rescaled = two.double() / factor
+            if not bool(torch.isfinite(one).all() & torch.isfinite(rescaled).all()):
+                continue
+            difference = float((one.double() - rescaled).abs().max())
+            size = max(float(one.abs().max()), float(rescaled.abs().max()))
+            # Numbers this small lose digits when they are scaled.
+            if difference > 0.0 and size > torch.finfo(one.dtype).tiny * 2.0**40:
+                found[output, variable] = difference / size
+    return found

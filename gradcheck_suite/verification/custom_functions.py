@@ -1,0 +1,103 @@
+"""Find the custom autograd.Functions between an output and a leaf, and their source."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradcheck_suite import _torch_compat
+from gradcheck_suite.findings import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.autograd.graph import Node
+
+__all__ = ["GraphPath", "backward_location", "graph_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPath:
+    """What lies between an output and a leaf.
+
+    Attributes:
+        connected: whether autograd's graph leads from the output to the leaf at all.
+        functions: the user's custom Functions on the way, or in the output's whole graph where
+            there is no way.
+    """
+
+    connected: bool
+    functions: tuple[type, ...]
+
+
+def graph_path(output: torch.Tensor, leaf: torch.Tensor) -> GraphPath:
+    """Walk the graph of ``output`` and tell what leads to ``leaf``."""
+    if output.grad_fn is None:
+        return GraphPath(connected=output is leaf, functions=())
+    nodes = _reachable(output.grad_fn)
+    ends = [node for node in nodes if getattr(node, "variable", None) is leaf]
+    if not ends:
+        return GraphPath(connected=False, functions=_functions(nodes))
+    return GraphPath(connected=True, functions=_functions(_ancestors(nodes, ends)))
+
+
+def backward_location(function: type) -> Location | None:
+    """Return where a custom Function defines its backward, or None without Python source."""
+    backward: Any = getattr(function, "backward", None)
+    if backward is torch.autograd.Function.backward:
+        backward = getattr(function, "vjp", None)
+    backward = inspect.unwrap(backward) if callable(backward) else None
+    code = getattr(backward, "__code__", None)
+    if code is None or code.co_filename.startswith("<"):
+        return None
+    line = code.co_firstlineno
+    try:
+        source, start = inspect.getsourcelines(code)
+    except (OSError, TypeError):
+        source, start = [], line
+    for offset, text in enumerate(source):
+        # A code object begins at its decorators; the reader looks for the def.
+        if text.lstrip().startswith(("def ", "async def ")):
+            line = start + offset
+            break
+    return Location(path=code.co_filename, line=line, function=backward.__qualname__)
+
+
+def _reachable(root: Node) -> list[Node]:
+    seen = {root}
+    pending = [root]
+    while pending:
+        for child, _ in pending.pop().next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return list(seen)
+
+
+def _ancestors(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Node]:
+    parents: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for child, _ in node.next_functions:
+            if child is not None:
+                parents.setdefault(child, []).append(node)
+    seen = set(ends)
+    pending = list(seen)
+    while pending:
+        for parent in parents.get(pending.pop(), ()):
+            if parent not in seen:
+                seen.add(parent)
+                pending.append(parent)
+    return list(seen)
+
+
+def _functions(nodes: Iterable[Node]) -> tuple[type, ...]:
+    found = {_torch_compat.custom_function_class(node) for node in nodes}
+    users = {
+        function
+        for function in found
+        if function is not None and not function.__module__.startswith("torch.")
+    }
+    return tuple(sorted(users, key=lambda function: function.__qualname__))

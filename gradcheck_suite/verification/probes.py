@@ -1,0 +1,385 @@
+"""Measure one directional derivative: what differences say against what autograd says.
+
+A probe is a random cotangent for every output and a random direction for some of the variables.
+What is extrapolated is the deviation ``<g, f(x + hv) - f(x - hv)> - <grad, (x + hv) - (x - hv)>``,
+with the displacement that the floating-point inputs really made. The rounding of ``x + hv`` so
+drops out, which in float32 is most of the error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.verification.calling import Output, Subject
+from gradcheck_suite.verification.differences import UNKNOWN, Estimate, Level, estimate_limit
+from gradcheck_suite.verification.directions import spread_signs
+
+if TYPE_CHECKING:
+    from gradcheck_suite.verification.options import Precision
+
+__all__ = ["Gradients", "Measurement", "Point", "differentiate", "draw_cotangents", "measure"]
+
+SAFETY = 4.0
+"""How many times the measured error the deviation of a right gradient may be."""
+
+_STAIRS = "does not change under small steps (it rounds or quantizes), yet its gradient is not zero"
+
+Direction = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place in the space of the variables, and what the function gives there.
+
+    Attributes:
+        values: the variables' values.
+        outputs: the outputs that are checked, by name.
+        finite: for each output where it is finite, or None where all of it is.
+        noise: for each output the difference between two calls; None where there is none.
+        moved: whether this is a point beside the one that the user gave.
+        recorded: whether function values have to be computed with gradients enabled because the
+            function computes something else without.
+    """
+
+    values: tuple[torch.Tensor, ...]
+    outputs: tuple[Output, ...]
+    finite: tuple[torch.Tensor | None, ...]
+    noise: tuple[torch.Tensor | None, ...]
+    moved: bool = False
+    recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Vector-Jacobian products for one set of cotangents.
+
+    Attributes:
+        rows: for each output the gradient with respect to each variable; None where autograd
+            gives none.
+        attached: for each output whether it requires grad.
+        written: for each output whether backward wrote into its cotangent.
+        outputs: the outputs' values in the call that was differentiated.
+    """
+
+    rows: tuple[tuple[torch.Tensor | None, ...], ...]
+    attached: tuple[bool, ...]
+    written: tuple[bool, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one probe says of one output and a group of variables.
+
+    ``analytic`` is the derivative by autograd, ``estimate`` holds the deviation of the numeric one
+    from it. ``contributions`` is the size (2-norm) that each variable's part of ``analytic`` has,
+    element by element, which random signs leave of it. ``magnitude`` is the size of the output.
+    """
+
+    output: int
+    group: tuple[int, ...]
+    analytic: float
+    contributions: dict[int, float]
+    estimate: Estimate
+    magnitude: float
+    eps: float
+    unchanged: bool
+    missing: bool
+    non_finite: bool
+    analytic_noise: float = 0.0
+    trouble: str | None = None
+
+    @property
+    def deviation(self) -> float:
+        """Numeric less analytic derivative."""
+        return self.estimate.value
+
+    @property
+    def numeric(self) -> float:
+        """The derivative by differences."""
+        return self.analytic + self.estimate.value
+
+    @property
+    def contribution(self) -> float:
+        """The size of the analytic derivative, all variables of the group together."""
+        return math.sqrt(sum(part * part for part in self.contributions.values()))
+
+    @property
+    def tolerance(self) -> float:
+        """The deviation that the measurement itself may cause."""
+        if self.unchanged and self.analytic == 0.0:
+            return 0.0
+        rounding = 4.0 * self.eps * self.contribution + 2.0 * self.analytic_noise
+        return SAFETY * self.estimate.error + rounding
+
+    @property
+    def z(self) -> float:
+        """Deviation in units of the tolerance."""
+        if self.deviation == 0.0:
+            return 0.0
+        return abs(self.deviation) / self.tolerance if self.tolerance > 0.0 else math.inf
+
+
+def draw_cotangents(point: Point, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Draw a cotangent for each output, zero where the output is not finite."""
+    drawn = []
+    for output, finite in zip(point.outputs, point.finite, strict=True):
+        cotangent = spread_signs(output.tensor, generator)
+        drawn.append(cotangent if finite is None else cotangent.where(finite, 0.0))
+    return tuple(drawn)
+
+
+def differentiate(
+    subject: Subject, point: Point, cotangents: Sequence[torch.Tensor], *, scale: float = 1.0
+) -> Gradients:
+    """Compute the gradients of ``<scale * cotangent, output>`` for each output by itself.
+
+    Raises:
+        UsageError: the function writes into one of its variables.
+    """
+    with torch.enable_grad():
+        leaves = [value.clone().requires_grad_() for value in point.values]
+        produced = {output.name: output.tensor for output in subject(leaves)}
+        tensors = [produced[output.name] for output in point.outputs]
+    _require_unwritten(subject, leaves, point.values)
+    rows: list[tuple[torch.Tensor | None, ...]] = []
+    written = []
+    for index, tensor in enumerate(tensors):
+        if not tensor.requires_grad:
+            rows.append((None,) * len(leaves))
+            written.append(False)
+            continue
+        given = (scale * cotangents[index]).to(tensor.dtype)
+        handed = given.clone()
+        later = any(other.requires_grad for other in tensors[index + 1 :])
+        row: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            tensor, leaves, handed, retain_graph=later, allow_unused=True
+        )
+        rows.append(tuple(None if part is None else part.detach() for part in row))
+        written.append(not torch.equal(given, handed))
+    return Gradients(
+        rows=tuple(rows),
+        attached=tuple(tensor.requires_grad for tensor in tensors),
+        written=tuple(written),
+        outputs=tuple(tensor.detach() for tensor in tensors),
+    )
+
+
+def _require_unwritten(
+    subject: Subject, leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> None:
+    for variable, leaf, value in zip(subject.variables, leaves, values, strict=True):
+        if not torch.equal(leaf.detach(), value):
+            raise UsageError(
+                f"{subject.title} overwrites its {variable.kind} `{variable.name}` in place, so "
+                "its output belongs to other values than the given ones; give it a copy "
+                f"(`{variable.name}.clone()`) or write to a new tensor"
+            )
+
+
+@dataclass(slots=True)
+class _Ladder:
+    """The central differences of one probe, step by step."""
+
+    subject: Subject
+    point: Point
+    cotangents: Sequence[torch.Tensor]
+    direction: Direction
+    gradients: Gradients
+    eps: float
+    levels: list[list[Level]] = field(default_factory=list)
+    trouble: str | None = None
+    magnitudes: list[float] = field(default_factory=list)
+    noises: list[float] = field(default_factory=list)
+    _centres: list[torch.Tensor] = field(default_factory=list)
+    _bends: list[tuple[float, torch.Tensor] | None] = field(default_factory=list)
+    rows: list[list[tuple[torch.Tensor, int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for index, (output, noise) in enumerate(
+            zip(self.point.outputs, self.point.noise, strict=True)
+        ):
+            cotangent = self.cotangents[index].double()
+            centre = _masked(output.tensor.double(), self.point.finite[index])
+            self._centres.append(centre)
+            self.magnitudes.append(float(torch.linalg.vector_norm(cotangent * centre)))
+            self.noises.append(
+                0.0 if noise is None else float(torch.linalg.vector_norm(cotangent * noise))
+            )
+            self._bends.append(None)
+            self.levels.append([])
+            parts = []
+            for variable in self.direction:
+                part = self.gradients.rows[index][variable]
+                if part is not None and bool(torch.isfinite(part).all()):
+                    parts.append((part.double(), variable))
+            self.rows.append(parts)
+
+    def descend(self, step: float) -> None:
+        """Add one central difference of this half width, where the function allows it."""
+        ahead, behind = self._moved(step), self._moved(-step)
+        above, below = self._values(ahead), self._values(behind)
+        if above is None or below is None:
+            return
+        for index, (high, low) in enumerate(zip(above, below, strict=True)):
+            high_value = _masked(high, self.point.finite[index])
+            low_value = _masked(low, self.point.finite[index])
+            if not (_is_finite(high_value) and _is_finite(low_value)):
+                self.trouble = "is not finite at points around the given one"
+                self._bends[index] = None
+                continue
+            self.levels[index].append(
+                self._level(index, step, high_value, low_value, (ahead, behind))
+            )
+
+    def _level(
+        self,
+        index: int,
+        step: float,
+        high: torch.Tensor,
+        low: torch.Tensor,
+        ends: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    ) -> Level:
+        cotangent = self.cotangents[index].double()
+        centre = self._centres[index]
+        expected = sum(
+            float((part * (ends[0][variable].double() - ends[1][variable].double())).sum())
+            for part, variable in self.rows[index]
+        )
+        slope = (float((cotangent * (high - low)).sum()) - expected) / (2.0 * step)
+        rounding = (self.eps * self.magnitudes[index] + 2.0 * self.noises[index]) / step
+        # For a smooth function the second difference over the step vanishes with the step; the
+        # line through two steps leaves at zero what a kink contributes.
+        bend = cotangent * (high + low - 2.0 * centre) / step
+        previous = self._bends[index]
+        self._bends[index] = (step, bend)
+        kink = math.inf
+        if previous is not None:
+            ratio = previous[0] / step
+            left = torch.linalg.vector_norm((ratio * bend - previous[1]) / (ratio - 1.0))
+            kink = max(0.0, float(left) - 4.0 * rounding)
+        return Level(
+            step=step,
+            slope=slope,
+            rounding=rounding,
+            kink=kink,
+            unchanged=torch.equal(high, centre) and torch.equal(low, centre),
+        )
+
+    def _moved(self, step: float) -> list[torch.Tensor]:
+        moved = []
+        for variable, value in enumerate(self.point.values):
+            along = self.direction.get(variable)
+            moved.append(value.clone() if along is None else value + step * along)
+        return moved
+
+    def _values(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Evaluate, or note why not; the user's exceptions count only at the given point."""
+        copies = [value.clone() for value in values]
+        try:
+            produced = evaluate(self.subject, copies, recorded=self.point.recorded)
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises
+            self.trouble = f"raises {type(error).__name__} at points around the given one"
+            return None
+        tensors = {output.name: output.tensor for output in produced}
+        found = []
+        for output in self.point.outputs:
+            tensor = tensors.get(output.name)
+            if tensor is None or tensor.shape != output.tensor.shape:
+                self.trouble = "changes the shape of its outputs at points around the given one"
+                return None
+            found.append(tensor.detach().to(torch.float64, copy=True))
+        return found
+
+
+def evaluate(subject: Subject, values: Sequence[torch.Tensor], *, recorded: bool) -> list[Output]:
+    """Compute the function's values, with gradients enabled or not."""
+    if not recorded:
+        with torch.no_grad():
+            return subject(values)
+    with torch.enable_grad():
+        return subject([value.detach().requires_grad_() for value in values])
+
+
+def measure(
+    subject: Subject,
+    point: Point,
+    cotangents: Sequence[torch.Tensor],
+    gradients: Gradients,
+    direction: Direction,
+    *,
+    precision: Precision,
+    thorough: bool,
+) -> list[Measurement]:
+    """Measure the derivative of every output along one direction.
+
+    Args:
+        subject: the function.
+        point: where.
+        cotangents: one for each output.
+        gradients: what autograd gives for these cotangents at this point.
+        direction: for each variable of the group how it moves for one unit of step.
+        precision: the ladder's steps and what is asked of the result.
+        thorough: whether disagreement is followed down to the smallest step, or left for others.
+    """
+    ladder = _Ladder(subject, point, cotangents, direction, gradients, precision.eps)
+    results: list[Measurement] = []
+    for count, step in enumerate(precision.steps, start=1):
+        ladder.descend(step)
+        if count < precision.first:
+            continue
+        results = [_measurement(ladder, index) for index in range(len(point.outputs))]
+        open_questions = [result for result in results if not _is_settled(result, precision)]
+        if not open_questions:
+            break
+        if not thorough and count > precision.first:
+            known = [result for result in open_questions if math.isfinite(result.z)]
+            if any(result.z > 1.0 and math.isfinite(result.tolerance) for result in known):
+                break
+    return results
+
+
+def _is_settled(result: Measurement, precision: Precision) -> bool:
+    scale = max(result.contribution, result.magnitude * precision.zero)
+    return result.z <= 1.0 and result.tolerance <= precision.target * scale
+
+
+def _measurement(ladder: _Ladder, index: int) -> Measurement:
+    levels = ladder.levels[index]
+    contributions = dict.fromkeys(ladder.direction, 0.0)
+    analytic = 0.0
+    for part, variable in ladder.rows[index]:
+        product = part * ladder.direction[variable].double()
+        contributions[variable] = float(torch.linalg.vector_norm(product))
+        analytic += float(product.sum())
+    trouble = ladder.trouble
+    if trouble is None and any(level.unchanged and level.slope != 0.0 for level in levels):
+        trouble = _STAIRS
+    row = [ladder.gradients.rows[index][variable] for variable in ladder.direction]
+    return Measurement(
+        output=index,
+        group=tuple(ladder.direction),
+        analytic=analytic,
+        contributions=contributions,
+        estimate=estimate_limit(levels) if levels else UNKNOWN,
+        magnitude=ladder.magnitudes[index],
+        eps=ladder.eps,
+        unchanged=bool(levels) and all(level.unchanged for level in levels),
+        missing=all(part is None for part in row),
+        non_finite=any(part is not None and not _is_finite(part) for part in row),
+        trouble=trouble,
+    )
+
+
+def _masked(values: torch.Tensor, finite: torch.Tensor | None) -> torch.Tensor:
+    return values if finite is None else values.where(finite, 0.0)
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values).all())

@@ -1,0 +1,177 @@
+"""What a measurement says of a gradient: right, wrong, or nothing yet and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gradcheck_suite.verification.probes import Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradcheck_suite.verification.options import Precision
+
+__all__ = ["Conclusion", "Outcome", "Ruling", "conclude", "judge", "why_unresolved"]
+
+Ruling: TypeAlias = Literal["pass", "fail", "ambiguous", "unresolved"]
+
+CLEARLY = 4.0
+"""How many tolerances a deviation must span to count as a wrong gradient.
+
+In two thousand probes of correct networks in float32, with kinks and without, none spanned more
+than 0.42; in float64 wrong gradients span 10**4 and more.
+"""
+
+_AS_GOOD_AS_ZERO = 8.0
+# Probes are independent; this many have to see a failure before it is told.
+_FEWEST_FAILURES = 2
+# A pass speaks against a failure only if it would have seen an error of that size.
+_CONTRADICTS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One measurement's ruling on one (output, variable) pair."""
+
+    ruling: Ruling
+    measurement: Measurement
+    moved: bool
+    probe: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What all measurements of one pair come to; ``shown`` is the one to quote."""
+
+    status: Literal["pass", "fail", "inconclusive"]
+    shown: Measurement
+    reason: str | None = None
+    moved: bool = False
+
+
+def judge(measurement: Measurement, variable: int, precision: Precision) -> Ruling:
+    """Rule on the gradient with respect to one variable of the measurement's group.
+
+    Within a group of several variables only a pass is certain, and only for those whose part is
+    large against the tolerance; the others have to be measured by themselves.
+    """
+    tolerance = measurement.tolerance
+    part = measurement.contributions[variable]
+    alone = len(measurement.group) == 1
+    if measurement.non_finite:
+        size = max(
+            precision.resolution * abs(measurement.numeric), precision.zero * measurement.magnitude
+        )
+        return "fail" if alone and tolerance <= size else "unresolved"
+    resolved = tolerance <= precision.resolution * part
+    if measurement.z <= 1.0:
+        vanishes = (
+            alone
+            and part <= _AS_GOOD_AS_ZERO * tolerance
+            and tolerance <= precision.zero * measurement.magnitude
+        )
+        return "pass" if resolved or vanishes else "unresolved"
+    if not alone or not math.isfinite(tolerance):
+        return "unresolved"
+    if abs(measurement.deviation) < precision.rtol * max(part, abs(measurement.numeric)):
+        return "pass" if resolved else "unresolved"
+    return "fail" if measurement.z >= CLEARLY else "ambiguous"
+
+
+def conclude(outcomes: Sequence[Outcome], precision: Precision) -> Conclusion:
+    """Conclude on one pair from everything that was measured.
+
+    A wrong gradient is wrong in every probe and at the points around; one probe alone never makes
+    a failure.
+    """
+    by_ruling: dict[Ruling, list[Outcome]] = {
+        "pass": [],
+        "fail": [],
+        "ambiguous": [],
+        "unresolved": [],
+    }
+    for outcome in outcomes:
+        by_ruling[outcome.ruling].append(outcome)
+    failed = by_ruling["fail"]
+    if failed:
+        return _conclude_on_failure(failed, by_ruling)
+    doubtful, passed = by_ruling["ambiguous"], by_ruling["pass"]
+    if doubtful and len(passed) <= len(doubtful):
+        worst = max(doubtful, key=lambda outcome: outcome.measurement.z).measurement
+        return Conclusion(
+            "inconclusive",
+            worst,
+            f"numeric and analytic derivative differ by {worst.z:.1f} times the error that was "
+            "measured: too much for a pass, too little for a failure",
+        )
+    if passed:
+        here = [outcome for outcome in passed if not outcome.moved]
+        best = min(here or passed, key=lambda outcome: _relative(outcome.measurement))
+        return Conclusion("pass", best.measurement, moved=best.moved)
+    best = min(by_ruling["unresolved"], key=lambda outcome: _relative(outcome.measurement))
+    return Conclusion("inconclusive", best.measurement, why_unresolved(best.measurement, precision))
+
+
+def _conclude_on_failure(
+    failed: Sequence[Outcome], by_ruling: dict[Ruling, list[Outcome]]
+) -> Conclusion:
+    here = [outcome for outcome in failed if not outcome.moved]
+    worst = max(here or failed, key=lambda outcome: outcome.measurement.z)
+    passed = [
+        outcome
+        for outcome in by_ruling["pass"]
+        if len(outcome.measurement.group) == 1
+        and _relative(outcome.measurement) < _CONTRADICTS * _relative_deviation(worst.measurement)
+    ]
+    if any(outcome.moved for outcome in passed) and not any(o.moved for o in failed):
+        return Conclusion(
+            "inconclusive",
+            worst.measurement,
+            "the gradient disagrees at the given point and agrees at a point close by: the "
+            "function has a kink or a special case exactly here",
+        )
+    if len(failed) >= _FEWEST_FAILURES and len(failed) > len(passed):
+        return Conclusion("fail", worst.measurement, moved=worst.moved)
+    return Conclusion(
+        "inconclusive",
+        worst.measurement,
+        f"{len(failed)} of {len(failed) + len(passed)} random directions disagree and the "
+        "others do not",
+    )
+
+
+def why_unresolved(measurement: Measurement, precision: Precision) -> str:
+    """Say what kept a measurement from deciding."""
+    if not math.isfinite(measurement.tolerance):
+        return (
+            f"the function {measurement.trouble}"
+            if measurement.trouble
+            else "too few steps could be evaluated"
+        )
+    size = max(abs(measurement.numeric), measurement.contribution)
+    seen = measurement.tolerance / size if size > 0.0 else math.inf
+    unseen = f"an error below {seen:.0%} of the gradient" if seen <= 1.0 else "no error"
+    unseen = f"{unseen} could {'not ' if seen <= 1.0 else ''}be seen"
+    if measurement.non_finite:
+        return "the analytic gradient is not finite, and no numeric one could be measured here"
+    cause = {
+        "kink": "kinks (relu, abs, max, sort, ...) lie within the smallest usable step",
+        "rounding": "rounding or noise in the function's values hides its derivative",
+        "truncation": "the numeric derivative does not settle as the step shrinks",
+    }[measurement.estimate.main_error]
+    advice = "" if precision.is_double else "; dtype='float64' sees more"
+    return f"{cause}, so {unseen}{advice}"
+
+
+def _relative_deviation(measurement: Measurement) -> float:
+    size = max(abs(measurement.numeric), measurement.contribution)
+    return abs(measurement.deviation) / size if size > 0.0 else 0.0
+
+
+def _relative(measurement: Measurement) -> float:
+    size = max(abs(measurement.numeric), measurement.contribution)
+    if size == 0.0:
+        return measurement.tolerance
+    return measurement.tolerance / size

@@ -1,0 +1,244 @@
+"""Put what was found into findings: what, where, expected against seen, next step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.findings import JSON, Finding, Location
+from gradcheck_suite.severity import Severity
+from gradcheck_suite.verification.custom_functions import GraphPath, backward_location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_suite.verification.diagnosis import ErrorKind, WrongEntry
+    from gradcheck_suite.verification.probes import Measurement
+
+__all__ = [
+    "detached_output",
+    "grad_output_modified",
+    "measurement_evidence",
+    "nondeterministic_gradient",
+    "nonlinear_backward",
+    "wrong_gradient",
+]
+
+_WHOLE = 1e-3
+_ALL = 0.995
+
+
+def measurement_evidence(measurement: Measurement) -> dict[str, JSON]:
+    """Give the numbers of a measurement by name."""
+    size = max(abs(measurement.numeric), measurement.contribution)
+    return {
+        "numeric": measurement.numeric,
+        "analytic": measurement.analytic,
+        "tolerance": _finite(measurement.tolerance),
+        "relative_error": abs(measurement.deviation) / size if size > 0.0 else 0.0,
+        "relative_tolerance": _finite(measurement.tolerance / size) if size > 0.0 else 0.0,
+        "step": _finite(measurement.estimate.step),
+    }
+
+
+def wrong_gradient(
+    *,
+    output: str,
+    variable: str,
+    shape: Sequence[int],
+    shown: Measurement,
+    kind: ErrorKind,
+    ratio: float | None,
+    entry: WrongEntry | None,
+    path: GraphPath,
+) -> Finding:
+    """Report a gradient that differs from the numeric one, or is missing."""
+    function = path.functions[0] if len(path.functions) == 1 else None
+    nothing = kind in {"missing", "zero"}
+    blamed = nothing and path.connected and bool(path.functions)
+    subject = f"gradient of `{output}` with respect to `{variable}`"
+    numbers = (
+        f"(analytic {shown.analytic:.6g}, numeric {shown.numeric:.6g} ± {shown.tolerance:.1g} "
+        "along a random direction)"
+    )
+    if shown.non_finite:
+        message = (
+            f"{subject} holds NaN or Inf where the numeric derivative is finite "
+            f"({shown.numeric:.6g} ± {shown.tolerance:.1g} along a random direction)"
+        )
+        chosen = catalogue.NON_FINITE_GRADIENT
+    else:
+        relative = abs(shown.deviation) / max(abs(shown.numeric), shown.contribution)
+        message = f"{subject} {_what_is_wrong(kind, ratio, relative, path)} {numbers}"
+        chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
+    message += "".join(_details(variable, shape, entry, function))
+    evidence: dict[str, JSON] = {
+        "output": output,
+        "input": variable,
+        "shape": [int(size) for size in shape],
+        "kind": "non-finite" if shown.non_finite else kind,
+        **measurement_evidence(shown),
+    }
+    if ratio is not None:
+        evidence["ratio"] = ratio
+    if entry is not None:
+        evidence["entry"] = {
+            "index": list(entry.index),
+            "analytic": _finite(entry.analytic),
+            "numeric": entry.numeric,
+            "wrong": entry.wrong,
+            "examined": entry.examined,
+        }
+    if path.functions:
+        evidence["functions"] = [function.__qualname__ for function in path.functions]
+    return Finding.of(
+        chosen,
+        message,
+        detector="verify",
+        location=_location(path),
+        hint=_hint(kind, ratio, variable, function, path),
+        evidence=evidence,
+    )
+
+
+def detached_output(
+    *, output: str, variables: Sequence[str], shown: Measurement, path: GraphPath
+) -> Finding:
+    """Report an output that depends on inputs and does not require grad."""
+    names = _listed(variables)
+    return Finding.of(
+        catalogue.DETACHED_OUTPUT,
+        f"`{output}` does not require grad, yet it depends on {names} (numeric derivative "
+        f"{shown.numeric:.6g} ± {shown.tolerance:.1g} along a random direction): no gradient "
+        "flows through it",
+        detector="verify",
+        location=_location(path),
+        hint=(
+            "look for detach(), .data, no_grad, item() or mark_non_differentiable on the way to "
+            f"it; if that is meant, as for a metric, pass skip_outputs=[{output!r}]"
+        ),
+        evidence={"output": output, "inputs": list(variables), **measurement_evidence(shown)},
+    )
+
+
+def nonlinear_backward(
+    *, output: str, variable: str, difference: float, path: GraphPath
+) -> Finding:
+    """Report a backward that is not linear in the incoming gradient."""
+    return Finding.of(
+        catalogue.NONLINEAR_BACKWARD,
+        f"gradient of `{output}` with respect to `{variable}` is not linear in the incoming "
+        "gradient: backward(-1024 * g) / -1024 differs from backward(g) by "
+        f"{_percent(difference)}{_named(path)}",
+        detector="verify",
+        location=_location(path),
+        hint=(
+            "a backward multiplies the incoming gradient by the local derivative: it may not "
+            "ignore, clamp, normalise or round it; clip gradients after backward instead"
+        ),
+        evidence={"output": output, "input": variable, "relative_difference": difference},
+    )
+
+
+def nondeterministic_gradient(
+    *, output: str, variable: str, difference: float, by_rounding: bool, path: GraphPath
+) -> Finding:
+    """Report two identical backwards that gave different gradients."""
+    rounding = ", which is rounding alone" if by_rounding else ""
+    return Finding.of(
+        catalogue.NONDETERMINISTIC_GRADIENT,
+        f"gradient of `{output}` with respect to `{variable}` differs between two identical "
+        f"backwards by {_percent(difference)}{rounding}{_named(path)}",
+        detector="verify",
+        severity=Severity.NOTE if by_rounding else None,
+        location=_location(path),
+        hint=(
+            "torch.use_deterministic_algorithms(True) names ops that add in random order"
+            if by_rounding
+            else "look for state that backward changes, random draws in backward, and "
+            "uninitialised memory (torch.empty)"
+        ),
+        evidence={"output": output, "input": variable, "relative_difference": difference},
+    )
+
+
+def grad_output_modified(*, output: str, path: GraphPath) -> Finding:
+    """Report a backward that writes into the gradient it was given."""
+    return Finding.of(
+        catalogue.GRAD_OUTPUT_MODIFIED,
+        f"backward of `{output}` writes into the incoming gradient, which other parts of the "
+        f"graph may share{_named(path)}",
+        detector="verify",
+        location=_location(path),
+        hint="write to a new tensor: `grad = grad_output * mask`, not `grad_output.mul_(mask)`",
+        evidence={"output": output},
+    )
+
+
+def _what_is_wrong(kind: ErrorKind, ratio: float | None, relative: float, path: GraphPath) -> str:
+    if kind == "missing":
+        return "is None" if path.connected else "is missing: no path in the graph leads to it"
+    if kind == "zero":
+        return "is zero"
+    if kind == "sign":
+        return "has the wrong sign"
+    if kind == "factor" and ratio is not None:
+        return f"is {ratio:.6g} times the numeric one"
+    return f"differs from the numeric one by {_percent(relative)}"
+
+
+def _details(
+    variable: str, shape: Sequence[int], entry: WrongEntry | None, function: type | None
+) -> Iterator[str]:
+    if entry is not None:
+        place = f"`{variable}[{', '.join(map(str, entry.index))}]`" if entry.index else ""
+        derivative = f"analytic {entry.analytic:.6g}, numeric {entry.numeric:.6g}"
+        if entry.examined > 1:
+            count = f"{entry.wrong} of {entry.examined} entries are wrong"
+            yield f"; {count}" if not place else f"; {count}, worst {place}: {derivative}"
+        elif place:
+            yield f"; wrong at {place} of shape {tuple(shape)}: {derivative}"
+    if function is not None:
+        yield f"; made by {function.__qualname__}.backward"
+
+
+def _hint(
+    kind: ErrorKind, ratio: float | None, variable: str, function: type | None, path: GraphPath
+) -> str | None:
+    if kind == "missing" and not path.connected:
+        return f"look for detach(), .data, no_grad or item() between `{variable}` and the output"
+    if kind in {"missing", "zero"} and function is not None:
+        return (
+            f"{function.__name__}.backward must return, in the place of `{variable}`, a gradient "
+            "of its shape; needs_input_grad counts the arguments of forward after ctx"
+        )
+    if kind == "factor" and ratio is not None and 0.0 < ratio < _WHOLE * 100.0:
+        count = 1.0 / ratio
+        if abs(count - round(count)) < _WHOLE * count:
+            return f"1/{round(count)}: is a mean taken where forward takes a sum?"
+    return None
+
+
+def _percent(share: float) -> str:
+    if share < _ALL:
+        return f"{100.0 * share:.2g}% of its size"
+    return f"{share:.3g} times its size"
+
+
+def _location(path: GraphPath) -> Location | None:
+    return backward_location(path.functions[0]) if len(path.functions) == 1 else None
+
+
+def _named(path: GraphPath) -> str:
+    if len(path.functions) != 1:
+        return ""
+    return f"; made by {path.functions[0].__qualname__}.backward"
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

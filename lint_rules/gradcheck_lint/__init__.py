@@ -1,0 +1,1 @@
+"""Find autograd mistakes in source text; torch is neither needed nor imported."""

@@ -1,0 +1,536 @@
+"""Read expressions: what they may evaluate to, and what happens on the way."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Block, Call, GradMode, ZeroGrad
+from gradcheck_lint.model.knowledge import (
+    HARMLESS_BUILTINS,
+    SCALAR_ATTRIBUTES,
+    TORCH_MODULES_WITH_WEIGHTS,
+    VIEW_ATTRIBUTES,
+)
+from gradcheck_lint.model.state import State
+from gradcheck_lint.model.syntax import (
+    bound_names,
+    children,
+    dotted_name,
+    integer,
+    is_basic_index,
+    string_index,
+)
+from gradcheck_lint.model.values import (
+    NOTHING,
+    Kind,
+    Origin,
+    Value,
+    Values,
+    all_are,
+    carried_by_all,
+    held_by,
+    implied_by_all,
+    join,
+    join_all,
+    mentioned_by,
+)
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.reading import Reading
+
+_HOLDER_NAME = re.compile(
+    r"model|net(?![a-z])|network|module|critic|actor|policy|generator|discriminator|optim|(?:^|_)opt(?:$|_)"
+)
+_GROUP_OPTIONS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps", "name", "initial_lr"})
+_LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
+
+
+def read(reading: Reading, node: cst.CSTNode) -> Values:
+    """Return what an expression may hold; its events are recorded."""
+    reader = _READERS.get(type(node))
+    if reader is None:
+        return _read_children(reading, node)
+    return reader(reading, node)
+
+
+def look_up(reading: Reading, state: State, path: str) -> Values:
+    """Return what a dotted name may hold, without events."""
+    known = state.names.get(path)
+    if known is not None:
+        return known
+    base, dot, attribute = path.rpartition(".")
+    if dot:
+        return _attribute_values(reading, state, look_up(reading, state, base), attribute, path)
+    return reading.free_name(path)
+
+
+def element_of(reading: Reading, values: Values, node: cst.CSTNode) -> Values:
+    """Return what iterating over ``values`` yields; ``node`` is what it's bound to."""
+    found = NOTHING
+    for value in values:
+        found = join(found, _element(reading, value, node))
+    return found or reading.recorder.unknown(node, origin=Origin.ELEMENT)
+
+
+def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
+    make = reading.recorder.value
+    if value.kind in {Kind.CONTAINER, Kind.TUPLE} and value.parts:
+        return join_all(value.parts)
+    if value.kind is Kind.PARAMETERS:
+        leaf = make(Kind.LEAF, node, certain=value.certain, holds=value.holds, name=value.name)
+        if value.name != "named":
+            return frozenset({leaf})
+        name = make(Kind.NUMBER, node)
+        return frozenset(
+            {make(Kind.TUPLE, node, parts=(frozenset({name}), frozenset({leaf})))}
+        )
+    kinds = {
+        Kind.LEAF: Kind.LEAF_VIEW,
+        Kind.LEAF_VIEW: Kind.LEAF_VIEW,
+        Kind.PLAIN: Kind.PLAIN,
+        Kind.NUMBER: Kind.NUMBER,
+    }
+    if value.kind in kinds:
+        return frozenset({make(kinds[value.kind], node)})
+    mentions = value.mentions | {value.site}
+    return reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions)
+
+
+def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Name)
+    if node.value in {"True", "False", "None"}:
+        return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    values = look_up(reading, reading.state, node.value)
+    _note_holder(reading, node.value, values)
+    return values
+
+
+def _note_holder(reading: Reading, name: str, values: Values) -> None:
+    if _HOLDER_NAME.search(name.rpartition(".")[2].lower()):
+        reading.recorder.holders.update(
+            value.site for value in values if value.kind is not Kind.FUNCTION
+        )
+
+
+def _read_attribute(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Attribute)
+    path = dotted_name(node)
+    if "zero_grad" in node.attr.value:
+        reading.recorder.event(ZeroGrad, node, reading.state.mode)
+    if path is None:
+        base = read(reading, node.value)
+        return _attribute_values(reading, reading.state, base, node.attr.value, f"@{id(node)}")
+    values = look_up(reading, reading.state, path)
+    _note_holder(reading, path, values)
+    return values
+
+
+def _attribute_values(
+    reading: Reading, state: State, base: Values, attribute: str, path: str
+) -> Values:
+    found = NOTHING
+    for value in base:
+        found = join(found, _attribute_of(reading, state, value, attribute, path))
+    return found
+
+
+def _attribute_of(
+    reading: Reading, state: State, value: Value, attribute: str, path: str
+) -> Values:
+    recorder = reading.recorder
+    node = value.node or reading.scope.node
+    site = recorder.intern(("attribute", value.site, attribute, _epoch(state, path)))
+    kind = _ATTRIBUTE_KINDS.get(attribute)
+    if kind is None and attribute in VIEW_ATTRIBUTES and value.kind in _LEAVES:
+        kind = Kind.LEAF_VIEW
+    if kind is not None:
+        return frozenset({recorder.value(kind, node, site=site, mentions=frozenset({value.site}))})
+    if value.kind is Kind.MODULE and attribute in {"weight", "bias"}:
+        if value.name in TORCH_MODULES_WITH_WEIGHTS and not reading.may_freeze:
+            return frozenset({recorder.value(Kind.LEAF, node, site=site, loops=value.loops)})
+    elif value.kind is Kind.INSTANCE:
+        known = reading.class_attribute(value.name, attribute)
+        if known:
+            return known
+    own = frozenset({site})
+    holds = own if value.origin is Origin.ARGUMENT and value.kind is Kind.INSTANCE else None
+    made = recorder.value(
+        Kind.UNKNOWN,
+        node,
+        site=site,
+        origin=Origin.ATTRIBUTE,
+        loops=value.loops,
+        mentions=value.mentions | {value.site},
+        holds=holds or own | value.holds,
+    )
+    return frozenset({made})
+
+
+_ATTRIBUTE_KINDS = {
+    "data": Kind.PLAIN,
+    "grad": Kind.GRADIENT,
+    **dict.fromkeys(SCALAR_ATTRIBUTES, Kind.NUMBER),
+}
+
+
+def _epoch(state: State, path: str) -> frozenset[int]:
+    root = path.partition(".")[0]
+    return frozenset(value.site for value in state.names.get(f"{root}.*", NOTHING))
+
+
+def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Subscript)
+    base = read(reading, node.value)
+    for element in node.slice:
+        _read_children(reading, element)
+    found = NOTHING
+    for value in base:
+        found = join(found, _item_of(reading, value, node))
+    return found
+
+
+def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
+    recorder = reading.recorder
+    key = string_index(node)
+    if key in _GROUP_OPTIONS:
+        return frozenset({recorder.value(Kind.NUMBER, node)})
+    index = _only_integer(node)
+    if value.kind is Kind.TUPLE and index is not None and -len(value.parts) <= index < len(
+        value.parts
+    ):
+        return value.parts[index]
+    if value.kind is Kind.CONTAINER and value.parts and not _has_slice(node):
+        return value.parts[0]
+    if value.kind in _LEAVES and is_basic_index(node):
+        return frozenset({recorder.value(Kind.LEAF_VIEW, node)})
+    if value.kind in {Kind.PLAIN, Kind.GRADIENT, Kind.NUMBER}:
+        return frozenset({recorder.value(value.kind, node)})
+    literal = key if key is not None else index
+    site = id(node) if literal is None else recorder.intern(("item", value.site, literal))
+    made = recorder.value(
+        Kind.UNKNOWN,
+        node,
+        site=site,
+        origin=Origin.ELEMENT,
+        loops=value.loops if literal is not None else recorder.loops,
+        mentions=value.mentions | {value.site},
+        holds=value.holds | {site},
+    )
+    return frozenset({made})
+
+
+def _only_integer(node: cst.Subscript) -> int | None:
+    if len(node.slice) != 1 or not isinstance(node.slice[0].slice, cst.Index):
+        return None
+    return integer(node.slice[0].slice.value)
+
+
+def _has_slice(node: cst.Subscript) -> bool:
+    return any(isinstance(element.slice, cst.Slice) for element in node.slice)
+
+
+def _read_number(reading: Reading, node: cst.CSTNode) -> Values:
+    return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+
+
+def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
+    _read_children(reading, node)
+    return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+
+
+def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.BinaryOperation)
+    left = read(reading, node.left)
+    right = read(reading, node.right)
+    return combine(reading, node, node.operator, left, right)
+
+
+def combine(
+    reading: Reading, node: cst.CSTNode, operator: cst.CSTNode, left: Values, right: Values
+) -> Values:
+    """Return what an arithmetic operation makes of two operands."""
+    make = reading.recorder.value
+    mentions = mentioned_by(left) | mentioned_by(right)
+    own = frozenset({id(node)})
+    if all_are(left, Kind.NUMBER) and all_are(right, Kind.NUMBER):
+        return frozenset({make(Kind.NUMBER, node)})
+    if all_are(left, Kind.CONTAINER, Kind.TUPLE) and all_are(right, Kind.CONTAINER, Kind.TUPLE):
+        parts = join_all(part for value in (*left, *right) for part in value.parts)
+        return frozenset(
+            {make(Kind.CONTAINER, node, mentions=mentions, parts=(parts,) if parts else ())}
+        )
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is GradMode.DISABLED or (
+        all_are(left, *plain) and all_are(right, *plain)
+    ):
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions)})
+    grown = (*_LEAVES, Kind.HISTORY)
+    kind = Kind.HISTORY if all_are(left, *grown) or all_are(right, *grown) else Kind.UNKNOWN
+    implies = own
+    if _is_scale(right) or (isinstance(operator, _DIVISIONS) and _is_setting(right)):
+        implies = own | implied_by_all(left)
+    elif _is_scale(left):
+        implies = own | implied_by_all(right)
+    made = make(
+        kind,
+        node,
+        mentions=mentions,
+        implies=implies,
+        carries=own | carried_by_all(left) | carried_by_all(right),
+    )
+    return frozenset({made})
+
+
+_DIVISIONS = (cst.Divide, cst.FloorDivide, cst.DivideAssign, cst.FloorDivideAssign)
+
+
+def _is_scale(values: Values) -> bool:
+    return all_are(values, Kind.NUMBER)
+
+
+def _is_setting(values: Values) -> bool:
+    """Tell whether this is a number, or an argument or attribute as numbers of steps are."""
+    settings = {Origin.ARGUMENT, Origin.ATTRIBUTE, Origin.ELEMENT}
+    return bool(values) and all(
+        value.kind is Kind.NUMBER or (value.kind is Kind.UNKNOWN and value.origin in settings)
+        for value in values
+    )
+
+
+def _read_unary(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.UnaryOperation)
+    inner = read(reading, node.expression)
+    if isinstance(node.operator, cst.Not) or all_are(inner, Kind.NUMBER):
+        return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    return same_graph(reading, node, inner)
+
+
+def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
+    """Return the result of an operation on one tensor alone."""
+    make = reading.recorder.value
+    own = frozenset({id(node)})
+    mentions = mentioned_by(operand)
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is GradMode.DISABLED or all_are(operand, *plain):
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions)})
+    kind = Kind.HISTORY if all_are(operand, *_LEAVES, Kind.HISTORY) else Kind.UNKNOWN
+    made = make(
+        kind,
+        node,
+        origin=Origin.CALL,
+        mentions=mentions,
+        implies=own | implied_by_all(operand),
+        carries=own | carried_by_all(operand),
+    )
+    return frozenset({made})
+
+
+def _read_conditional(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.IfExp)
+    read(reading, node.test)
+    return _read_either(reading, node, (node.body, node.orelse))
+
+
+def _read_logical(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.BooleanOperation)
+    first = read(reading, node.left)
+    return join(first, _read_either(reading, node, (node.right,)))
+
+
+def _read_either(
+    reading: Reading, node: cst.CSTNode, choices: tuple[cst.BaseExpression, ...]
+) -> Values:
+    found = NOTHING
+    arms: list[Block] = []
+    for index, choice in enumerate(choices):
+        with reading.arm(node, index) as block:
+            found = join(found, read(reading, choice))
+        arms.append(block)
+    if len(choices) == 1:
+        arms.append(Block())
+    reading.recorder.branch(node, arms)
+    return found
+
+
+def _read_sequence(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, (cst.List, cst.Tuple, cst.Set))
+    parts: list[Values] = []
+    starred = False
+    for element in node.elements:
+        values = read(reading, element.value)
+        if isinstance(element, cst.StarredElement):
+            starred = True
+            values = element_of(reading, values, element)
+        parts.append(values)
+    return container(reading, node, parts, is_tuple=isinstance(node, cst.Tuple) and not starred)
+
+
+def container(
+    reading: Reading, node: cst.CSTNode, parts: list[Values], *, is_tuple: bool = False
+) -> Values:
+    """Make a container of these elements."""
+    everything = join_all(parts)
+    own = frozenset({id(node)})
+    if not is_tuple and any(not part for part in parts):
+        parts = []
+    value = reading.recorder.value(
+        Kind.TUPLE if is_tuple else Kind.CONTAINER,
+        node,
+        carries=own.union(*(carried_by_all(part) for part in parts)),
+        mentions=mentioned_by(everything),
+        holds=own | held_by(everything),
+        parts=tuple(parts) if is_tuple else (everything,) if parts else (),
+    )
+    return frozenset({value})
+
+
+def _read_dictionary(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Dict)
+    parts: list[Values] = []
+    for element in node.elements:
+        if isinstance(element, cst.DictElement):
+            read(reading, element.key)
+        parts.append(read(reading, element.value))
+    return container(reading, node, parts)
+
+
+def _read_comprehension(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.BaseComp)
+    kept = dict(reading.state.names)
+    loop: cst.CompFor | None = node.for_in
+    while loop is not None:
+        bind_target(reading, loop.target, element_of(reading, read(reading, loop.iter), loop))
+        for condition in loop.ifs:
+            read(reading, condition.test)
+        loop = loop.inner_for_in
+    if isinstance(node, cst.DictComp):
+        read(reading, node.key)
+        values = read(reading, node.value)
+    else:
+        assert isinstance(node, cst.BaseSimpleComp)
+        values = read(reading, node.elt)
+    reading.state.names = kept
+    return container(reading, node, [values])
+
+
+def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:
+    """Bind the names of a target, pattern by pattern; writes to objects are not its concern."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for index, element in enumerate(target.elements):
+            bind_target(reading, element.value, unpacked(reading, element, values, index))
+        return
+    for name in bound_names(target):
+        reading.bind(name, values)
+
+
+def unpacked(
+    reading: Reading, element: cst.BaseElement, values: Values, index: int
+) -> Values:
+    """Return what position ``index`` of an unpacked value holds."""
+    found = NOTHING
+    starred = isinstance(element, cst.StarredElement)
+    for value in values:
+        if value.kind is Kind.TUPLE and not starred and index < len(value.parts):
+            part = value.parts[index]
+        elif value.kind in {Kind.CONTAINER, Kind.LEAF, Kind.PLAIN} and not starred:
+            part = _element(reading, value, element)
+        else:
+            mentions = value.mentions | {value.site}
+            part = reading.recorder.unknown(element, origin=Origin.CALL, mentions=mentions)
+        found = join(found, part)
+    return found or reading.recorder.unknown(element, origin=Origin.CALL)
+
+
+def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Lambda)
+    kept = dict(reading.state.names)
+    for parameter in node.params.params:
+        reading.bind(parameter.name.value, reading.recorder.unknown(parameter))
+    with reading.arm(node, 0) as block:
+        read(reading, node.body)
+    reading.recorder.branch(node, [block, Block()])
+    reading.state.names = kept
+    return reading.recorder.unknown(node)
+
+
+def _read_walrus(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.NamedExpr)
+    values = read(reading, node.value)
+    bind_target(reading, node.target, values)
+    return values
+
+
+def _read_yield(reading: Reading, node: cst.CSTNode) -> Values:
+    values = _read_children(reading, node)
+    reading.recorder.event(
+        Call,
+        node,
+        reading.state.mode,
+        handed=held_by(values),
+        mentions=mentioned_by(values),
+    )
+    return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _read_children(reading: Reading, node: cst.CSTNode) -> Values:
+    found = NOTHING
+    for child in children(node):
+        if isinstance(child, (cst.BaseExpression, *_TRANSPARENT)):
+            found = join(found, read(reading, child))
+    value = reading.recorder.value(
+        Kind.UNKNOWN, node, mentions=mentioned_by(found), holds=held_by(found)
+    )
+    return frozenset({value})
+
+
+_TRANSPARENT = (
+    cst.Index,
+    cst.Slice,
+    cst.SubscriptElement,
+    cst.ComparisonTarget,
+    cst.FormattedStringExpression,
+    cst.From,
+)
+
+
+def is_builtin(reading: Reading, name: str) -> bool:
+    """Tell whether ``name`` is a built-in function that leaves gradients alone."""
+    return name in HARMLESS_BUILTINS and name not in reading.state.names
+
+
+def _read_call(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Call)
+    return reading.read_call(node)
+
+
+_READERS = {
+    cst.Call: _read_call,
+    cst.Name: _read_name,
+    cst.Attribute: _read_attribute,
+    cst.Subscript: _read_subscript,
+    cst.Integer: _read_number,
+    cst.Float: _read_number,
+    cst.Imaginary: _read_number,
+    cst.SimpleString: _read_number,
+    cst.ConcatenatedString: _read_to_number,
+    cst.FormattedString: _read_to_number,
+    cst.Comparison: _read_to_number,
+    cst.BinaryOperation: _read_arithmetic,
+    cst.UnaryOperation: _read_unary,
+    cst.BooleanOperation: _read_logical,
+    cst.IfExp: _read_conditional,
+    cst.List: _read_sequence,
+    cst.Tuple: _read_sequence,
+    cst.Set: _read_sequence,
+    cst.Dict: _read_dictionary,
+    cst.ListComp: _read_comprehension,
+    cst.SetComp: _read_comprehension,
+    cst.GeneratorExp: _read_comprehension,
+    cst.DictComp: _read_comprehension,
+    cst.Lambda: _read_lambda,
+    cst.NamedExpr: _read_walrus,
+    cst.Yield: _read_yield,
+}

@@ -1,0 +1,279 @@
+"""Build the function models of one file, each once, for all rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop
+from gradcheck_lint.model.grad_mode import initial_mode
+from gradcheck_lint.model.expressions import read
+from gradcheck_lint.model.reading import Reading
+from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
+from gradcheck_lint.model.state import Recorder
+from gradcheck_lint.model.statements import StatementReader
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join, join_all
+
+_TURNS_GRAD_OFF = re.compile(
+    rb"\.requires_grad\s*=(?!=)\s*(?!True\b)|\.requires_grad_\(\s*(?!True\b|\))"
+)
+_SETS_MODE_FOR_ALL = re.compile(rb"(?m)^\s*[\w.]*\bset_grad_enabled\(")
+
+
+@dataclass(slots=True, eq=False)
+class FunctionModel:
+    """What one function does, told once for every rule.
+
+    ``block`` is its flow of events; ``bindings`` everything that each name is ever bound to;
+    ``holders`` the sites of objects that own parameters (models, optimizers, callables).
+    """
+
+    scope: FunctionScope
+    module: ModuleModel
+    block: Block
+    bindings: dict[str, Values]
+    holders: frozenset[int]
+    mode: GradMode
+
+    @property
+    def qualified_name(self) -> str | None:
+        """Return the name that reports show: ``Trainer.fit``, None at the top level."""
+        return None if isinstance(self.scope.node, cst.Module) else self.scope.name
+
+    def loops(self) -> Iterator[Loop]:
+        """Yield every loop of the function, outer loops first."""
+        yield from self.block.loops()
+
+    def events(self) -> Iterator[Event]:
+        """Yield every event of the function in source order."""
+        yield from self.block.events()
+
+
+class ModuleModel:
+    """The models of all functions of one file, and what they share."""
+
+    def __init__(self, tree: cst.Module, source: bytes, path: str) -> None:
+        self.tree = tree
+        self.path = path
+        self.scopes = Scopes(tree)
+        self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
+        self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
+        self._models: dict[int, FunctionModel] = {}
+        self._in_progress: set[int] = set()
+        self._attributes: dict[tuple[str, str], Values] = {}
+        self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
+        self._interned: dict[Hashable, int] = {}
+
+    def functions(self) -> Iterator[FunctionModel]:
+        """Yield the model of every function, the top level first."""
+        for scope in self.scopes.functions:
+            yield self.function(scope)
+
+    def function(self, scope: FunctionScope) -> FunctionModel:
+        """Return the model of a function, which is built when it is first asked for."""
+        known = self._models.get(id(scope))
+        if known is not None:
+            return known
+        if scope.parent is not None and id(scope.parent) not in self._in_progress:
+            self.function(scope.parent)
+        self._in_progress.add(id(scope))
+        mode = initial_mode(self.scopes, scope)
+        reading = Reading(scope, self, mode, Recorder(interned=self._interned))
+        _bind_parameters(reading)
+        StatementReader(reading).read_body(
+            scope.node if isinstance(scope.node, cst.Module) else scope.node.body
+        )
+        self._in_progress.discard(id(scope))
+        model = FunctionModel(
+            scope,
+            self,
+            reading.recorder.block,
+            reading.bindings,
+            frozenset(reading.recorder.holders),
+            mode,
+        )
+        self._models[id(scope)] = model
+        return model
+
+    def bindings_around(self, scope: FunctionScope, name: str) -> Values:
+        """Return everything that the enclosing functions and the module bind to ``name``."""
+        around = scope.parent
+        while around is not None:
+            model = self._models.get(id(around))
+            if model is not None and name in model.bindings:
+                return model.bindings[name]
+            nested = around.nested.get(name)
+            if nested is not None:
+                own = Recorder(interned=self._interned)
+                return frozenset({own.value(Kind.FUNCTION, nested.node, function=nested)})
+            around = around.parent
+        return NOTHING
+
+    def class_attribute(self, class_name: str, attribute: str) -> Values:
+        """Return everything that the methods of a class bind to ``self.<attribute>``.
+
+        A class that is only partly known (a base from another file, an attribute that is bound in
+        a way that can't be read) says nothing.
+        """
+        key = (class_name, attribute)
+        if key not in self._attributes:
+            self._attributes[key] = NOTHING
+            self._attributes[key] = self._read_attribute(class_name, attribute)
+        return self._attributes[key]
+
+    def _read_attribute(self, class_name: str, attribute: str) -> Values:
+        owner = self.scopes.classes.get(class_name.rpartition(".")[2])
+        sources = [
+            source
+            for scope in self.scopes.lineage(owner)
+            for source in self._assigned_in(scope).get(attribute, [])
+        ]
+        if not sources or any(source is None for source in sources):
+            return NOTHING
+        reading = Reading(
+            self.scopes.top, self, GradMode.ENABLED, Recorder(interned=self._interned)
+        )
+        found = NOTHING
+        for source in sources:
+            if source is not None:
+                values = read(reading, source)
+                if any(value.kind is Kind.UNKNOWN for value in values):
+                    return NOTHING
+                found = join(found, values)
+        if self.may_freeze and any(
+            value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in found
+        ):
+            return NOTHING
+        return frozenset(replace(value, loops=()) for value in found)
+
+    def _assigned_in(self, scope: ClassScope) -> dict[str, list[cst.BaseExpression | None]]:
+        known = self._assigned.get(scope.name)
+        if known is None:
+            known = self._assigned[scope.name] = {}
+            for method in scope.methods.values():
+                _collect_attributes(method, known)
+        return known
+
+    def returns_optimizer(self, scope: FunctionScope) -> bool:
+        """Tell whether a function of the file returns an optimizer of torch, whatever happens."""
+        if isinstance(scope.node, cst.Module):
+            return False
+        returned: list[cst.BaseExpression | None] = []
+        assigned: dict[str, list[cst.BaseExpression]] = {}
+        for node in walk(scope.node.body):
+            if isinstance(node, cst.Return):
+                returned.append(node.value)
+            elif isinstance(node, cst.Assign):
+                for target in node.targets:
+                    for name in bound_names(target.target):
+                        assigned.setdefault(name, []).append(node.value)
+        sources: list[cst.BaseExpression | None] = []
+        for value in returned:
+            sources.extend(assigned.get(dotted_name(value) or "", [value]))  # type: ignore[list-item]
+        return bool(sources) and all(self._makes_optimizer(source) for source in sources)
+
+    def _makes_optimizer(self, node: cst.BaseExpression | None) -> bool:
+        if not isinstance(node, cst.Call):
+            return False
+        qualified = self.scopes.resolve_import(dotted_name(node.func) or "") or ""
+        last = qualified.rpartition(".")[2]
+        return (
+            qualified.startswith("torch.optim.")
+            and "lr_scheduler" not in qualified
+            and last[:1].isupper()
+        )
+
+    def modes_of_callers(self, scope: FunctionScope) -> frozenset[GradMode]:
+        """Return the grad modes that the calls of a function in this file are made in.
+
+        Methods count as called wherever a method of their name is, since what it is called on is
+        not always known. A function that nobody here calls has none.
+        """
+        return self._modes_of_callers(scope, frozenset())
+
+    def _modes_of_callers(self, scope: FunctionScope, seen: frozenset[int]) -> frozenset[GradMode]:
+        if id(scope) in seen:
+            return frozenset()
+        if self.sets_mode_for_all:
+            return frozenset({GradMode.UNKNOWN})
+        name = scope.name.rpartition(".")[2]
+        modes: set[GradMode] = set()
+        for caller in list(self.functions()):
+            for event in caller.events():
+                if not isinstance(event, Call):
+                    continue
+                if event.function is not scope and (scope.owner is None or event.method != name):
+                    continue
+                if event.mode is GradMode.AMBIENT:
+                    modes |= self._modes_of_callers(caller.scope, seen | {id(scope)}) or {
+                        GradMode.ENABLED
+                    }
+                else:
+                    modes.add(event.mode)
+        return frozenset(modes)
+
+
+def _bind_parameters(reading: Reading) -> None:
+    node = reading.scope.node
+    if isinstance(node, cst.Module):
+        return
+    parameters = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
+    for star in (node.params.star_arg, node.params.star_kwarg):
+        if isinstance(star, cst.Param):
+            parameters.append(star)
+    for parameter in parameters:
+        reading.bind(parameter.name.value, _argument(reading, parameter))
+    owner = reading.scope.owner
+    first = reading.scope.first_parameter
+    is_static = any(
+        dotted_name(decorator.decorator) in {"staticmethod", "classmethod"}
+        for decorator in node.decorators
+    )
+    if owner is not None and first is not None and not is_static:
+        name = owner.name.rpartition(".")[2]
+        value = reading.recorder.value(
+            Kind.INSTANCE, parameters[0], name=name, origin=Origin.ARGUMENT
+        )
+        reading.bind(first, frozenset({value}))
+
+
+def _argument(reading: Reading, parameter: cst.Param) -> Values:
+    annotation = parameter.annotation.annotation if parameter.annotation else None
+    qualified = reading.scopes.resolve_import(dotted_name(annotation) or "") or ""
+    kind, origin = Kind.UNKNOWN, Origin.ARGUMENT
+    if qualified.startswith("torch.optim.") and "lr_scheduler" not in qualified:
+        kind = Kind.OPTIMIZER
+    return frozenset({reading.recorder.value(kind, parameter, origin=origin)})
+
+
+def _collect_attributes(
+    method: FunctionScope, found: dict[str, list[cst.BaseExpression | None]]
+) -> None:
+    """Note what a method assigns to attributes of ``self``; None for what can't be read."""
+    first = method.first_parameter
+    if first is None or isinstance(method.node, cst.Module):
+        return
+    prefix = first + "."
+    for node in walk(method.node.body):
+        targets: list[cst.BaseExpression] = []
+        source: cst.BaseExpression | None = None
+        if isinstance(node, cst.Assign):
+            targets, source = [target.target for target in node.targets], node.value
+        elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
+            targets, source = [node.target], node.value
+        elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
+            if len(node.args) > 1 and isinstance(node.args[0].value, cst.SimpleString):
+                name = node.args[0].value.evaluated_value
+                found.setdefault(str(name), []).append(node.args[1].value)
+        for target in targets:
+            simple = isinstance(target, cst.Attribute)
+            for name in bound_names(target):
+                if not name.startswith(prefix) or name.count(".") != 1:
+                    continue
+                attribute = name.removeprefix(prefix)
+                if not isinstance(node, cst.AugAssign):
+                    found.setdefault(attribute, []).append(source if simple else None)

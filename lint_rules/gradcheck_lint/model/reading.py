@@ -1,0 +1,107 @@
+"""Carry what reading one function needs: its scope, its state, and where its events go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from gradcheck_lint.model.calls import read_call
+from gradcheck_lint.model.expressions import look_up
+from gradcheck_lint.model.flow import Block, GradMode
+from gradcheck_lint.model.state import Recorder, State
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.scopes import FunctionScope, Scopes
+
+
+class Surroundings(Protocol):
+    """What a function can see of its module."""
+
+    scopes: Scopes
+    may_freeze: bool
+    """Whether the file turns ``requires_grad`` off somewhere."""
+
+    def bindings_around(self, scope: FunctionScope, name: str) -> Values:
+        """Return everything that the enclosing functions and the module bind to ``name``."""
+
+    def class_attribute(self, class_name: str, attribute: str) -> Values:
+        """Return everything that the methods of a class bind to ``self.<attribute>``."""
+
+    def returns_optimizer(self, scope: FunctionScope) -> bool:
+        """Tell whether a function of the file returns an optimizer of torch, whatever happens."""
+
+
+class Reading:
+    """The reading of one function, statement by statement."""
+
+    def __init__(
+        self, scope: FunctionScope, surroundings: Surroundings, mode: GradMode, recorder: Recorder
+    ) -> None:
+        self.scope = scope
+        self.surroundings = surroundings
+        self.scopes = surroundings.scopes
+        self.may_freeze = surroundings.may_freeze
+        self.state = State({}, mode)
+        self.recorder = recorder
+        self.bindings: dict[str, Values] = {}
+        self.statement_value: cst.CSTNode | None = None
+        """The expression that is a statement of its own, so that nobody uses its value."""
+        self.reads_context = False
+        """Whether the expression being read is what a ``with`` statement enters."""
+
+    def bind(self, path: str, values: Values) -> None:
+        """Let a dotted name hold ``values`` from here on."""
+        self.state.bind(path, values)
+        self.bindings[path] = join(self.bindings.get(path, NOTHING), values)
+
+    def look_up(self, path: str) -> Values:
+        """Return what a dotted name may hold here."""
+        return look_up(self, self.state, path)
+
+    def read_call(self, node: cst.Call) -> Values:
+        """Return what a call may evaluate to, and record what it does."""
+        return read_call(self, node)
+
+    def free_name(self, name: str) -> Values:
+        """Return what a name that is not local may hold."""
+        nested = self.scope.nested.get(name)
+        if nested is not None:
+            value = self.recorder.value(Kind.FUNCTION, nested.node, function=nested)
+            return frozenset({value})
+        around = self.surroundings.bindings_around(self.scope, name)
+        if around:
+            return around
+        site = self.recorder.intern(("free", name))
+        node = self.scope.node
+        value = self.recorder.value(
+            Kind.UNKNOWN, node, site=site, origin=Origin.OTHER, name=name, loops=()
+        )
+        return frozenset({value})
+
+    def class_attribute(self, class_name: str, attribute: str) -> Values:
+        """Return everything that the methods of a class bind to ``self.<attribute>``."""
+        return self.surroundings.class_attribute(class_name, attribute)
+
+    def qualified(self, dotted: str | None) -> str | None:
+        """Return the full name of an imported thing, or None if the name is bound otherwise."""
+        if dotted is None:
+            return None
+        root = dotted.partition(".")[0]
+        if root in self.state.names or self.surroundings.bindings_around(self.scope, root):
+            return None
+        return self.scopes.resolve_import(dotted)
+
+    @contextmanager
+    def arm(self, node: cst.CSTNode, index: int) -> Iterator[Block]:
+        """Record events into a block of their own, as arm ``index`` of a branch at ``node``."""
+        block, arms = self.recorder.block, self.recorder.arms
+        self.recorder.block = Block()
+        self.recorder.arms = (*arms, (id(node), index))
+        try:
+            yield self.recorder.block
+        finally:
+            self.recorder.block, self.recorder.arms = block, arms

@@ -1,0 +1,188 @@
+"""Know the functions, classes and imports of one file, and find what a name refers to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
+from gradcheck_lint.model.syntax import children, dotted_name
+
+
+@dataclass(slots=True, eq=False)
+class ClassScope:
+    """A class of the file: its methods by name and its bases as the source names them."""
+
+    name: str
+    node: cst.ClassDef
+    bases: tuple[str, ...]
+    methods: dict[str, FunctionScope] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class FunctionScope:
+    """A function of the file, or the file's own top level (``node`` is then the module)."""
+
+    name: str
+    node: cst.FunctionDef | cst.Module
+    owner: ClassScope | None = None
+    parent: FunctionScope | None = None
+    nested: dict[str, FunctionScope] = field(default_factory=dict)
+
+    @property
+    def first_parameter(self) -> str | None:
+        """Return the name of the first positional parameter, ``self`` in a method."""
+        if isinstance(self.node, cst.Module):
+            return None
+        parameters = (*self.node.params.posonly_params, *self.node.params.params)
+        return parameters[0].name.value if parameters else None
+
+
+class Scopes:
+    """Hold the scopes and imports of one module."""
+
+    def __init__(self, module: cst.Module) -> None:
+        self.top = FunctionScope("<module>", module)
+        self.functions: list[FunctionScope] = [self.top]
+        self.classes: dict[str, ClassScope] = {}
+        self._imports: dict[str, str] = {}
+        self._imported: set[str] = set()
+        self._collect(module, self.top, None, "")
+
+    def resolve_import(self, dotted: str) -> str | None:
+        """Return the full name of what ``dotted`` was imported as, or None.
+
+        ``import torch.nn as nn`` makes ``nn.Linear`` resolve to ``torch.nn.Linear``. Names that
+        are imported twice from different places resolve to nothing.
+        """
+        root, _, rest = dotted.partition(".")
+        origin = self._imports.get(root)
+        if not origin:
+            return None
+        full = f"{origin}.{rest}" if rest else origin
+        return _CANONICAL.sub(lambda match: _ALIASES[match.group()], full)
+
+    @property
+    def uses_engine(self) -> bool:
+        """Tell whether the file imports an engine that manages the training loop."""
+        return any(
+            name.partition(".")[0] in ENGINE_PACKAGES
+            or any(name == module or name.startswith(module + ".") for module in ENGINE_MODULES)
+            for name in self._imported
+        )
+
+    def method(self, owner: ClassScope | None, name: str) -> FunctionScope | None:
+        """Find a method in a class or in its bases in the same file."""
+        for scope in self.lineage(owner):
+            if name in scope.methods:
+                return scope.methods[name]
+        return None
+
+    def lineage(self, owner: ClassScope | None) -> Iterator[ClassScope]:
+        """Yield a class and its bases of the same file, nearest first."""
+        waiting = [owner] if owner else []
+        seen: set[int] = set()
+        while waiting:
+            scope = waiting.pop(0)
+            if id(scope) in seen:
+                continue
+            seen.add(id(scope))
+            yield scope
+            waiting.extend(self.classes[base] for base in scope.bases if base in self.classes)
+
+    def derives_from(self, owner: ClassScope | None, prefix: str) -> bool:
+        """Tell whether a class has a base whose full name starts with ``prefix``."""
+        return any(
+            (self.resolve_import(base) or "").startswith(prefix)
+            for scope in self.lineage(owner)
+            for base in scope.bases
+        )
+
+    def _collect(
+        self,
+        node: cst.CSTNode,
+        function: FunctionScope,
+        owner: ClassScope | None,
+        prefix: str,
+    ) -> None:
+        # Statements nest, expressions do not hold definitions: only blocks are entered.
+        for child in children(node):
+            if isinstance(child, cst.FunctionDef):
+                self._add_function(child, function, owner, prefix)
+            elif isinstance(child, cst.ClassDef):
+                self._add_class(child, function, prefix)
+            elif isinstance(child, cst.SimpleStatementLine):
+                for statement in child.body:
+                    if isinstance(statement, (cst.Import, cst.ImportFrom)):
+                        self._add_import(statement)
+            elif isinstance(child, _BLOCKS):
+                self._collect(child, function, owner, prefix)
+
+    def _add_function(
+        self, node: cst.FunctionDef, parent: FunctionScope, owner: ClassScope | None, prefix: str
+    ) -> None:
+        name = f"{prefix}{node.name.value}"
+        scope = FunctionScope(name, node, owner=owner, parent=parent)
+        self.functions.append(scope)
+        if owner is None:
+            parent.nested[node.name.value] = scope
+        else:
+            owner.methods[node.name.value] = scope
+        self._collect(node.body, scope, None, f"{name}.")
+
+    def _add_class(self, node: cst.ClassDef, function: FunctionScope, prefix: str) -> None:
+        bases = tuple(filter(None, (dotted_name(base.value) for base in node.bases)))
+        scope = ClassScope(f"{prefix}{node.name.value}", node, bases)
+        self.classes[node.name.value] = scope
+        self._collect(node.body, function, scope, f"{scope.name}.")
+
+    def _add_import(self, node: cst.Import | cst.ImportFrom) -> None:
+        if isinstance(node.names, cst.ImportStar):
+            module = dotted_name(node.module) if isinstance(node, cst.ImportFrom) else None
+            self._imported.add(module or "")
+            return
+        origin = ""
+        if isinstance(node, cst.ImportFrom):
+            origin = "." * len(node.relative) + (dotted_name(node.module) or "") + "."
+        for alias in node.names:
+            name = dotted_name(alias.name) or ""
+            full = f"{origin}{name}"
+            self._imported.add(full)
+            local = dotted_name(alias.asname.name) if alias.asname else None
+            if local is None and isinstance(node, cst.Import):
+                local = full = name.partition(".")[0]
+            local = local or name
+            if self._imports.setdefault(local, full) != full:
+                self._imports[local] = ""
+
+
+_BLOCKS = (
+    cst.IndentedBlock,
+    cst.SimpleStatementSuite,
+    cst.If,
+    cst.Else,
+    cst.For,
+    cst.While,
+    cst.With,
+    cst.Try,
+    cst.TryStar,
+    cst.ExceptHandler,
+    cst.ExceptStarHandler,
+    cst.Finally,
+    cst.Match,
+    cst.MatchCase,
+)
+
+_ALIASES: Mapping[str, str] = {
+    "torch.autograd.grad_mode.": "torch.",
+    "torch.autograd.no_grad": "torch.no_grad",
+    "torch.autograd.enable_grad": "torch.enable_grad",
+    "torch.autograd.inference_mode": "torch.inference_mode",
+    "torch.autograd.set_grad_enabled": "torch.set_grad_enabled",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+}
+_CANONICAL = re.compile("^(?:" + "|".join(map(re.escape, _ALIASES)) + ")")

@@ -1,0 +1,129 @@
+"""Keep what is known at one point of a function, and record what happens there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gradcheck_lint.model.flow import Block, Branch, Event, GradMode
+from gradcheck_lint.model.values import Kind, Origin, Value, Values, join
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(slots=True)
+class State:
+    """What names hold, and the grad mode; ``dead`` after a jump."""
+
+    names: dict[str, Values]
+    mode: GradMode
+    dead: bool = False
+
+    def copy(self) -> State:
+        """Return a state that can change on its own."""
+        return State(dict(self.names), self.mode, self.dead)
+
+    def bind(self, path: str, values: Values) -> None:
+        """Let a dotted name hold ``values`` and forget what was known of its attributes."""
+        prefix = path + "."
+        for key in [key for key in self.names if key.startswith(prefix)]:
+            del self.names[key]
+        self.names[path] = values
+
+    def forget_attributes(self, root: str, cause: Value) -> None:
+        """Forget every attribute of ``root``, because ``cause`` may have changed them."""
+        self.bind(f"{root}.*", frozenset({cause}))
+        prefix = root + "."
+        for key in [key for key in self.names if key.startswith(prefix) and key[-1] != "*"]:
+            del self.names[key]
+
+    def replace_site(self, site: int, change: Callable[[Value], Value]) -> None:
+        """Change a value wherever it is held, also under other names."""
+        for key, values in self.names.items():
+            if any(value.site == site for value in values):
+                self.names[key] = frozenset(
+                    change(value) if value.site == site else value for value in values
+                )
+
+
+Lookup = Callable[[State, str], Values]
+
+
+def join_states(left: State, right: State, lookup: Lookup) -> State:
+    """Return what is known after either of two paths.
+
+    A name that only one path binds holds what it holds there: on the other path it's unbound. An
+    attribute may have been set elsewhere, so ``lookup`` says what it holds on the other path.
+    """
+    if left.dead:
+        return right.copy()
+    if right.dead:
+        return left.copy()
+    names = dict(left.names)
+    for path, values in right.names.items():
+        known = names.get(path)
+        if known is None:
+            known = lookup(left, path) if "." in path else values
+        names[path] = join(known, values)
+    for path in left.names.keys() - right.names.keys():
+        if "." in path:
+            names[path] = join(names[path], lookup(right, path))
+    mode = left.mode if left.mode is right.mode else GradMode.UNKNOWN
+    return State(names, mode)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Where reading has got to: the block that events go to, and what surrounds it."""
+
+    block: Block = field(default_factory=Block)
+    loops: tuple[int, ...] = ()
+    arms: tuple[tuple[int, int], ...] = ()
+    expects_error: bool = False
+    holders: set[int] = field(default_factory=set)
+    interned: dict[Hashable, int] = field(default_factory=dict)
+
+    def intern(self, key: Hashable) -> int:
+        """Return the site that stands for ``key``, the same one each time (never an ``id``)."""
+        return self.interned.setdefault(key, -1 - len(self.interned))
+
+    def event(self, kind: type[E], node: cst.CSTNode, mode: GradMode, **details: Any) -> E:
+        """Record that something happens at ``node``."""
+        made = kind(node, mode, self.loops, self.arms, self.expects_error, **details)
+        self.block.items.append(made)
+        return made
+
+    def branch(self, node: cst.CSTNode, arms: list[Block]) -> None:
+        """Record that exactly one of ``arms`` happens."""
+        self.block.items.append(Branch(id(node), arms))
+
+    def value(self, kind: Kind, node: cst.CSTNode, **details: Any) -> Value:
+        """Make a value at ``node``; unless told otherwise it carries and holds itself alone."""
+        site = details.pop("site", id(node))
+        own = frozenset({site})
+        if kind in {Kind.NUMBER, Kind.PLAIN, Kind.GRADIENT, Kind.FUNCTION}:
+            defaults: dict[str, Any] = {}
+        else:
+            defaults = {"carries": own, "implies": own, "holds": own}
+        defaults.update(loops=self.loops)
+        defaults.update(details)
+        return Value(kind, site, node, **defaults)
+
+    def unknown(
+        self,
+        node: cst.CSTNode,
+        *,
+        origin: Origin = Origin.OTHER,
+        mentions: frozenset[int] = frozenset(),
+    ) -> Values:
+        """Make a value of which only its place is known."""
+        return frozenset({self.value(Kind.UNKNOWN, node, origin=origin, mentions=mentions)})
+
+
+def as_kind(kind: Kind, **details: Any) -> Callable[[Value], Value]:
+    """Return the change that makes a value one of ``kind``, keeping its identity."""
+    return lambda value: replace(value, kind=kind, **details)

@@ -1,0 +1,499 @@
+"""Read statements: assignments, branches, loops, ``with`` and ``try``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.calls import set_requires_grad
+from gradcheck_lint.model.expressions import (
+    bind_target,
+    combine,
+    element_of,
+    look_up,
+    read,
+)
+from gradcheck_lint.model.flow import (
+    Block,
+    Event,
+    GradMode,
+    InPlace,
+    Jump,
+    JumpKind,
+    Loop,
+    Return,
+    Store,
+    StoreKind,
+    ZeroGrad,
+)
+from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
+from gradcheck_lint.model.state import State, as_kind, join_states
+from gradcheck_lint.model.syntax import (
+    boolean,
+    bound_names,
+    dotted_name,
+    integer,
+    is_literal,
+)
+from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are, join_all
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.reading import Reading
+
+_PASSES = 6
+"""How often a loop body is read before names that still change count as unknown."""
+
+
+class StatementReader:
+    """Read the statements of one function into its block."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._breaks: list[list[State]] = []
+        self._continues: list[list[State]] = []
+
+    def read_body(self, body: cst.BaseSuite | cst.Module) -> None:
+        """Read every statement of a body."""
+        for statement in body.body:
+            self._read(statement)
+
+    def _read(self, node: cst.CSTNode) -> None:
+        if isinstance(node, cst.SimpleStatementLine):
+            for statement in node.body:
+                self._read_small(statement)
+        elif isinstance(node, cst.BaseSmallStatement):
+            self._read_small(node)
+        elif isinstance(node, cst.If):
+            self._read_if(node)
+        elif isinstance(node, (cst.For, cst.While)):
+            self._read_loop(node)
+        elif isinstance(node, cst.With):
+            self._read_with(node)
+        elif isinstance(node, (cst.Try, cst.TryStar)):
+            self._read_try(node)
+        elif isinstance(node, cst.Match):
+            self._read_match(node)
+        elif isinstance(node, cst.FunctionDef):
+            self._read_definition(node)
+
+    # Simple statements
+
+    def _read_small(self, node: cst.BaseSmallStatement) -> None:
+        reading = self._reading
+        if isinstance(node, cst.Expr):
+            reading.statement_value = node.value
+            read(reading, node.value)
+            reading.statement_value = None
+        elif isinstance(node, cst.Assign):
+            values = read(reading, node.value)
+            for target in node.targets:
+                self._assign(target.target, values, node.value)
+        elif isinstance(node, cst.AnnAssign):
+            if node.value is not None:
+                self._assign(node.target, read(reading, node.value), node.value)
+        elif isinstance(node, cst.AugAssign):
+            self._read_augmented(node)
+        elif isinstance(node, cst.Return):
+            values = read(reading, node.value) if node.value is not None else NOTHING
+            reading.recorder.event(Return, node, reading.state.mode, values=values)
+            reading.state.dead = True
+        elif isinstance(node, (cst.Break, cst.Continue, cst.Raise)):
+            self._read_jump(node)
+        elif isinstance(node, cst.Del):
+            self._read_delete(node)
+        elif isinstance(node, cst.Assert):
+            read(reading, node.test)
+
+    def _assign(
+        self, target: cst.BaseExpression, values: Values, source: cst.BaseExpression
+    ) -> None:
+        if isinstance(target, (cst.Tuple, cst.List)):
+            bind_target(self._reading, target, values)
+            return
+        if isinstance(target, cst.Subscript):
+            self._write_item(target, values, source)
+            return
+        path = dotted_name(target)
+        if isinstance(target, cst.Attribute):
+            base = read(self._reading, target.value)
+            if target.attr.value == "grad":
+                self._event(ZeroGrad, target)
+            elif target.attr.value == "requires_grad":
+                set_requires_grad(self._reading, target, base, wanted=boolean(source))
+        if path is not None:
+            self._note_running_sum(target, path, source)
+            self._reading.bind(path, values)
+
+    def _note_running_sum(
+        self, target: cst.BaseExpression, path: str, source: cst.BaseExpression
+    ) -> None:
+        """Record ``total = total + loss``, also with weights."""
+        terms = _terms(source)
+        others = [term for term in terms if dotted_name(term) != path]
+        if len(terms) < 2 or len(others) == len(terms) or not others:  # noqa: PLR2004 - two operands
+            return
+        held = self._reading.look_up(path)
+        for term in others:
+            if isinstance(term, (cst.Name, cst.Attribute)):
+                self._store(target, path, held, self._reading.look_up(dotted_name(term) or ""), term)
+
+    def _store(
+        self,
+        node: cst.CSTNode,
+        path: str,
+        held: Values,
+        stored: Values,
+        stored_node: cst.CSTNode,
+        how: StoreKind = StoreKind.ACCUMULATE,
+    ) -> None:
+        self._reading.recorder.event(
+            Store,
+            node,
+            self._reading.state.mode,
+            how=how,
+            target=path,
+            target_values=held,
+            stored=stored,
+            stored_node=stored_node,
+        )
+
+    def _event(self, kind: type[Event], node: cst.CSTNode) -> None:
+        self._reading.recorder.event(kind, node, self._reading.state.mode)
+
+    def _write_item(
+        self, target: cst.Subscript, values: Values, source: cst.BaseExpression
+    ) -> None:
+        reading = self._reading
+        base = read(reading, target.value)
+        indices = read(reading, target) and self._index_values(target)
+        self._write(target, target.value, base, "subscript assignment")
+        path = dotted_name(target.value)
+        loops = reading.recorder.loops
+        if path and loops and any(loops[-1] in value.loops for value in indices):
+            held = reading.look_up(path)
+            if all_are(held, Kind.CONTAINER):
+                self._store(target, path, held, values, source, StoreKind.APPEND)
+        for value in base:
+            if value.kind is Kind.CONTAINER or (
+                value.kind is Kind.PLAIN and not all_are(values, Kind.PLAIN, Kind.NUMBER)
+            ):
+                changed = Kind.CONTAINER if value.kind is Kind.CONTAINER else Kind.UNKNOWN
+                reading.state.replace_site(value.site, as_kind(changed, parts=()))
+
+    def _index_values(self, target: cst.Subscript) -> Values:
+        return join_all(
+            self._reading.look_up(dotted_name(element.slice.value) or "")
+            for element in target.slice
+            if isinstance(element.slice, cst.Index) and dotted_name(element.slice.value)
+        )
+
+    def _write(
+        self,
+        node: cst.CSTNode,
+        target: cst.BaseExpression,
+        values: Values,
+        operation: str,
+    ) -> None:
+        self._reading.recorder.event(
+            InPlace,
+            node,
+            self._reading.state.mode,
+            values=values,
+            target=target,
+            operation=operation,
+        )
+
+    def _read_augmented(self, node: cst.AugAssign) -> None:
+        reading = self._reading
+        added = read(reading, node.value)
+        target: cst.BaseExpression = node.target
+        root = target.value if isinstance(target, cst.Subscript) else target
+        held = read(reading, root)
+        if isinstance(target, cst.Subscript):
+            read(reading, target)
+        path = dotted_name(root)
+        if path is not None and path.endswith("grad") and is_literal(node.value):
+            # `p.grad *= 0` forgets the gradient.
+            self._event(ZeroGrad, node)
+        if isinstance(node.operator, cst.MatrixMultiplyAssign):
+            if path is not None and root is target:
+                reading.bind(path, combine(reading, node, node.operator, held, added))
+            return
+        operator = _OPERATORS.get(type(node.operator), "augmented assignment")
+        self._write(node, root, held, f"`{operator}`")
+        if path is None:
+            return
+        if all_are(held, Kind.CONTAINER) and isinstance(node.value, (cst.List, cst.Tuple)):
+            self._store(node, path, held, added, node.value, StoreKind.APPEND)
+        elif isinstance(node.operator, (cst.AddAssign, cst.SubtractAssign)):
+            self._store(node, path, held, added, node.value)
+        if root is target:
+            self._rebind_augmented(node, path, held, added)
+
+    def _rebind_augmented(
+        self, node: cst.AugAssign, path: str, held: Values, added: Values
+    ) -> None:
+        reading = self._reading
+        leaves = (Kind.LEAF, Kind.LEAF_VIEW)
+        plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+        if all_are(held, *leaves) or all_are(held, Kind.CONTAINER):
+            return
+        if all_are(held, Kind.PLAIN):
+            if not all_are(added, *plain) and reading.state.mode is not GradMode.DISABLED:
+                for value in held:
+                    reading.state.replace_site(value.site, as_kind(Kind.UNKNOWN))
+            return
+        reading.bind(path, combine(reading, node, node.operator, held, added))
+
+    def _read_delete(self, node: cst.Del) -> None:
+        targets: Sequence[cst.BaseExpression] = [node.target]
+        if isinstance(node.target, cst.Tuple):
+            targets = [element.value for element in node.target.elements]
+        for target in targets:
+            path = dotted_name(target)
+            if isinstance(target, cst.Attribute) and target.attr.value == "grad":
+                self._event(ZeroGrad, target)
+            elif path is not None:
+                self._reading.state.names.pop(path, None)
+
+    def _read_jump(self, node: cst.Break | cst.Continue | cst.Raise) -> None:
+        reading = self._reading
+        if isinstance(node, cst.Raise):
+            if node.exc is not None:
+                read(reading, node.exc)
+            how = JumpKind.RAISE
+        elif isinstance(node, cst.Break):
+            how = JumpKind.BREAK
+            self._breaks[-1].append(reading.state.copy())
+        else:
+            how = JumpKind.CONTINUE
+            self._continues[-1].append(reading.state.copy())
+        reading.recorder.event(Jump, node, reading.state.mode, how=how)
+        reading.state.dead = True
+
+    # Branches
+
+    def _read_if(self, node: cst.If) -> None:
+        reading = self._reading
+        read(reading, node.test)
+        static = _static_truth(node.test)
+        if static is True:
+            self.read_body(node.body)
+            return
+        before = reading.state.copy()
+        arms: list[Block] = []
+        ends: list[State] = []
+        if static is None:
+            self._read_arm(node, node.body, arms, ends)
+        reading.state = before
+        if node.orelse is not None:
+            body = node.orelse if isinstance(node.orelse, cst.If) else node.orelse.body
+            self._read_arm(node, body, arms, ends)
+        else:
+            arms.append(Block())
+            ends.append(before)
+        reading.recorder.branch(node, arms)
+        self._join(ends)
+
+    def _read_arm(
+        self,
+        node: cst.CSTNode,
+        body: cst.BaseSuite | cst.If,
+        arms: list[Block],
+        ends: list[State],
+    ) -> None:
+        with self._reading.arm(node, len(arms)) as block:
+            if isinstance(body, cst.If):
+                self._read_if(body)
+            else:
+                self.read_body(body)
+        arms.append(block)
+        ends.append(self._reading.state)
+
+    def _join(self, ends: Sequence[State]) -> None:
+        joined = ends[0]
+        for end in ends[1:]:
+            joined = join_states(joined, end, self._look_up)
+        self._reading.state = joined.copy()
+
+    def _look_up(self, state: State, path: str) -> Values:
+        return look_up(self._reading, state, path)
+
+    def _read_match(self, node: cst.Match) -> None:
+        reading = self._reading
+        read(reading, node.subject)
+        before = reading.state.copy()
+        arms: list[Block] = [Block()]
+        ends: list[State] = [before]
+        for case in node.cases:
+            reading.state = before.copy()
+            for name in _pattern_names(case.pattern):
+                reading.bind(name, reading.recorder.unknown(case))
+            self._read_arm(node, case.body, arms, ends)
+        reading.recorder.branch(node, arms)
+        self._join(ends)
+
+    # Loops
+
+    def _read_loop(self, node: cst.For | cst.While) -> None:
+        reading, recorder = self._reading, self._reading.recorder
+        iterated = read(reading, node.iter) if isinstance(node, cst.For) else NOTHING
+        outer_block, outer_loops = recorder.block, recorder.loops
+        recorder.loops = (*outer_loops, id(node))
+        entry = reading.state
+        depth = len(recorder.loops)
+        exits: list[State] = []
+        for attempt in range(_PASSES if depth < 3 else 3):  # noqa: PLR2004 - nesting multiplies
+            recorder.block = body = Block()
+            reading.state = entry.copy()
+            self._breaks.append([])
+            self._continues.append([])
+            self._read_iteration(node, iterated)
+            ends = [reading.state, *self._continues.pop()]
+            exits = self._breaks.pop()
+            joined = entry
+            for end in ends:
+                joined = join_states(joined, end, self._look_up)
+            if joined.names == entry.names:
+                break
+            last = attempt >= (_PASSES if depth < 3 else 3) - 2  # noqa: PLR2004 - as above
+            entry = self._widened(node, entry, joined) if last else joined
+        recorder.block, recorder.loops = outer_block, outer_loops
+        reading.state = entry.copy()
+        otherwise = Block()
+        if node.orelse is not None:
+            recorder.block = otherwise
+            self.read_body(node.orelse.body)
+            recorder.block = outer_block
+        recorder.block.items.append(
+            Loop(id(node), node, body, otherwise, _targets(node), _runs_once(node))
+        )
+        after = reading.state
+        if isinstance(node, cst.While) and boolean(node.test) and exits:
+            after = exits[0]
+        self._join([after, *exits])
+
+    def _read_iteration(self, node: cst.For | cst.While, iterated: Values) -> None:
+        reading = self._reading
+        if isinstance(node, cst.For):
+            bind_target(reading, node.target, element_of(reading, iterated, node.target))
+        else:
+            read(reading, node.test)
+        self.read_body(node.body)
+
+    def _widened(self, node: cst.CSTNode, before: State, after: State) -> State:
+        """Let names that still change hold something unknown, so that reading comes to an end."""
+        state = after.copy()
+        for name, values in after.names.items():
+            if before.names.get(name) != values:
+                site = self._reading.recorder.intern(("widened", id(node), name))
+                value = self._reading.recorder.value(Kind.UNKNOWN, node, site=site)
+                state.names[name] = frozenset({value})
+        return state
+
+    # Contexts, errors and definitions
+
+    def _read_with(self, node: cst.With) -> None:
+        reading, recorder = self._reading, self._reading.recorder
+        mode, expected = reading.state.mode, recorder.expects_error
+        for item in node.items:
+            reading.reads_context = True
+            values = read(reading, item.item)
+            reading.reads_context = False
+            reading.state.mode = mode_inside(reading, item.item, reading.state.mode)
+            recorder.expects_error = recorder.expects_error or expects_error(reading, item.item)
+            if item.asname is not None:
+                bind_target(reading, item.asname.name, values)
+        self.read_body(node.body)
+        reading.state.mode, recorder.expects_error = mode, expected
+
+    def _read_try(self, node: cst.Try | cst.TryStar) -> None:
+        reading, recorder = self._reading, self._reading.recorder
+        before, expected = reading.state.copy(), recorder.expects_error
+        recorder.expects_error = expected or catches_torch_errors(node)
+        self.read_body(node.body)
+        recorder.expects_error = expected
+        raised = join_states(before, reading.state, self._look_up)
+        raised.dead = False
+        if node.orelse is not None:
+            self.read_body(node.orelse.body)
+        arms: list[Block] = [Block()]
+        ends: list[State] = [reading.state]
+        for handler in node.handlers:
+            reading.state = raised.copy()
+            if handler.name is not None:
+                reading.bind(dotted_name(handler.name.name) or "", recorder.unknown(handler))
+            self._read_arm(node, handler.body, arms, ends)
+        recorder.branch(node, arms)
+        self._join(ends)
+        if node.finalbody is not None:
+            dead, reading.state.dead = reading.state.dead, False
+            self.read_body(node.finalbody.body)
+            reading.state.dead = reading.state.dead or dead
+
+    def _read_definition(self, node: cst.FunctionDef) -> None:
+        reading = self._reading
+        scope = reading.scope.nested.get(node.name.value)
+        if scope is not None:
+            value = reading.recorder.value(Kind.FUNCTION, node, function=scope)
+            reading.bind(node.name.value, frozenset({value}))
+
+
+_OPERATORS: dict[type[cst.BaseAugOp], str] = {
+    cst.AddAssign: "+=",
+    cst.SubtractAssign: "-=",
+    cst.MultiplyAssign: "*=",
+    cst.DivideAssign: "/=",
+    cst.FloorDivideAssign: "//=",
+    cst.PowerAssign: "**=",
+    cst.ModuloAssign: "%=",
+}
+
+
+def _terms(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the operands of a tree of ``+``, ``-``, ``*`` and ``/``."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(
+        node.operator, (cst.Add, cst.Subtract, cst.Multiply, cst.Divide)
+    ):
+        return [*_terms(node.left), *_terms(node.right)]
+    return [node]
+
+
+def _static_truth(test: cst.BaseExpression) -> bool | None:
+    """Return the truth of tests that are the same in every run that matters."""
+    literal = boolean(test)
+    if literal is not None:
+        return literal
+    if isinstance(test, cst.Integer):
+        return bool(integer(test))
+    if (dotted_name(test) or "").rpartition(".")[2] == "TYPE_CHECKING":
+        return False
+    if isinstance(test, cst.Comparison) and dotted_name(test.left) == "__name__":
+        return True
+    return None
+
+
+def _pattern_names(pattern: cst.MatchPattern) -> list[str]:
+    if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
+        return [pattern.name.value]
+    return []
+
+
+def _targets(node: cst.For | cst.While) -> frozenset[str]:
+    return frozenset(bound_names(node.target)) if isinstance(node, cst.For) else frozenset()
+
+
+def _runs_once(node: cst.For | cst.While) -> bool:
+    """Tell whether a loop is written so that it has at most one iteration."""
+    if not isinstance(node, cst.For):
+        return boolean(node.test) is False
+    iterated = node.iter
+    if isinstance(iterated, (cst.List, cst.Tuple)):
+        return len(iterated.elements) < 2  # noqa: PLR2004 - zero or one
+    if isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "range":
+        bounds = [integer(argument.value) for argument in iterated.args]
+        if all(bound is not None for bound in bounds):
+            return len(range(*[bound for bound in bounds if bound is not None])) < 2  # noqa: PLR2004
+    return False

@@ -1,0 +1,149 @@
+"""Read libcst nodes: names, literals, arguments and children, without its visitors."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+
+import libcst as cst
+
+_SKIPPED = frozenset(
+    """
+    leading_lines lpar rpar comma header footer lines_after_decorators semicolon dot colon lbracket
+    rbracket lbrace rbrace equal trailing_whitespace indent
+    """.split()
+)
+_FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {}
+
+
+def semantic_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    """Return the fields of a node type that mean something, leaving white space out."""
+    known = _FIELDS.get(kind)
+    if known is None:
+        known = tuple(
+            field.name
+            for field in dataclasses.fields(kind)
+            if "whitespace" not in field.name and field.name not in _SKIPPED
+        )
+        _FIELDS[kind] = known
+    return known
+
+
+def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the nodes directly below ``node`` that mean something, in source order."""
+    for name in semantic_fields(type(node)):
+        value = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, cst.CSTNode):
+                    yield item
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield ``node`` and everything below it that means something, parents first."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(reversed(list(children(current))))
+
+
+def dotted_name(node: cst.CSTNode | None) -> str | None:
+    """Return ``a.b.c`` for names and attributes of names, None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, cst.Attribute):
+        parts.append(node.attr.value)
+        node = node.value
+    if not isinstance(node, cst.Name):
+        return None
+    parts.append(node.value)
+    return ".".join(reversed(parts))
+
+
+def boolean(node: cst.CSTNode | None) -> bool | None:
+    """Return the truth of a ``True`` or ``False`` literal, None for anything else."""
+    if isinstance(node, cst.Name) and node.value in {"True", "False"}:
+        return node.value == "True"
+    return None
+
+
+def is_none(node: cst.CSTNode | None) -> bool:
+    """Tell whether this is the literal ``None``."""
+    return isinstance(node, cst.Name) and node.value == "None"
+
+
+def integer(node: cst.CSTNode | None) -> int | None:
+    """Return the value of an integer literal, None for anything else."""
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+        inner = integer(node.expression)
+        return None if inner is None else -inner
+    return ast.literal_eval(node.value) if isinstance(node, cst.Integer) else None
+
+
+def is_literal(node: cst.CSTNode | None) -> bool:
+    """Tell whether this is a number or string that stands in the source."""
+    if isinstance(node, cst.UnaryOperation):
+        return is_literal(node.expression)
+    return isinstance(
+        node, (cst.Integer, cst.Float, cst.SimpleString, cst.ConcatenatedString)
+    ) or (isinstance(node, cst.Name) and node.value in {"True", "False", "None"})
+
+
+def keyword(call: cst.Call, name: str) -> cst.BaseExpression | None:
+    """Return the expression passed as ``name=``, if there is one."""
+    for argument in call.args:
+        if argument.keyword is not None and argument.keyword.value == name:
+            return argument.value
+    return None
+
+
+def positional(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return the positional arguments, without starred ones."""
+    return [
+        argument.value
+        for argument in call.args
+        if argument.keyword is None and not argument.star
+    ]
+
+
+def has_star(call: cst.Call) -> bool:
+    """Tell whether arguments are passed as ``*args`` or ``**kwargs``."""
+    return any(argument.star for argument in call.args)
+
+
+def bound_names(target: cst.CSTNode) -> Iterator[str]:
+    """Yield the dotted names that an assignment to ``target`` binds."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for element in target.elements:
+            yield from bound_names(element.value)
+    else:
+        name = dotted_name(target)
+        if name is not None:
+            yield name
+
+
+def is_basic_index(node: cst.Subscript) -> bool:
+    """Tell whether every index is an integer literal, a slice, ``...`` or None (so a view)."""
+    for element in node.slice:
+        index = element.slice
+        if isinstance(index, cst.Slice):
+            continue
+        if not isinstance(index, cst.Index) or index.star:
+            return False
+        value = index.value
+        if integer(value) is None and not is_none(value) and not isinstance(value, cst.Ellipsis):
+            return False
+    return True
+
+
+def string_index(node: cst.Subscript) -> str | None:
+    """Return the key of ``x["key"]``, None for any other index."""
+    if len(node.slice) == 1:
+        index = node.slice[0].slice
+        if isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString):
+            value = index.value.evaluated_value
+            return value if isinstance(value, str) else None
+    return None

@@ -1,0 +1,153 @@
+"""Describe what a name may hold, as far as the source proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+class Kind(Enum):
+    """What sort of thing a value is."""
+
+    UNKNOWN = "unknown"
+    LEAF = "leaf that requires grad"
+    LEAF_VIEW = "view of a leaf that requires grad"
+    PLAIN = "tensor without a graph"
+    HISTORY = "tensor with a graph"
+    GRADIENT = "gradient"
+    NUMBER = "number"
+    CONTAINER = "container"
+    TUPLE = "tuple"
+    OPTIMIZER = "optimizer"
+    MODULE = "torch module"
+    INSTANCE = "instance of a class of this file"
+    PARAMETERS = "parameters of a module"
+    FUNCTION = "function of this file"
+
+
+class Origin(Enum):
+    """How an unknown value came into the function."""
+
+    ARGUMENT = "argument"
+    ATTRIBUTE = "attribute"
+    CALL = "call"
+    ELEMENT = "element"
+    BOUNDED = "bounded container"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One thing that a name may hold.
+
+    ``site`` identifies where it was made: two names with the same site are aliases. ``loops`` are
+    the loops it was made in, outermost first. ``carries`` are the sites whose graph this value
+    holds on to if they have one; ``implies`` are the sites that must have a graph if this value has
+    one; ``mentions`` are all sites that flowed into it; ``holds`` are the objects that somebody
+    who is handed this value can reach. ``parts`` are the elements of a tuple, or the one set of
+    possible elements of a container. ``certain`` is False where frozen parameters are possible.
+    """
+
+    kind: Kind
+    site: int
+    node: cst.CSTNode | None = field(default=None, compare=False, repr=False)
+    loops: tuple[int, ...] = field(default=(), compare=False)
+    origin: Origin = Origin.OTHER
+    name: str = ""
+    carries: frozenset[int] = frozenset()
+    implies: frozenset[int] = frozenset()
+    mentions: frozenset[int] = frozenset()
+    holds: frozenset[int] = frozenset()
+    parts: tuple[frozenset[Value], ...] = ()
+    certain: bool = True
+    function: FunctionScope | None = field(default=None, compare=False, repr=False)
+
+
+Values: TypeAlias = frozenset[Value]
+NOTHING: Values = frozenset()
+
+
+def join(left: Values, right: Values) -> Values:
+    """Return what may be held after either of two paths; a site appears once per kind."""
+    if left == right or not right:
+        return left
+    if not left:
+        return right
+    merged: dict[tuple[Kind, int], Value] = {}
+    for value in (*left, *right):
+        key = (value.kind, value.site)
+        known = merged.get(key)
+        merged[key] = value if known is None else _merge(known, value)
+    return frozenset(merged.values())
+
+
+def _merge(left: Value, right: Value) -> Value:
+    if left == right:
+        return left
+    parts = left.parts
+    if left.parts != right.parts:
+        same_length = len(left.parts) == len(right.parts)
+        parts = tuple(map(_shallow, left.parts, right.parts)) if same_length else ()
+    return replace(
+        left,
+        carries=left.carries & right.carries,
+        implies=left.implies & right.implies,
+        mentions=left.mentions | right.mentions,
+        holds=left.holds | right.holds,
+        parts=parts,
+        certain=left.certain and right.certain,
+    )
+
+
+def _shallow(left: Values, right: Values) -> Values:
+    # Elements of elements are not followed, so that joining always comes to an end.
+    return frozenset(replace(value, parts=()) for value in join(left, right))
+
+
+def join_all(sets: Iterable[Values]) -> Values:
+    """Return what may be held after any of several paths."""
+    result = NOTHING
+    for values in sets:
+        result = join(result, values)
+    return result
+
+
+def all_are(values: Values, *kinds: Kind) -> bool:
+    """Tell whether there is at least one value and each is of one of these kinds."""
+    return bool(values) and all(value.kind in kinds for value in values)
+
+
+def sites(values: Values) -> frozenset[int]:
+    """Return where these values were made."""
+    return frozenset(value.site for value in values)
+
+
+def carried_by_all(values: Values) -> frozenset[int]:
+    """Return the sites whose graph is held whichever of these values it is."""
+    if not values:
+        return frozenset()
+    return frozenset.intersection(*(value.carries for value in values))
+
+
+def implied_by_all(values: Values) -> frozenset[int]:
+    """Return the sites that have a graph if the value has one, whichever of these it is."""
+    if not values:
+        return frozenset()
+    return frozenset.intersection(*(value.implies for value in values))
+
+
+def mentioned_by(values: Values) -> frozenset[int]:
+    """Return every site that may have flowed into these values."""
+    return frozenset().union(*(value.mentions | {value.site} for value in values))
+
+
+def held_by(values: Values) -> frozenset[int]:
+    """Return the objects that can be reached from these values."""
+    return frozenset().union(*(value.holds for value in values))

@@ -1,0 +1,65 @@
+"""Define what a rule is: its catalogue entry, its examples and its check."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_suite.catalogue import Entry
+    from gradcheck_suite.findings import JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """Source with the mistake, and the lines (from 1) that are reported."""
+
+    source: str
+    lines: tuple[int, ...]
+    severity: Severity = Severity.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """Correct source that looks like the mistake, and why it is none."""
+
+    source: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A mistake at a node; the engine turns nodes into lines and columns.
+
+    ``related`` are other nodes that explain it, each with what it did.
+    """
+
+    node: cst.CSTNode
+    message: str
+    severity: Severity = Severity.ERROR
+    hint: str | None = None
+    related: tuple[tuple[cst.CSTNode, str], ...] = ()
+    evidence: Mapping[str, JSON] = field(default_factory=dict)
+
+
+class Rule(ABC):
+    """A mistake that can be seen in source text.
+
+    A rule asks the function model; it doesn't walk syntax itself unless its question is about
+    syntax. ``invalid`` and ``valid`` are tested and make the documentation.
+    """
+
+    entry: ClassVar[Entry]
+    invalid: ClassVar[tuple[Invalid, ...]]
+    valid: ClassVar[tuple[Valid, ...]]
+
+    @abstractmethod
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every mistake of this kind in one function."""

@@ -1,0 +1,308 @@
+"""GCS201: a loss that is kept with its graph from one iteration to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Store, StoreKind
+from gradcheck_lint.model.values import (
+    Kind,
+    Origin,
+    Values,
+    implied_by_all,
+    mentioned_by,
+    sites,
+)
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class GraphKept(Rule):
+    """A loss is stored with its graph, which then lives as long as what it's stored in."""
+
+    entry = catalogue.GRAPH_KEPT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every store of a value that ``backward()`` is called on in the same loop."""
+        events = list(function.events())
+        backwards = [event for event in events if isinstance(event, Backward)]
+        if not backwards:
+            return
+        for store in events:
+            if not isinstance(store, Store) or not store.loops:
+                continue
+            proofs = [backward for backward in backwards if _proves_graph(backward, store)]
+            if not proofs or not _keeps(function, store):
+                continue
+            if any(_consumes(backward, store) for backward in backwards):
+                continue
+            if any(proof.retains_graph for proof in proofs) and _escapes(function, store):
+                continue
+            yield self._violation(function, store, proofs)
+
+    def _violation(
+        self, function: FunctionModel, store: Store, proofs: list[Backward]
+    ) -> Violation:
+        tree = function.module.tree
+        proof = next((known for known in proofs if _always_meets(known, store)), proofs[0])
+        certain = _always_meets(proof, store) and _is_known_container(store)
+        what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
+        if store.how is StoreKind.ACCUMULATE:
+            message = (
+                f"`{store.target}` adds up `{what}` with its graph, so the graphs of all "
+                "iterations stay in memory as long as the sum does"
+            )
+        else:
+            message = (
+                f"`{store.target}` keeps `{what}` with its graph, so the graphs of all "
+                "iterations stay in memory as long as it does"
+            )
+        hint = "keep the number alone: `.item()`, or `.detach()` to stay on the device"
+        if what.isidentifier():
+            hint = f"keep the number alone: `{what}.item()`, or `{what}.detach()` to stay a tensor"
+        return Violation(
+            store.node,
+            message,
+            Severity.ERROR if certain else Severity.WARNING,
+            hint,
+            ((proof.node, "it has a graph: backward() is called on it here"),),
+        )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    total_loss = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total_loss += loss
+    return total_loss / len(loader)
+""",
+            lines=(10,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    losses = []
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        losses.append(loss)
+        loss.backward()
+        optimizer.step()
+    return losses
+""",
+            lines=(8,),
+        ),
+        Invalid(
+            """\
+import torch
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.history = {"loss": []}
+
+    def fit(self, loader, optimizer):
+        running = 0
+        for x in loader:
+            optimizer.zero_grad()
+            loss = self.model(x).mean()
+            loss.backward()
+            optimizer.step()
+            running = running + loss * len(x)
+            self.history["loss"].append((loss, len(x)))
+""",
+            lines=(15, 16),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, history, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        history.append(loss)
+""",
+            lines=(9,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    total, losses = 0.0, []
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+        losses.append(float(loss))
+        losses.append(loss.detach())
+""",
+            why="numbers and detached tensors have no graph",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    total = 0.0
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        loss = loss.item()
+        total += loss
+""",
+            why="the name holds a number by then",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, batches, optimizer):
+    for batch in batches:
+        optimizer.zero_grad()
+        total = 0
+        for x in batch:
+            total += model(x).mean()
+        total.backward()
+        optimizer.step()
+""",
+            why="the sum is the loss",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, batches, optimizer):
+    losses = []
+    for x in batches:
+        loss = model(x).mean()
+        loss.backward(retain_graph=True)
+        losses.append(loss)
+    torch.stack(losses).mean().backward()
+""",
+            why="backward needs the list afterwards",
+        ),
+        Valid(
+            """\
+import torch
+
+def evaluate(model, loader):
+    total = 0
+    with torch.no_grad():
+        for x in loader:
+            loss = model(x).mean()
+            total += loss
+    return total
+""",
+            why="no graph is recorded",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        log = {}
+        log["loss"] = loss
+        parts = []
+        parts.append(loss)
+        loss.backward()
+        optimizer.step()
+""",
+            why="the containers are made anew in each iteration",
+        ),
+    )
+
+
+def _proves_graph(backward: Backward, store: Store) -> bool:
+    """Tell whether ``backward`` is called, in a loop with ``store``, on what is stored."""
+    if not set(backward.loops) & set(store.loops) or _exclude_each_other(backward, store):
+        return False
+    if store.how is StoreKind.ACCUMULATE and store.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
+        return False
+    proven = frozenset[int]().union(*(value.implies for value in backward.values))
+    proven |= implied_by_all(backward.values)
+    return bool(store.stored) and all(value.carries & proven for value in store.stored)
+
+
+def _exclude_each_other(left: Backward, right: Store) -> bool:
+    arms = dict(left.arms)
+    return any(arms.get(branch, arm) != arm for branch, arm in right.arms)
+
+
+def _always_meets(backward: Backward, store: Store) -> bool:
+    """Tell whether ``backward`` is called on every path on which the value is stored."""
+    return store.arms[: len(backward.arms)] == backward.arms
+
+
+def _is_known_container(store: Store) -> bool:
+    if store.how is StoreKind.ACCUMULATE:
+        return True
+    return all(value.kind is Kind.CONTAINER for value in store.target_values)
+
+
+def _keeps(function: FunctionModel, store: Store) -> bool:
+    """Tell whether what it's stored in surely outlives the iteration."""
+    del function
+    if not store.target_values:
+        return False
+    own = sites(store.target_values)
+    for value in store.target_values:
+        if value.origin is Origin.BOUNDED or value.kind in {Kind.OPTIMIZER, Kind.MODULE}:
+            return False
+        if value.kind is Kind.INSTANCE:
+            return False
+        if store.loops[-1] in value.loops and not _continues(value.mentions, own, value.site):
+            return False
+    return any(store.loops[-1] not in value.loops for value in store.target_values)
+
+
+def _continues(mentions: frozenset[int], own: frozenset[int], site: int) -> bool:
+    """Tell whether a value made in the loop is the sum so far, with one more term."""
+    return site in mentions or bool(mentions & (own - {site}))
+
+
+def _consumes(backward: Backward, store: Store) -> bool:
+    """Tell whether backward may be called on the container or sum itself."""
+    return bool(mentioned_by(backward.values) & _sites_of_sum(store.target_values, store))
+
+
+def _sites_of_sum(values: Values, store: Store) -> frozenset[int]:
+    return sites(values) | {id(store.node)}
+
+
+def _escapes(function: FunctionModel, store: Store) -> bool:
+    wanted = _sites_of_sum(store.target_values, store)
+    for event in function.events():
+        if isinstance(event, Call) and event.mentions & wanted:
+            return True
+        if isinstance(event, Return) and mentioned_by(event.values) & wanted:
+            return True
+    return False

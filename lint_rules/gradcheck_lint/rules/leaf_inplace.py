@@ -1,0 +1,253 @@
+"""GCS101: a leaf that requires grad is written to while gradients are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LeafInplace(Rule):
+    """A leaf that requires grad is modified in place where operations are recorded."""
+
+    entry = catalogue.LEAF_INPLACE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every in-place write to what is a leaf whichever way it's reached."""
+        for event in function.events():
+            if not isinstance(event, InPlace) or event.expects_error:
+                continue
+            if not all_are(event.values, Kind.LEAF, Kind.LEAF_VIEW):
+                continue
+            severity = _severity(function, event)
+            if severity is not None:
+                yield self._violation(function, event, severity)
+
+    def _violation(
+        self, function: FunctionModel, event: InPlace, severity: Severity
+    ) -> Violation:
+        tree = function.module.tree
+        target = source_of(tree, event.target) if event.target is not None else "the tensor"
+        is_view = any(value.kind is Kind.LEAF_VIEW for value in event.values)
+        what = "a view of a leaf" if is_view else "a leaf"
+        message = (
+            f"`{target}` is {what} that requires grad and is modified in place by "
+            f"{event.operation} while operations are recorded: torch raises a RuntimeError here"
+        )
+        related: list[tuple[cst.CSTNode, str]] = [
+            (value.node, "the leaf comes from here")
+            for value in sorted(event.values, key=lambda value: value.site)[:1]
+            if value.node is not None and value.node is not event.node
+        ]
+        hint = "do it inside `with torch.no_grad():`, or make a new tensor from it"
+        return Violation(event.node, message, severity, hint, tuple(related))
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+w = torch.randn(3, requires_grad=True)
+loss = (w * w).sum()
+loss.backward()
+w -= 0.1 * w.grad
+w.sub_(w.grad)
+w[0] = 1.0
+torch.mul(w, 2, out=w)
+""",
+            lines=(6, 7, 8, 9),
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        self.weight.clamp_(min=0)
+        return x * self.weight
+""",
+            lines=(10,),
+        ),
+        Invalid(
+            """\
+import torch
+
+x = torch.zeros(4).requires_grad_()
+alias = x
+alias += 1
+row = x.view(2, 2)
+row.mul_(2)
+""",
+            lines=(5, 7),
+        ),
+        Invalid(
+            """\
+import torch
+
+a = torch.tensor(1.0, requires_grad=True)
+b = torch.tensor(2.0, requires_grad=True)
+for p in [a, b]:
+    p -= 0.1 * p.grad
+""",
+            lines=(6,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def clip(model):
+    for p in model.parameters():
+        p.clamp_(-0.01, 0.01)
+""",
+            lines=(5,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+w = torch.randn(3, requires_grad=True)
+with torch.no_grad():
+    w -= 0.1 * w.grad
+    w.grad.zero_()
+w.data.mul_(2)
+w.detach().mul_(2)
+w.grad += 1
+w = w + 1
+w += 1
+""",
+            why="under no_grad, through data or detach, on the gradient, or no leaf any more",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self, learn):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.fixed = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.maybe = nn.Parameter(torch.ones(3), requires_grad=learn)
+        nn.init.uniform_(self.weight)
+
+    @torch.no_grad()
+    def project(self):
+        self.weight.clamp_(min=0)
+
+    def shift(self):
+        self.fixed += 1
+        self.maybe += 1
+""",
+            why="torch.nn.init records nothing; frozen or perhaps frozen",
+        ),
+        Valid(
+            """\
+import torch
+
+w = torch.randn(3, requires_grad=True)
+w.requires_grad_(False)
+w.add_(1)
+w.requires_grad_(True)
+w.retain_grad()
+w.share_memory_()
+numbers = [1, 2]
+numbers += [3]
+numbers[0] = 4
+""",
+            why="frozen while it is written; the other methods write nothing",
+        ),
+        Valid(
+            """\
+import pytest
+import torch
+
+def test_raises():
+    w = torch.randn(3, requires_grad=True)
+    with pytest.raises(RuntimeError):
+        w += 1
+""",
+            why="the error is expected",
+        ),
+        Valid(
+            """\
+import torch
+
+def shrink(w):
+    w *= 0.5
+
+def update(p=torch.ones(3)):
+    v = torch.ones(3, requires_grad=True)
+    apply(v)
+
+with torch.no_grad():
+    shrink(torch.ones(2, requires_grad=True))
+""",
+            why="what an argument is, is not known",
+        ),
+        Valid(
+            """\
+import torch
+
+def write():
+    w = torch.ones(3, requires_grad=True)
+    w += 1
+
+with torch.no_grad():
+    write()
+""",
+            why="its only caller records nothing",
+        ),
+    )
+
+
+def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
+    """Return how certain it is that torch raises here; None for silence."""
+    certain = all(value.certain for value in event.values)
+    if event.mode is GradMode.AMBIENT:
+        callers = function.module.modes_of_callers(function.scope)
+        if callers and GradMode.ENABLED not in callers:
+            return None
+        if not callers and not _is_forward_or_local(function, event):
+            certain = False
+    elif event.mode is not GradMode.ENABLED:
+        return None
+    if not certain and function.module.may_freeze:
+        return None
+    return Severity.ERROR if certain else Severity.WARNING
+
+
+def _is_forward_or_local(function: FunctionModel, event: InPlace) -> bool:
+    """Tell whether the leaf was made in this function, or the function runs in training.
+
+    What is made elsewhere may be changed by a helper that's always called under no_grad.
+    """
+    name = function.scope.name.rpartition(".")[2]
+    if name in {"forward", "__init__"}:
+        return True
+    local = {
+        value.site
+        for path, values in function.bindings.items()
+        if "." not in path
+        for value in values
+    }
+    return all(value.site in local or value.kind is Kind.LEAF_VIEW for value in event.values)

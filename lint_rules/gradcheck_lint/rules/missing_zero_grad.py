@@ -1,0 +1,417 @@
+"""GCS301: a training loop that never zeroes the gradients that it steps with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import (
+    Backward,
+    Block,
+    Call,
+    Event,
+    Loop,
+    Proof,
+    Step,
+    ZeroGrad,
+    can_repeat,
+)
+from gradcheck_lint.model.values import Kind, Origin
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+@dataclass(slots=True)
+class _Effects:
+    """What one iteration does to gradients, also through functions of the same file.
+
+    Each backward and step comes with the event of this loop's own function that leads to it.
+    """
+
+    backwards: list[tuple[Event, Backward]] = field(default_factory=list)
+    steps: list[tuple[Event, Step, FunctionModel]] = field(default_factory=list)
+    zeroes: bool = False
+    unclear: bool = False
+
+
+class MissingZeroGrad(Rule):
+    """Gradients that ``step()`` has used are added to and used again."""
+
+    entry = catalogue.MISSING_ZERO_GRAD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every step that repeats in a loop without its gradients being zeroed."""
+        if function.module.scopes.uses_engine:
+            return
+        handled: set[int] = set()
+        for loop in reversed(list(function.loops())):
+            effects = _effects_of(loop.body, function)
+            if not effects.backwards:
+                continue
+            for leading, step, owner in effects.steps:
+                if id(step) in handled:
+                    continue
+                handled.add(id(step))
+                if effects.zeroes or effects.unclear or loop.runs_once:
+                    continue
+                severity = self._severity(function, loop, leading, effects, step)
+                if severity is None or _is_made_anew(loop, step, owner, function):
+                    continue
+                yield self._violation(function, loop, step, effects, severity)
+
+    def _severity(
+        self,
+        function: FunctionModel,
+        loop: Loop,
+        leading: Event,
+        effects: _Effects,
+        step: Step,
+    ) -> Severity | None:
+        if not can_repeat(loop, leading):
+            return None
+        certain = any(
+            backward.arms[: len(leading.arms)] == leading.arms
+            for backward, _ in effects.backwards
+        )
+        if not certain:
+            # The step happens on fewer paths than backward: a window, perhaps of the whole loop.
+            return None if _zeroes_anywhere(function) else Severity.WARNING
+        return Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR
+
+    def _violation(
+        self,
+        function: FunctionModel,
+        loop: Loop,
+        step: Step,
+        effects: _Effects,
+        severity: Severity,
+    ) -> Violation:
+        receiver = step.receiver or "the optimizer"
+        call = f"`{receiver}.step()`" if step.receiver else "the optimizer's step()"
+        outside = _zero_outside(function, loop)
+        message = (
+            f"{call} repeats in this loop on gradients that no path of the loop zeroes, so every "
+            "step uses the sum of all backwards before it"
+        )
+        related: list[tuple[cst.CSTNode, str]] = [
+            (effects.backwards[0][1].node, "added to the gradients here, in every iteration"),
+            (loop.node, "the loop that repeats it"),
+        ]
+        if outside is not None:
+            message += "; the zero_grad() outside the loop doesn't run between two steps"
+            related.append((outside.node, "zeroed here, outside the loop"))
+        hint = f"call `{receiver}.zero_grad()` in the loop, before backward() or after step()"
+        if step.receiver is None:
+            hint = "call zero_grad() in the loop, before backward() or after step()"
+        return Violation(step.node, message, severity, hint, tuple(related))
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch import optim
+
+model = torch.nn.Linear(3, 1)
+sgd = optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(10):
+    sgd.zero_grad()
+    for x in data:
+        model(x).sum().backward()
+        sgd.step()
+""",
+            lines=(10,),
+        ),
+        Invalid(
+            """\
+import torch
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters())
+
+    def train_step(self, x):
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+
+    def fit(self, data):
+        for x in data:
+            self.train_step(x)
+""",
+            lines=(11,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, data, optimizer, scaler):
+    for x in data:
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+            lines=(8,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def fit(model, x, y):
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure():
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(20):
+        optimizer.step(closure)
+""",
+            lines=(12,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for i, x in enumerate(loader):
+        loss = model(x).mean()
+        loss.backward()
+        if i % 4 == 3:
+            optimizer.step()
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+""",
+            why="gradients are zeroed in every iteration",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for i, x in enumerate(loader):
+        (model(x).mean() / 4).backward()
+        if (i + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+            why="an accumulation window: zeroed after each step",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        model(x).mean().backward()
+        optimizer.step()
+        for p in model.parameters():
+            p.grad = None
+""",
+            why="the gradients are dropped by hand",
+        ),
+        Valid(
+            """\
+import torch
+
+g_optimizer = torch.optim.Adam(G.parameters())
+d_optimizer = torch.optim.Adam(D.parameters())
+
+def reset_grad():
+    d_optimizer.zero_grad()
+    g_optimizer.zero_grad()
+
+for images in loader:
+    d_loss = D(images).mean()
+    reset_grad()
+    d_loss.backward()
+    d_optimizer.step()
+""",
+            why="a function of this file zeroes",
+        ),
+        Valid(
+            """\
+import torch
+from .tools import prepare
+
+def train(model, loader, optimizer):
+    for x in loader:
+        prepare(optimizer)
+        model(x).mean().backward()
+        optimizer.step()
+""",
+            why="a function of another file is handed the optimizer and may zero",
+        ),
+        Valid(
+            """\
+import torch
+
+def tune(latents, steps):
+    for latent in latents:
+        optimizer = torch.optim.Adam([latent])
+        loss(latent).backward()
+        optimizer.step()
+""",
+            why="each iteration has an optimizer of its own",
+        ),
+        Valid(
+            """\
+import torch
+import torch.distributed.autograd as dist_autograd
+
+def train(model, loader, optimizer):
+    for x in loader:
+        with dist_autograd.context() as context_id:
+            loss = model(x).sum()
+            dist_autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+""",
+            why="distributed autograd keeps gradients per context",
+        ),
+        Valid(
+            """\
+import torch
+
+def fit(model, x, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(20):
+        optimizer.step(closure)
+""",
+            why="the closure zeroes",
+        ),
+        Valid(
+            """\
+import torch
+
+def once(model, optimizer, x):
+    while True:
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        break
+""",
+            why="the loop is left after its only step",
+        ),
+        Valid(
+            """\
+import torch
+
+def whole_epoch(model, loader, optimizer, last):
+    for epoch in range(3):
+        optimizer.zero_grad()
+        for i, x in enumerate(loader):
+            model(x).mean().backward()
+            if i == last:
+                optimizer.step()
+""",
+            why="one step for each pass over the data, zeroed before it",
+        ),
+    )
+
+
+def _effects_of(block: Block, function: FunctionModel) -> _Effects:
+    effects = _Effects()
+    for event in block.events():
+        _collect(effects, event, event, function, frozenset({id(function.scope)}))
+    return effects
+
+
+def _collect(
+    effects: _Effects,
+    leading: Event,
+    event: Event,
+    function: FunctionModel,
+    seen: frozenset[int],
+) -> None:
+    """Add one event, and what the functions that it calls do."""
+    if isinstance(event, ZeroGrad):
+        effects.zeroes = True
+    elif isinstance(event, Backward):
+        effects.backwards.append((leading, event))
+    elif isinstance(event, Step):
+        effects.steps.append((leading, event, function))
+    elif isinstance(event, Call):
+        if event.function is None:
+            if not event.harmless and event.handed & function.holders:
+                effects.unclear = True
+        elif id(event.function) not in seen:
+            called = function.module.function(event.function)
+            inside = seen | {id(event.function)}
+            for item in called.events():
+                # A loop inside the called function is judged there.
+                if not (item.loops and isinstance(item, (Backward, Step))):
+                    _collect(effects, leading, item, called, inside)
+
+
+def _is_made_anew(
+    loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel
+) -> bool:
+    """Tell whether each iteration may have an optimizer of its own."""
+    root = (step.receiver or "").partition(".")[0]
+    if root in loop.targets or any(loop.identity in value.loops for value in step.values):
+        return True
+    if owner is function:
+        return False
+    return any(
+        value.kind is Kind.OPTIMIZER
+        and value.origin is not Origin.ARGUMENT
+        and any(value in bound for name, bound in owner.bindings.items() if "." not in name)
+        for value in step.values
+    )
+
+
+def _zeroes_anywhere(function: FunctionModel) -> bool:
+    return _zero_in(function.events()) is not None
+
+
+def _zero_outside(function: FunctionModel, loop: Loop) -> ZeroGrad | None:
+    return _zero_in(event for event in function.events() if loop.identity not in event.loops)
+
+
+def _zero_in(events: Iterator[Event]) -> ZeroGrad | None:
+    for event in events:
+        if isinstance(event, ZeroGrad):
+            return event
+    return None

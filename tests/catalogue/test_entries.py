@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.catalogue import Entry
+from gradcheck_suite.severity import Severity
+
+# What a code means never changes; a new mistake gets a new code at the end of its family.
+FROZEN = {
+    "GCS101": "leaf-inplace",
+    "GCS102": "leaf-rebound",
+    "GCS103": "saved-tensor-modified",
+    "GCS104": "saved-tensor-corrupted",
+    "GCS105": "data-write",
+    "GCS106": "slice-write-in-loop",
+    "GCS107": "slice-read-then-write",
+    "GCS108": "inplace-on-saved-output",
+    "GCS109": "step-before-second-backward",
+    "GCS201": "graph-kept",
+    "GCS202": "state-not-detached",
+    "GCS203": "retain-graph",
+    "GCS204": "eval-with-graph",
+    "GCS205": "tensor-on-ctx",
+    "GCS206": "create-graph-cycle",
+    "GCS207": "hook-keeps-graph",
+    "GCS301": "missing-zero-grad",
+    "GCS302": "zero-grad-misplaced",
+    "GCS303": "step-without-backward",
+    "GCS304": "clip-misplaced",
+    "GCS305": "clip-before-unscale",
+    "GCS306": "scheduler-before-step",
+    "GCS307": "parameter-not-optimized",
+    "GCS308": "stale-parameter",
+    "GCS309": "leftover-gradient",
+    "GCS310": "scaler-misuse",
+    "GCS401": "graph-broken",
+    "GCS402": "forward-under-no-grad",
+    "GCS403": "parameter-without-gradient",
+    "GCS404": "unregistered-module",
+    "GCS405": "forced-requires-grad",
+    "GCS406": "frozen-parameter",
+    "GCS407": "grad-read-on-non-leaf",
+    "GCS408": "checkpoint-cuts-graph",
+    "GCS501": "backward-arity",
+    "GCS502": "legacy-function",
+    "GCS503": "missing-mark-dirty",
+    "GCS504": "missing-once-differentiable",
+    "GCS505": "output-wrongly-differentiable",
+    "GCS506": "grad-output-modified",
+    "GCS507": "saved-intermediate",
+    "GCS508": "none-gradient",
+    "GCS601": "wrong-gradient",
+    "GCS602": "wrong-second-order",
+    "GCS603": "nondeterministic-gradient",
+    "GCS604": "non-finite-gradient",
+    "GCS605": "forward-mode-mismatch",
+    "GCS606": "batched-gradient-mismatch",
+    "GCS607": "undefined-gradient",
+    "GCS608": "detached-output",
+    "GCS609": "layout-dependent-gradient",
+    "GCS610": "nonlinear-backward",
+    "GCS611": "compiled-gradient-mismatch",
+    "GCS701": "train-mode-in-eval",
+    "GCS702": "stuck-in-eval",
+    "GCS801": "ranks-diverged",
+    "GCS802": "gradient-not-synchronized",
+    "GCS901": "legacy-variable",
+    "GCS902": "legacy-volatile",
+    "GCS903": "legacy-scalar-index",
+}
+NOTES = {"GCS901"}
+WARNINGS = {
+    *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
+    *("GCS309", "GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
+    "GCS702",
+}
+FIXABLE = {"GCS106", "GCS107", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
+ONLY_AT_RUN_TIME = {
+    *("GCS104", "GCS403", "GCS801", "GCS802"),
+    *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
+}
+ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901", "GCS903"}
+
+# With an indentation of four columns the source still fits a terminal of 80.
+WIDEST_SOURCE = 76
+LONGEST_TITLE = 72
+PROSE = ("what", "why", "detection")
+
+each_entry = pytest.mark.parametrize("entry", catalogue.ENTRIES, ids=lambda entry: entry.code)
+
+
+def test_codes_keep_their_meaning():
+    assert {entry.code: entry.slug for entry in catalogue.ENTRIES} == FROZEN
+    assert [entry.code for entry in catalogue.ENTRIES] == sorted(FROZEN)
+
+
+def test_highest_severities_fixes_and_places():
+    by_severity = {
+        severity: {entry.code for entry in catalogue.ENTRIES if entry.severity is severity}
+        for severity in Severity
+    }
+    assert by_severity[Severity.NOTE] == NOTES
+    assert by_severity[Severity.WARNING] == WARNINGS
+    assert {entry.code for entry in catalogue.ENTRIES if entry.fixable} == FIXABLE
+    assert {e.code for e in catalogue.ENTRIES if not e.in_source} == ONLY_AT_RUN_TIME
+    assert {e.code for e in catalogue.ENTRIES if not e.at_run_time} == ONLY_IN_SOURCE
+
+
+def test_every_entry_has_a_constant_of_its_name():
+    for entry in catalogue.ENTRIES:
+        constant = entry.slug.replace("-", "_").upper()
+        # The constant spells out one word that the slug shortens no further.
+        assert getattr(catalogue, constant) is entry
+        assert constant in catalogue.__all__
+
+
+def test_every_entry_belongs_to_one_family():
+    seen = [entry for family in catalogue.FAMILIES for entry in catalogue.entries_of(family)]
+    assert seen == list(catalogue.ENTRIES)
+    assert len({family.name for family in catalogue.FAMILIES}) == len(catalogue.FAMILIES)
+
+
+@each_entry
+def test_title_names_the_mistake_on_one_line(entry: Entry):
+    assert 10 < len(entry.title) <= LONGEST_TITLE
+    assert not entry.title.endswith(".")
+    assert "\n" not in entry.title
+    assert entry.title.isascii()
+
+
+@each_entry
+def test_prose_is_complete_and_clean(entry: Entry):
+    for field in PROSE:
+        text = getattr(entry, field)
+        paragraphs = text.split("\n\n")
+        assert text.isascii()
+        assert len(text) > 40
+        for paragraph in paragraphs:
+            assert paragraph == " ".join(paragraph.split())
+            assert paragraph.endswith((".", ":"))
+            assert paragraph.count("`") % 2 == 0
+        assert not re.search(r"\b(planned|todo|fixme|later version|not implemented)\b", text, re.IGNORECASE)
+
+
+@each_entry
+def test_detection_says_where_and_how_severe(entry: Entry):
+    assert ("In source:" in entry.detection) is entry.in_source
+    if entry.at_run_time:
+        assert "At run time:" in entry.detection
+    last = entry.detection.rpartition("\n\n")[2]
+    assert last.startswith(f"Severity: {entry.severity.value}")
+
+
+@each_entry
+def test_references_lead_to_entries(entry: Entry):
+    for field in PROSE:
+        for code in re.findall(r"GCS\d+", getattr(entry, field)):
+            assert catalogue.find(code) is not None
+            assert code != entry.code
+
+
+@each_entry
+@pytest.mark.parametrize("field", ["example", "instead"])
+def test_source_parses_and_fits(entry: Entry, field: str):
+    source = getattr(entry, field)
+    compile(ast.parse(source, feature_version=(3, 10)), f"<{entry.code}>", "exec")
+    assert source.endswith("\n")
+    assert not source.endswith("\n\n")
+    assert source.isascii()
+    for line in source.splitlines():
+        assert line == line.rstrip()
+        assert len(line) <= WIDEST_SOURCE
+        assert "\t" not in line
+
+
+@each_entry
+def test_the_correction_changes_the_code(entry: Entry):
+    assert ast.dump(ast.parse(entry.example)) != ast.dump(ast.parse(entry.instead))
+
+
+def test_every_entry_has_a_test_that_runs_its_sources():
+    here = Path(__file__).parent
+    sources = "\n".join(path.read_text("utf-8") for path in here.glob("test_examples_*.py"))
+    tested = {f"GCS{number}" for number in re.findall(r"^def test_gcs(\d+)_", sources, re.MULTILINE)}
+    assert tested == set(FROZEN)
+    for code in FROZEN:
+        assert re.search(rf'example\("{code}"\)|names\("{code}", which\)', sources), code
+        assert re.search(rf'instead\("{code}"\)|names\("{code}", which\)', sources), code
+
+
+def test_find_takes_codes_and_slugs_in_any_case():
+    assert catalogue.find("gcs301") is catalogue.MISSING_ZERO_GRAD
+    assert catalogue.find(" GCS301 ") is catalogue.MISSING_ZERO_GRAD
+    assert catalogue.find("Missing-Zero-Grad") is catalogue.MISSING_ZERO_GRAD
+    assert catalogue.find("missing_zero_grad") is None
+    assert catalogue.find("") is None
+
+
+def test_importing_the_catalogue_loads_nothing_heavy():
+    code = (
+        "import sys; import gradcheck_suite.catalogue; "
+        "print(sorted({'torch', 'libcst', 'rich', 'numpy', 'difflib', 'json'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+NO_GRAPH = "element 0 of tensors does not require grad and does not have a grad_fn"
+
+
+def test_gcs401_the_term_is_a_constant(example, instead):
+    def gradient(names, weight):
+        torch.manual_seed(0)
+        encoder, decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+        names.rate_distortion(encoder, decoder, torch.randn(8, 4), weight=weight).backward()
+        return encoder.weight.grad
+
+    assert torch.equal(gradient(example("GCS401"), 0.0), gradient(example("GCS401"), 10.0))
+    assert not torch.allclose(gradient(instead("GCS401"), 0.0), gradient(instead("GCS401"), 10.0))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: torch.tensor(x.sum().item()),
+        lambda x: torch.tensor(float(x.sum().detach())),
+        lambda x: x.detach().sum(),
+        lambda x: torch.from_numpy(x.detach().numpy()).sum(),
+        lambda x: x.argmax().float(),
+        lambda x: (x > 0).float().mean(),
+    ],
+)
+def test_gcs401_a_loss_that_is_cut_raises(cut):
+    with pytest.raises(RuntimeError, match=NO_GRAPH):
+        cut(torch.randn(3, requires_grad=True)).backward()
+
+
+def test_gcs401_torch_tensor_of_tensors_cuts_too():
+    x = torch.randn(3, requires_grad=True)
+    with pytest.warns(UserWarning, match="requires_grad=True to a scalar"):
+        assert not torch.tensor([x[0], x[1]]).requires_grad
+
+
+@pytest.mark.parametrize("operation", ["round", "floor", "sign"])
+def test_gcs401_these_pass_on_exact_zeros(operation):
+    x = torch.randn(3, requires_grad=True)
+    getattr(x, operation)().sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3))
+
+
+def test_gcs402_the_backbone_stays(example, instead, snapshot, same):
+    loader = [(torch.randn(4, 8), torch.tensor([0, 1, 2, 1]))] * 2
+    for names, moves in ((example("GCS402"), False), (instead("GCS402"), True)):
+        backbone, head = nn.Linear(8, 4), nn.Linear(4, 3)
+        before = snapshot(backbone), snapshot(head)
+        names.train(backbone, head, loader)
+        assert (not same(snapshot(backbone), before[0])) is moves
+        assert (backbone.weight.grad is not None) is moves
+        assert not same(snapshot(head), before[1])
+
+
+def test_gcs402_a_loss_made_without_recording_raises():
+    model, x = nn.Linear(3, 1), torch.randn(2, 3)
+    for context in (torch.no_grad(), torch.inference_mode(), torch.set_grad_enabled(False)):
+        with context:
+            loss = model(x).sum()
+        with pytest.raises(RuntimeError, match=NO_GRAPH):
+            loss.backward()
+
+
+def test_gcs402_inference_features_are_refused_by_the_next_layer():
+    with torch.inference_mode():
+        features = nn.Linear(3, 3)(torch.randn(2, 3))
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        nn.Linear(3, 1)(features)
+
+
+def test_gcs402_backward_alone_without_recording_is_right():
+    gradients = []
+    for recording in (True, False):
+        x = torch.ones(3, requires_grad=True)
+        loss = x.pow(3).sum()
+        with torch.set_grad_enabled(recording):
+            loss.backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def test_gcs403_the_second_layer_has_no_gradient(example, instead, snapshot, same):
+    for names, reached in ((example("GCS403"), False), (instead("GCS403"), True)):
+        block = names.Block(4)
+        optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+        before = snapshot(block.second)
+        block(torch.randn(2, 4)).pow(2).sum().backward()
+        optimizer.step()
+        assert (block.second.weight.grad is not None) is reached
+        assert (not same(snapshot(block.second), before)) is reached
+
+
+def test_gcs404_the_layers_are_missed(example, instead):
+    network = example("GCS404").Network(4, 2)
+    assert sorted(network.state_dict()) == ["head.bias", "head.weight"]
+    assert len(list(network.parameters())) == 2
+    network.to(torch.float64).eval()
+    assert network.layers[0].weight.dtype == torch.float32
+    assert network.layers[0].training
+    assert len(list(instead("GCS404").Network(4, 2).parameters())) == 6
+
+    network = example("GCS404").Network(4, 2)
+    network(torch.randn(2, 4)).sum().backward()
+    assert network.layers[0].weight.grad is not None
+
+
+def test_gcs404_nothing_registered_raises(example):
+    network = example("GCS404").Network(4, 2)
+    del network.head
+    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
+        torch.optim.SGD(network.parameters(), lr=0.1)
+
+
+def test_gcs405_trains_nothing(example, instead, snapshot, same):
+    loader = [(torch.randn(4, 8), torch.tensor([0, 1, 2, 1]))] * 2
+    for names, moves in ((example("GCS405"), False), (instead("GCS405"), True)):
+        model = nn.Linear(8, 3)
+        before = snapshot(model)
+        names.train(model, loader)
+        assert (not same(snapshot(model), before)) is moves
+        assert (model.weight.grad is not None) is moves
+
+
+def test_gcs405_the_three_ways_to_force_it():
+    model, x = nn.Linear(3, 1), torch.randn(2, 3)
+    with pytest.warns(UserWarning, match="To copy construct from a tensor"):
+        forced = torch.tensor(model(x).sum(), requires_grad=True)
+    by_method = model(x).sum().detach().requires_grad_()
+    by_attribute = model(x).sum().detach()
+    by_attribute.requires_grad = True
+    for loss in (forced, by_method, by_attribute):
+        loss.backward()
+        assert loss.grad == 1.0
+    assert model.weight.grad is None
+
+    attached = model(x).sum().requires_grad_()
+    attached.backward()
+    assert model.weight.grad is not None
+
+
+def test_gcs406_the_pattern_takes_ten_to_nineteen_as_well(example, instead):
+    def frozen(names):
+        model = nn.Module()
+        model.layers = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(12))
+        optimizer = names.freeze_first_layers(model)
+        indices = [i for i, layer in enumerate(model.layers) if not layer.weight.requires_grad]
+        return indices, len(optimizer.param_groups[0]["params"])
+
+    assert frozen(example("GCS406")) == ([0, 1, 10, 11], 12)
+    assert frozen(instead("GCS406")) == ([0, 1], 10)
+
+
+def test_gcs406_a_frozen_parameter_is_skipped_even_by_weight_decay():
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    before = model.weight.clone(), model.bias.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.weight, before[0])
+    assert not torch.equal(model.bias, before[1])
+
+
+def test_gcs407_is_none_with_a_warning(example, instead):
+    encoder, head, x = nn.Linear(3, 3), nn.Linear(3, 1), torch.randn(2, 3)
+    with (
+        pytest.warns(UserWarning, match="grad attribute of a Tensor that is not a leaf Tensor"),
+        pytest.raises(AttributeError, match="'NoneType' object has no attribute 'norm'"),
+    ):
+        example("GCS407").activation_gradient(encoder, head, x)
+    assert instead("GCS407").activation_gradient(encoder, head, x) > 0
+
+
+def test_gcs408_the_block_gets_no_gradient(example, instead):
+    x = torch.randn(2, 4)
+    network = example("GCS408").Network(4)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        network(x).sum().backward()
+    assert network.stem.weight.grad is None
+    assert network.head.weight.grad is not None
+    network = instead("GCS408").Network(4)
+    network(x).sum().backward()
+    assert network.stem.weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*use_reentrant parameter should be passed:UserWarning")
+def test_gcs408_the_reentrant_kind_is_the_default_and_alone_it_raises():
+    layer = nn.Linear(3, 1)
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        loss = checkpoint(layer, torch.randn(2, 3)).sum()
+    with pytest.raises(RuntimeError, match=NO_GRAPH):
+        loss.backward()
+    loss = F.mse_loss(
+        checkpoint(layer, torch.randn(2, 3, requires_grad=True), use_reentrant=True),
+        torch.zeros(2, 1),
+    )
+    loss.backward()
+    assert layer.weight.grad is not None
