@@ -50,7 +50,8 @@ _PACKAGES = tuple(
 )
 
 _USER, _LIBRARY, _MACHINERY = range(3)
-_KINDS: dict[CodeType, int] = {}
+# By file, not by code object: the hash of a code object goes through all its constants.
+_KINDS: dict[str, int] = {}
 
 
 def is_user_code(code: CodeType) -> bool:
@@ -72,7 +73,7 @@ def call_site(start: FrameType | None = None) -> CallSite | None:
     fallback: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        kind = kinds.get(code)
+        kind = kinds.get(code.co_filename)
         if kind is None:
             kind = _kind(code)
         if kind == _USER:
@@ -109,9 +110,10 @@ def location_of(place: CallSite | None) -> Location | None:
 
 
 def _kind(code: CodeType) -> int:
-    kind = _KINDS.get(code)
+    file = code.co_filename
+    kind = _KINDS.get(file)
     if kind is None:
-        kind = _KINDS[code] = _kind_of_file(code.co_filename)
+        kind = _KINDS[file] = _kind_of_file(file)
     return kind
 
 

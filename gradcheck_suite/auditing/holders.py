@@ -10,7 +10,7 @@ import gc
 import sys
 import types
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -44,7 +44,8 @@ class Owner:
     """The name by which the program reaches what holds the graphs.
 
     ``kind`` is one of "local", "global", "attribute", "closure". ``scope`` is the function, the
-    module or the class; ``location`` is the place of that scope where it is known.
+    module or the class; ``location`` is the place of that scope where it is known. ``direct`` says
+    that the name stands for the holder itself and not for something that contains it.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Owner:
     scope: str
     location: Location | None
     file: str | None
+    direct: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,6 @@ class HeldGraphs:
         length: how many things it holds; 1 for a tensor.
         through: what lies between it and the graphs, such as "exception" or "closure".
         saved_bytes: the bytes of saved tensors that those graphs still keep.
-        nodes: the number of graph nodes it keeps.
         owner: its name, or None where none was found.
     """
 
@@ -202,7 +203,7 @@ class _Search:
             for thing in level:
                 owner = self._name_of(thing)
                 if owner is not None:
-                    return owner
+                    return replace(owner, direct=thing is holder)
             following: list[Any] = []
             for referrer in gc.get_referrers(*level):
                 if id(referrer) in seen or referrer is level or _is_ours(referrer):

@@ -74,6 +74,7 @@ class Recorder:
         step: the number of finished optimizer steps.
         backwards: the number of outermost backwards begun.
         inside_step: whether an optimizer's own code is running.
+        running: whether the hooks are installed.
     """
 
     def __init__(self, options: AuditOptions) -> None:
@@ -84,6 +85,8 @@ class Recorder:
         self.inside_step = False
         self.failures: list[str] = []
         self.hook_regions = 0
+        self.transform_regions = 0
+        self.backwards_elsewhere = 0
         self.was_disabled = False
         self.generations = Generations()
         self.saved_tensors = SavedTensors(self)
@@ -93,13 +96,9 @@ class Recorder:
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
         self._lock = threading.RLock()
-        self._running = False
+        self.running = False
+        self._thread = 0
         self._set_fingerprints()
-
-    @property
-    def running(self) -> bool:
-        """Whether the hooks are installed."""
-        return self._running
 
     def subscribe(self, detectors: Iterable[Detector]) -> None:
         """Tell these detectors every event from now on."""
@@ -107,7 +106,8 @@ class Recorder:
 
     def start(self) -> None:
         """Install every hook on this thread."""
-        self._running = True
+        self.running = True
+        self._thread = threading.get_ident()
         top = top_saved_tensors_hooks()
         if saved_tensors_hooks_are_disabled() or top is not None:
             # Ours would replace hooks of the user's that are meant to act on these tensors.
@@ -133,7 +133,7 @@ class Recorder:
 
     def stop(self) -> None:
         """Take every hook away again."""
-        self._running = False
+        self.running = False
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -144,7 +144,7 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Tell every detector, in order."""
-        if not self._running:
+        if not self.running:
             return
         with self._lock:
             for detector in tuple(self._detectors):
@@ -160,7 +160,7 @@ class Recorder:
     def _watched_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._running or inside_backward() or torch.compiler.is_compiling():
+            if not self.running or inside_backward() or torch.compiler.is_compiling():
                 return original(t_outputs, *args, **kwargs)
             generation = self._begin_backward(t_outputs)
             keeps, creates = _keeps_graph(args, kwargs)
@@ -178,6 +178,7 @@ class Recorder:
         site = call_site()
         index = self.backwards
         self.backwards += 1
+        self.backwards_elsewhere += threading.get_ident() != self._thread
         self.inside_step = False
         try:
             generation = self.generations.open(index, _roots(outputs), site, self.step)
@@ -230,12 +231,12 @@ class Recorder:
             aside = top is not None and top[0] is hooks[0]
             if aside:
                 remove_saved_tensors_hooks(hooks)
-                self.hook_regions += 1
+                self.transform_regions += 1
             try:
                 with original(error_message):
                     yield
             finally:
-                if aside and self._running:
+                if aside and self.running:
                     push_saved_tensors_hooks(hooks)
 
         functools.update_wrapper(disable_saved_tensors_hooks, original)

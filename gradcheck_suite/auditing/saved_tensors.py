@@ -7,6 +7,7 @@ and raises torch's error in torch's words.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import weakref
 from typing import TYPE_CHECKING
@@ -39,6 +40,16 @@ if TYPE_CHECKING:
 __all__ = ["Holder", "SavedTensors", "operation_of"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_WRITTEN_BY_THEIR_OP = frozenset(
+    {
+        # The op draws its noise into an argument that it has saved before.
+        ("RreluWithNoise", "noise"),
+        # The state of cuDNN's dropout generator, which every forward advances.
+        ("CudnnRnn", "dropout_state"),
+        ("BatchNormWithUpdate", "running_mean"),
+        ("BatchNormWithUpdate", "running_var"),
+    }
+)
 _OUTPUT_NAMES = ("result", "output", "out")
 _BATCH_NORM_STATISTICS = frozenset({"running_mean", "running_var"})
 
@@ -130,13 +141,11 @@ class SavedTensors:
         return pack
 
     def _take_fingerprint(self, holder: Holder) -> None:
-        if holder.address == _UNKNOWN or dispatch_mode_is_active():
+        if holder.address == _UNKNOWN or not _may_read(holder.tensor):
             self.without_fingerprint += 1
             return
-        if not can_fingerprint(holder.tensor):
-            self.without_fingerprint += 1
-            return
-        with torch.no_grad(), without_torch_function():
+        with torch.no_grad(), without_torch_function(), contextlib.suppress(RuntimeError):
+            # What can't be read is not covered: zero tensors, or no memory left for the sums.
             holder.fingerprint = fingerprint(holder.tensor)
         if holder.fingerprint is None:
             self.without_fingerprint += 1
@@ -183,15 +192,16 @@ class SavedTensors:
             self._compare(holder, change="memory")
 
     def _compare(self, holder: Holder, change: str = "content") -> None:
-        if holder.fingerprint is None or not inside_backward() or dispatch_mode_is_active():
-            return
         tensor = holder.tensor
-        with torch.no_grad(), without_torch_function():
+        if holder.fingerprint is None or not inside_backward() or not _may_read(tensor):
+            return
+        unchanged = True
+        with torch.no_grad(), without_torch_function(), contextlib.suppress(RuntimeError):
             unchanged = same_content(holder.fingerprint, tensor)
         if unchanged:
             return
         node = current_node()
-        if node is not None and _is_own_statistic(node, holder):
+        if node is not None and _is_rewritten_by_its_op(node, holder):
             return
         self._recorder.emit(
             SavedTensorCorrupted(
@@ -207,11 +217,25 @@ class SavedTensors:
 _UNKNOWN = -1
 
 
-def _is_own_statistic(node: Node, holder: Holder) -> bool:
+def _may_read(tensor: Tensor) -> bool:
+    """Return whether reading the contents of ``tensor`` now is possible and goes unnoticed.
+
+    Operators that run under a dispatch mode of the user's would show up there, and those that run
+    while a CUDA graph is captured would become part of it.
+    """
+    if dispatch_mode_is_active() or not can_fingerprint(tensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _is_rewritten_by_its_op(node: Node, holder: Holder) -> bool:
+    name = saved_as(node, holder)
+    if (operation_of(node.name()), name) in _WRITTEN_BY_THEIR_OP:
+        return True
     # In training mode the op itself rewrites the running statistics that it saves, without moving
     # their version counter; backward does not read them then. In evaluation mode it does.
-    return bool(getattr(node, "_saved_training", False)) and (
-        saved_as(node, holder) in _BATCH_NORM_STATISTICS
+    return name in _BATCH_NORM_STATISTICS and bool(
+        getattr(node, "_saved_training", getattr(node, "_saved_train", False))
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.session import Session
-from gradcheck_suite.auditing.tracebacks import without_own_frames
+from gradcheck_suite.auditing.tracebacks import clean_exception
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ScriptOutcome", "audit_script"]
 
 _FAILED = 1
+_USAGE = 2
 _INTERRUPTED = 130
 
 
@@ -116,12 +117,12 @@ def _run(program: _Program, main: ModuleType, session: Session) -> int:
 
 
 def _show(error: BaseException) -> None:
-    cleaned = error.with_traceback(without_own_frames(error.__traceback__))
+    clean_exception(error)
     _flush()
     try:
-        sys.excepthook(type(cleaned), cleaned, cleaned.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001 - a hook of the user's that fails itself
-        traceback.print_exception(cleaned)
+        traceback.print_exception(error)
     _flush()
 
 
@@ -151,12 +152,21 @@ def _reporting_exit(
         # Forked children, such as the workers of a DataLoader, end this way too.
         if os.getpid() == process:
             session.__exit__(None, None, None)
-            asked = on_abrupt_exit(ScriptOutcome(report=session.report, exit_status=status))
+            asked = _asked_by(on_abrupt_exit, ScriptOutcome(session.report, status))
             _flush()
             leave(status or asked)
         leave(status)
 
     return _exit
+
+
+def _asked_by(on_abrupt_exit: Callable[[ScriptOutcome], int], outcome: ScriptOutcome) -> int:
+    try:
+        return on_abrupt_exit(outcome)
+    except UsageError as error:
+        # There is nobody left to raise it to: the process ends here.
+        print(f"gradcheck-suite: error: {error}", file=sys.stderr)  # noqa: T201 - as above
+        return _USAGE
 
 
 def _find_script(target: str) -> _Program:

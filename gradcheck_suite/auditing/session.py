@@ -194,12 +194,22 @@ class Session(ContextDecorator):
         if recorder.hook_regions:
             lines.append(
                 f"saved tensors in {_count(recorder.hook_regions, 'region')} with saved-tensors "
-                "hooks of their own (checkpoint, save_on_cpu) or inside torch.func"
+                "hooks of their own (checkpoint, save_on_cpu)"
+            )
+        if recorder.transform_regions:
+            lines.append(
+                f"saved tensors in {_count(recorder.transform_regions, 'call')} of torch.func "
+                "transforms, which run under no hooks"
+            )
+        if recorder.backwards_elsewhere:
+            lines.append(
+                f"saved tensors of {_count(recorder.backwards_elsewhere, 'backward')} in other "
+                "threads than the one that opened the audit"
             )
         if saved.without_fingerprint:
             lines.append(
                 f"contents of {_count(saved.without_fingerprint, 'saved tensor')} that cannot be "
-                "summed (sparse, quantised, meta, wrapped, or under a dispatch mode)"
+                "read (sparse, quantised, meta, wrapped, in a CUDA graph or under a dispatch mode)"
             )
         if not recorder.backwards:
             lines.append("gradients: no backward() ran inside the audit")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["hide_own_frames", "without_own_frames"]
+__all__ = ["clean_exception", "hide_own_frames", "without_own_frames"]
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
@@ -29,6 +29,19 @@ def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
         traceback = traceback.tb_next
     hide_own_frames(traceback)
     return traceback
+
+
+def clean_exception(error: BaseException) -> None:
+    """Unlink our frames from the traceback of ``error`` and of those that it was raised from."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = without_own_frames(current.__traceback__)
+        waiting += [current.__cause__, current.__context__]
 
 
 def _is_ours(traceback: TracebackType) -> bool:

@@ -84,7 +84,7 @@ class Writers:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if is_compiling() or recorder.inside_step:
+            if is_compiling() or recorder.inside_step or not recorder.running:
                 return result
             note(args[0] if args else kwargs.get("input"), name)
             return result

@@ -1,7 +1,8 @@
 """Every mistake that gradcheck-suite knows, told once.
 
-Codes never change meaning. ``ENTRIES`` holds them all in the order of their codes; ``find`` looks
-one up by code or slug. The texts are what ``gradcheck-suite explain`` prints.
+Codes never change meaning. ``ENTRIES`` holds them all in the order of their codes, ``FAMILIES`` the
+groups that their first digits make; ``find`` looks one up by code or slug, and ``suggest`` helps
+where there is none. The texts are what ``gradcheck-suite explain`` prints.
 """
 
 from __future__ import annotations

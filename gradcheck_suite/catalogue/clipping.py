@@ -115,7 +115,7 @@ In source: a scaled backward, clipping and `scaler.step(optimizer)` on one path 
 At run time: gradients are clipped while an enabled scaler has scaled and not yet unscaled them. A
 scaler with `enabled=False` is not reported.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
     fixable=True,
 )
@@ -177,7 +177,7 @@ In source: the calls on one scaler and one optimizer along each path of the loop
 At run time: the same order is followed per optimizer; a step on gradients that are still scaled,
 or a division of gradients that never were, is a finding even where torch is silent.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
 )
 

@@ -14,8 +14,8 @@ GRAPH_BROKEN = Entry(
     title="The way from parameters to the loss is cut or has zero slope",
     what="""
 Something between a parameter and the loss ends differentiation: `.item()`, `float()`,
-`torch.tensor(...)` of tensors, `.detach()`, `.numpy()`, `argmax`, a comparison. Or it has a
-derivative of zero everywhere: `round`, `floor`, `sign`.
+`torch.tensor(...)` of tensors, `.detach()`, a detour through NumPy, `argmax`, a comparison. Or it
+has a derivative of zero everywhere: `round`, `floor`, `sign`.
 """,
     why="""
 If the whole loss is cut off, backward raises `element 0 of tensors does not require grad and does
@@ -208,9 +208,8 @@ from torch import nn
 class Network(nn.Module):
     def __init__(self, width, depth):
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(width, width) for _ in range(depth)
-        )
+        layers = [nn.Linear(width, width) for _ in range(depth)]
+        self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(width, 1)
 
     def forward(self, x):
@@ -346,18 +345,24 @@ Code reads `.grad` of a tensor that was computed, not created: an activation, an
 after `.to(...)` or arithmetic.
 """,
     why="""
-Backward keeps gradients of leaves only. The attribute is None and torch gives one `UserWarning:
-The .grad attribute of a Tensor that is not a leaf Tensor is being accessed`. The next line fails
-with `'NoneType' object has no attribute ...`, or treats None as "no gradient".
+Backward keeps gradients of leaves only. The attribute is None, and torch warns `The .grad
+attribute of a Tensor that is not a leaf Tensor is being accessed`. The next line fails with
+`'NoneType' object has no attribute ...`, or takes None for "no gradient".
 """,
     example="""\
-def activation_gradient(encoder, head, x):
+from torch import nn
+
+
+def activation_gradient(encoder: nn.Module, head: nn.Module, x):
     hidden = encoder(x)
     head(hidden).sum().backward()
     return hidden.grad.norm()
 """,
     instead="""\
-def activation_gradient(encoder, head, x):
+from torch import nn
+
+
+def activation_gradient(encoder: nn.Module, head: nn.Module, x):
     hidden = encoder(x)
     hidden.retain_grad()
     head(hidden).sum().backward()

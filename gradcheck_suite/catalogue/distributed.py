@@ -18,7 +18,7 @@ names the first parameter and step at which they differ.
 """,
     why="""
 Nothing raises. Gradients are averaged over points in different places of the weight space, so the
-update suits none of them. Checkpoints are written by rank 0 and hide it. Usual causes: weights that
+update suits none of them. A checkpoint of rank 0 alone hides it. Usual causes: weights that
 are initialized under different seeds and never broadcast, a step that one rank skips, a parameter
 changed outside the optimizer on one rank.
 """,

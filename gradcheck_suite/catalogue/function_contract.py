@@ -179,7 +179,7 @@ return the marked input.
 
 At run time: an input's version or bits differ before and after the call and it is not marked.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
 )
 
@@ -196,9 +196,10 @@ autograd its result is a constant, and it does not say so.
 """,
     why="""
 First-order gradients are right. A gradient of the gradient (`create_graph=True`: penalties,
-meta-learning, Hessians) misses terms and is wrong without a word. With
-`@once_differentiable` torch raises `trying to differentiate twice a function that was marked with
-@once_differentiable` as soon as such a term would be needed through the incoming gradient.
+meta-learning, Hessians) misses terms and is wrong without a word. With `@once_differentiable` torch
+raises `trying to differentiate twice a function that was marked with @once_differentiable`
+wherever the incoming gradient has a graph: below any further layer with parameters, but not if the
+output is only summed.
 """,
     example="""\
 import numpy as np
@@ -259,9 +260,9 @@ A Function returns a mask, counts or indices as a floating-point tensor, its bac
 output's gradient, and forward does not call `ctx.mark_non_differentiable`.
 """,
     why="""
-The output claims to require grad. A loss built on it backpropagates and delivers zeros, or nothing
-of its own: no error, no learning. Marked, it does not require grad, and a backward on it alone
-raises. Outputs of integer and bool type are not concerned; torch marks them itself.
+The output claims to require grad. A loss built on it backpropagates and delivers zeros: no error,
+no learning. Marked, it does not require grad, and a backward on it alone raises. Outputs of integer
+and bool type are not concerned; torch marks them itself.
 """,
     example="""\
 import torch
@@ -363,7 +364,7 @@ may be written to.
 
 At run time: the incoming gradient's version or bits differ before and after the call.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
 )
 

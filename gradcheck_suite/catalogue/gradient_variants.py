@@ -158,8 +158,8 @@ wrong.
 """,
     why="""
 It works as long as every output is used and breaks when a caller ignores one: `TypeError:
-unsupported operand type(s) for *: 'NoneType' and ...` from within backward. By default torch passes
-zeros in place of None, which is safe but costs memory.
+unsupported operand type(s) for +: 'Tensor' and 'NoneType'` from within backward. By default torch
+passes zeros in place of None, which is safe but costs memory.
 """,
     example="""\
 from torch.autograd import Function

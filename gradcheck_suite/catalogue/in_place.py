@@ -53,7 +53,7 @@ gradients are recorded. A name of unknown origin is left alone, and so is a writ
 At run time: torch's own exception is the proof; the report adds the leaf's name and the line that
 made it, and the exception goes on unchanged.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
 )
 
@@ -110,8 +110,8 @@ In source: the name must hold a leaf, be bound again to an expression made from 
 a leaf afterwards (`.grad`, an optimizer, the next turn of the loop, registration on a module).
 Rebinding alone, as in `x = x * 2`, is ordinary code and is not reported.
 
-At run time: `.grad` is read from a tensor that is not a leaf and was made from a leaf of the same
-role.
+At run time: `.grad` is read from a tensor that was computed from a leaf, or an optimizer is given
+one.
 
 Severity: warning. A conversion may turn out to be no copy at all.
 """,

@@ -36,8 +36,7 @@ def weights(n):
     return torch.zeros(n, requires_grad=True)
 """,
     detection="""
-In source: a call of `torch.autograd.Variable` under any name that it was imported as. The
-correction by machine drops the call, and turns `requires_grad=True` into `.requires_grad_()`.
+In source: a call of `torch.autograd.Variable` under any name that it was imported as.
 
 Severity: note.
 """,
@@ -127,7 +126,7 @@ def train_step(model, optimizer, x, y):
 In source: index 0 on `.data` of a value that is shown to be a scalar: the result of a loss
 function or of a full reduction. A loss with `reduction="none"`, or of unknown shape, is left alone.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
     fixable=True,
 )

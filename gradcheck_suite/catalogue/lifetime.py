@@ -60,15 +60,14 @@ def train_epoch(model, optimizer, loader):
     return total / len(loader), history
 """,
     detection="""
-In source: a value that is shown to carry a graph is added to something that outlives the loop,
-and nothing detaches it (`.item()`, `.detach()`, `float()`, `no_grad`). Losses that are summed and
-then backpropagated or returned are not reported.
+In source: a value that is shown to carry a graph is added to something that outlives the turn of
+the loop, and nothing detaches it (`.item()`, `.detach()`, `float()`, `no_grad`). A sum or list that
+is itself backpropagated needs its graphs and is not reported.
 
 At run time: the graphs and saved tensors still alive are counted by the step that made them. What
 survives step after step is a leak, and the objects that hold it are named.
 
-Severity: error where growth was seen or the container is shown to grow for as long as the loop
-runs; a warning for a single slot, which keeps one extra graph.
+Severity: error where growth was seen or is certain from source, else warning.
 """,
 )
 
@@ -86,8 +85,8 @@ the next without `.detach()`, so each loss reaches back through all earlier step
     why="""
 The second backward runs into the graph that the first one freed: `RuntimeError: Trying to backward
 through the graph a second time`. With `retain_graph=True` the next one fails as soon as the
-optimizer has changed the weights (`modified by an inplace operation`). Where nothing raises, as in
-a forward pass without backward, time and memory grow with every step.
+optimizer has changed the weights (`modified by an inplace operation`). Where nothing raises,
+because no backward runs or no weight changes, memory grows with every step.
 """,
     example="""\
 import torch
@@ -200,7 +199,10 @@ training: a batch size that fits in evaluation with `no_grad` may run out of mem
 any output that is kept becomes a leak (GCS201).
 """,
     example="""\
-def evaluate(model, loader):
+from torch import nn
+
+
+def evaluate(model: nn.Module, loader):
     model.eval()
     correct = 0
     for x, y in loader:
@@ -210,10 +212,11 @@ def evaluate(model, loader):
 """,
     instead="""\
 import torch
+from torch import nn
 
 
 @torch.no_grad()
-def evaluate(model, loader):
+def evaluate(model: nn.Module, loader):
     model.eval()
     correct = 0
     for x, y in loader:
@@ -304,13 +307,16 @@ CREATE_GRAPH_CYCLE = Entry(
 leads back to the parameter which holds the gradient: a reference cycle.
 """,
     why="""
-torch warns once that this `will create a reference cycle between the parameter and its gradient`. The
-cycle lies in C++: a parameter that is dropped while its `.grad` is set is never freed, not even by
-`gc.collect()`, and neither are the activations behind it. Adding up such gradients over steps
+torch warns once that this `will create a reference cycle between the parameter and its gradient`.
+The cycle lies in C++: a parameter that is dropped while its `.grad` is set is never freed, not even
+by `gc.collect()`, and neither are the activations behind it. Adding up such gradients over steps
 without resetting them keeps every step's graph. Setting `.grad = None` in time breaks the cycle.
 """,
     example="""\
-def penalized_step(model, optimizer, x, y):
+from torch import nn
+
+
+def penalized_step(model: nn.Module, optimizer, x, y):
     optimizer.zero_grad()
     loss = (model(x) - y).pow(2).mean()
     loss.backward(create_graph=True)
@@ -320,14 +326,14 @@ def penalized_step(model, optimizer, x, y):
 """,
     instead="""\
 import torch
+from torch import nn
 
 
-def penalized_step(model, optimizer, x, y):
+def penalized_step(model: nn.Module, optimizer, x, y):
     optimizer.zero_grad()
     loss = (model(x) - y).pow(2).mean()
-    grads = torch.autograd.grad(
-        loss, list(model.parameters()), create_graph=True
-    )
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad(loss, parameters, create_graph=True)
     penalty = sum(g.pow(2).sum() for g in grads)
     (loss + penalty).backward()
     optimizer.step()
@@ -358,8 +364,11 @@ As GCS201, but out of sight of the training loop: each call adds one activation 
 behind it. A hook that is never removed does so in every later pass, evaluation included.
 """,
     example="""\
+from torch import nn
+
+
 class Features:
-    def __init__(self, layer):
+    def __init__(self, layer: nn.Module):
         self.outputs = []
         self.handle = layer.register_forward_hook(self.store)
 
@@ -367,8 +376,11 @@ class Features:
         self.outputs.append(output)
 """,
     instead="""\
+from torch import nn
+
+
 class Features:
-    def __init__(self, layer):
+    def __init__(self, layer: nn.Module):
         self.outputs = []
         self.handle = layer.register_forward_hook(self.store)
 

@@ -16,7 +16,7 @@ TRAIN_MODE_IN_EVAL = Entry(
 A validation or inference pass runs on a model that was not switched by `model.eval()`.
 """,
     why="""
-Dropout still drops, so the figures are too low and change from run to run. Batch norm uses the
+Dropout still drops: the figures change from run to run and are usually too low. Batch norm uses the
 statistics of the validation batch and adds them to its running averages, `no_grad` or not:
 validation data leaks into the model. `torch.no_grad()` does not switch the mode.
 """,

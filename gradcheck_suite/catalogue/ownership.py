@@ -18,7 +18,7 @@ layer added after the optimizer was made, a submodule left out, a parameter grou
 iterator that was already used up.
 """,
     why="""
-Nothing raises; the parameter keeps its random initial values while the rest learns around it. An
+Nothing raises; the parameter keeps its initial values while the rest learns around it. An
 optimizer whose only parameter list is empty raises `optimizer got an empty parameter list`, but
 one empty group among several passes.
 """,

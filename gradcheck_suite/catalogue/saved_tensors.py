@@ -20,9 +20,8 @@ overwrote it.
     why="""
 torch compares version counters when backward needs the tensor and raises `RuntimeError: one of the
 variables needed for gradient computation has been modified by an inplace operation ... is at
-version 1; expected version 0 instead`. The message names a shape and the operation that made the
-tensor, but not the line that wrote to it. `set_detect_anomaly` adds the line of the operation that
-saved it, never that of the writer.
+version 1; expected version 0 instead`. The message names a shape and one operation, but no line.
+`set_detect_anomaly` adds the line of the operation that saved the tensor, never that of the writer.
 """,
     example="""\
 import torch

@@ -56,7 +56,7 @@ in each turn. A helper or engine that cannot be followed ends the search.
 At run time: a gradient that a step has used is still non-zero when the next backward adds to it,
 and the same optimizer's next step uses the sum. Accumulation never does this.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
 )
 
@@ -163,7 +163,7 @@ or a reset, a forward, a step and a backward in this order. A step with a closur
 
 At run time: no gradient of the optimizer's parameters was written between two of its steps.
 
-Severity: error.
+Severity: error where every path shows it, else warning.
 """,
 )
 

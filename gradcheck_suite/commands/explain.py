@@ -25,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "names",
         nargs="+",
         metavar="CODE|NAME",
-        help="a code such as GCS301, or a name such as missing-zero-grad",
+        help="a code (GCS101) or a name (leaf-inplace)",
     )
     parser.add_argument(
         "--color",

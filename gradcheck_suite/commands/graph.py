@@ -55,13 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     The picture goes to standard output only beside a report that is text too.
     """
+    function = load_target(arguments.target)
     from gradcheck_suite.graph import trace_graph  # noqa: PLC0415 - loads torch
-    from gradcheck_suite.graph.save import check_destination  # noqa: PLC0415 - loads rich
+    from gradcheck_suite.graph.save import check_destination  # noqa: PLC0415 - loads torch
 
     output: Path | None = arguments.output
     if output is not None:
         check_destination(output)
-    tensors, model = _call(arguments.target)
+    tensors, model = _call(function, target=arguments.target)
     graph = trace_graph(tensors, model=model)
     if output is not None:
         graph.save(output)
@@ -71,10 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     return emit(graph.report, arguments)
 
 
-def _call(target: str) -> tuple[object, TorchModule | None]:
+def _call(function: object, *, target: str) -> tuple[object, TorchModule | None]:
     from torch.nn import Module  # noqa: PLC0415 - loads torch
 
-    function = load_target(target)
     if not callable(function) or isinstance(function, Module):
         raise UsageError(
             f"{target} is a {type(function).__name__}, expected a function without arguments that "

@@ -32,11 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--family",
         action="append",
         choices=[family.name for family in catalogue.FAMILIES],
-        metavar="FAMILY",
-        help=(
-            "list this family only; may be given several times: "
-            + ", ".join(family.name for family in catalogue.FAMILIES)
-        ),
+        help="list this family only; may be given several times",
     )
     parser.set_defaults(run=run)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -18,7 +18,11 @@ from gradcheck_suite.reporting.text import plural, visible
 __all__ = ["FoundRoots", "Start", "find_roots"]
 
 _Source: TypeAlias = "torch.Tensor | GradientEdge | Node"
-_OPAQUE = (str, bytes, bytearray, int, float, complex, type, FunctionType, MethodType, ModuleType)
+_OPAQUE = (
+    *(str, bytes, bytearray, memoryview, int, float, complex, range),
+    *(type, FunctionType, MethodType, ModuleType),
+    *(torch.nn.Module, torch.optim.Optimizer, torch.storage.UntypedStorage, Iterator),
+)
 _NAMES_SHOWN = 5
 _NAME_LENGTH = 80
 
@@ -45,7 +49,7 @@ class FoundRoots:
 def find_roots(given: object) -> FoundRoots:
     """Find every tensor in ``given`` that requires grad.
 
-    Looks into mappings, sequences, sets, dataclasses and the attributes of other objects, each
+    Looks into mappings, other collections, dataclasses and the attributes of other objects, each
     object once. A tensor met under two names keeps the first.
 
     Raises:
@@ -103,14 +107,18 @@ def _sources(given: object) -> Iterator[tuple[str, _Source]]:
     pending: list[tuple[str, object]] = [("", given)]
     while pending:
         name, value = pending.pop()
-        if value is None or isinstance(value, _OPAQUE) or id(value) in seen:
+        if value is None or isinstance(value, _OPAQUE) or id(value) in seen or _is_array(value):
             continue
         seen.add(id(value))
         alive.append(value)
         if isinstance(value, (torch.Tensor, GradientEdge, Node)):
             yield name or "root", value
-        elif not isinstance(value, (torch.nn.Module, torch.optim.Optimizer, Iterator)):
+        else:
             pending.extend(reversed(_members(name, value)))
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, torch.Tensor)
 
 
 def _members(name: str, value: Any) -> list[tuple[str, object]]:
@@ -120,7 +128,7 @@ def _members(name: str, value: Any) -> list[tuple[str, object]]:
         return [(_attribute(name, field), getattr(value, field)) for field in fields]
     if isinstance(value, Sequence):
         return [(f"{name}[{index}]", member) for index, member in enumerate(value)]
-    if isinstance(value, Set):
+    if isinstance(value, Collection):
         return [(f"{name}{{{index}}}", member) for index, member in enumerate(value)]
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]

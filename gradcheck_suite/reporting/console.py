@@ -77,7 +77,8 @@ def _colored(rows: Iterable[Text]) -> str:
     console = Console()
     text: list[str] = []
     for row in rows:
-        for segment in row.render(console, end="\n"):
+        # As a span of another text, the style of the row itself is rendered too.
+        for segment in Text().append_text(row).render(console, end="\n"):
             style = segment.style or Style.null()
             text.append(style.render(segment.text, color_system=ColorSystem.STANDARD))
     return "".join(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import textwrap
 from dataclasses import asdict, dataclass
@@ -49,8 +50,10 @@ _NARROWEST = 40
 _INDENT = "    "
 _BETWEEN = "\n\n"
 _SPAN = "`"
-# Stands for a space inside a code span, where textwrap would otherwise break the line.
+# Stands for a space inside a code span, where textwrap would otherwise break the line. Longer
+# spans, which quote messages, may be broken, so that every line fits.
 _UNBROKEN = "\0"
+_LONGEST_UNBROKEN = 36
 
 _HEADING = "bold underline"
 _CODE = "cyan"
@@ -59,8 +62,8 @@ _STYLES = {
     Severity.WARNING: "bold yellow",
     Severity.NOTE: "bold cyan",
 }
-# The terminal's own colours, so that it is readable on a light ground as well.
-_THEME = "ansi_light"
+# The sixteen colours that every terminal has, and whose shades its user has chosen.
+_THEME = "ansi_dark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +271,15 @@ def _alternatives(names: Sequence[str]) -> str:
 
 
 def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Break Markdown paragraphs into lines, but never inside a code span."""
+    """Break Markdown paragraphs into lines, but not inside a code span unless it is long."""
     for number, part in enumerate(text.split("\n\n")):
         if number:
             yield ""
         pieces = part.split(_SPAN)
-        pieces[1::2] = [piece.replace(" ", _UNBROKEN) for piece in pieces[1::2]]
+        pieces[1::2] = [
+            piece.replace(" ", _UNBROKEN) if len(piece) <= _LONGEST_UNBROKEN else piece
+            for piece in pieces[1::2]
+        ]
         for line in textwrap.wrap(
             _SPAN.join(pieces),
             max(_NARROWEST, min(width, _WIDEST)),
@@ -288,16 +294,19 @@ def _drawn(block: _Block, width: int) -> Iterator[RenderableType]:
     from rich.text import Text  # noqa: PLC0415 - as above
 
     if block.language is None:
+        in_span = False
         for line in _wrapped(block.text, width):
-            text = Text(line)
-            text.highlight_regex(r"`[^`]+`", _CODE)
-            yield text
+            row = Text()
+            for piece in re.split(f"({_SPAN})", line):
+                row.append(piece, _CODE if in_span or piece == _SPAN else "")
+                in_span ^= piece == _SPAN
+            yield row
         return
     source = Syntax(block.text, block.language, theme=_THEME, background_color="default")
-    for line in source.highlight(block.text.rstrip("\n")).split("\n", allow_blank=True):
-        if line.plain:
-            line.pad_left(len(_INDENT))
-        yield line
+    for row in source.highlight(block.text.rstrip("\n")).split("\n"):
+        if row.plain:
+            row.pad_left(len(_INDENT))
+        yield row
 
 
 def _print_in_color(entries: Sequence[Entry], stream: TextIO, width: int) -> None:

@@ -52,7 +52,8 @@ def progress(description: str, *, total: int | None = None) -> Iterator[Progress
     bar = _Bar(description, total, stream)
     timer = threading.Timer(_DELAY_SECONDS, bar.show)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # the work matters more than a thread that tells of it
+        timer.start()
     try:
         yield bar
     finally:
@@ -93,12 +94,20 @@ class _Bar(ProgressHandle):
 
     def show(self) -> None:
         with self._lock:
-            if self._closed or not _terminal.acquire(blocking=False):
+            if self._closed:
                 return
             drawing = _drawing(self._stream, counted=self._total is not None)
             drawing.add_task(self._description, total=self._total, completed=self._done)
-            drawing.start()
-            self._progress = drawing
+            if not _terminal.acquire(blocking=False):
+                return
+            try:
+                drawing.start()
+            except RuntimeError:  # the system has no thread left to keep the line moving
+                drawing.console.line()
+                drawing.console.show_cursor()
+                _terminal.release()
+            else:
+                self._progress = drawing
 
     def close(self) -> None:
         with self._lock:

@@ -113,7 +113,7 @@ def _help(entry: Entry | None, title: str) -> Document:
     prose = [("", entry.what), ("Why it is bad", entry.why)]
     code = [("Example", entry.example), ("Use instead", entry.instead)]
     plain_parts = [f"{heading}: {body}" if heading else body for heading, body in prose if body]
-    plain_parts += [f"{heading}:\n{body}" for heading, body in code if body]
+    plain_parts += [f"{heading}:\n{body.rstrip()}" for heading, body in code if body]
     marked_parts = [
         f"## {heading}\n\n{body}" if heading else body for heading, body in prose if body
     ]

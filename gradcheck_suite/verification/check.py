@@ -118,6 +118,7 @@ def _check(subject: Subject, options: CheckOptions) -> Report:
         findings = list(_Findings(survey, conclusions))
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
         verdicts += _empty_verdicts(survey)
+        lines += _masked_outputs(survey)
         if not survey.deterministic:
             lines.append(
                 f"{subject.title} gives different outputs for the same inputs and random state; "
@@ -174,12 +175,13 @@ def _why_not_checked(output: Output, options: CheckOptions) -> str | None:
         return "was left out by skip_outputs"
     if _is_discrete(tensor):
         return f"is {_short(tensor.dtype)}, which has no gradient"
-    if tensor.layout != torch.strided:
-        return f"is {_short(tensor.layout)}, which is not checked yet"
-    if tensor.dtype not in _CHECKED:
-        return f"is {_short(tensor.dtype)}, which is not checked yet"
+    if tensor.layout != torch.strided or tensor.dtype not in _CHECKED:
+        strange = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+        return f"is {_short(strange)}, which is not checked yet"
     if tensor.numel() == 0:
         return "has no elements"
+    if not bool(torch.isfinite(tensor).any()):
+        return "has no finite value at the given point"
     return None
 
 
@@ -207,6 +209,16 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
             reason,
             evidence,
         )
+
+
+def _masked_outputs(survey: Survey) -> Iterator[str]:
+    for output, finite in zip(survey.point.outputs, survey.point.finite, strict=True):
+        if finite is not None:
+            count = int(finite.numel() - finite.sum())
+            yield (
+                f"{count} of {finite.numel()} values of `{output.name}` are not finite and were "
+                "left out"
+            )
 
 
 def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:

@@ -9,7 +9,12 @@ import torch
 
 from gradcheck_suite.verification.custom_functions import GraphPath, graph_path
 from gradcheck_suite.verification.directions import generator_for, spread_signs
-from gradcheck_suite.verification.probes import Measurement, differentiate, measure
+from gradcheck_suite.verification.probes import (
+    Measurement,
+    differentiate,
+    match_outputs,
+    measure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,8 +117,8 @@ def trace_path(survey: Survey, output: int, variable: int) -> GraphPath:
     """Walk the graph between an output and a variable."""
     with torch.enable_grad():
         leaves = [value.clone().requires_grad_() for value in survey.point.values]
-        produced = {known.name: known.tensor for known in survey.subject(leaves)}
-    return graph_path(produced[survey.point.outputs[output].name], leaves[variable])
+        tensors = match_outputs(survey.subject, survey.point.outputs, survey.subject(leaves))
+    return graph_path(tensors[output], leaves[variable])
 
 
 class _Search:

@@ -80,6 +80,8 @@ class Measurement:
     ``analytic`` is the derivative by autograd, ``estimate`` holds the deviation of the numeric one
     from it. ``contributions`` is the size (2-norm) that each variable's part of ``analytic`` has,
     element by element, which random signs leave of it. ``magnitude`` is the size of the output.
+    ``unchanged`` says that no step changed it; ``missing`` and ``non_finite`` that the gradients
+    are None or hold NaN or Inf; ``masked`` that non-finite values of the output were left out.
     """
 
     output: int
@@ -92,6 +94,7 @@ class Measurement:
     unchanged: bool
     missing: bool
     non_finite: bool
+    masked: bool
     analytic_noise: float = 0.0
     trouble: str | None = None
 
@@ -145,8 +148,7 @@ def differentiate(
     """
     with torch.enable_grad():
         leaves = [value.clone().requires_grad_() for value in point.values]
-        produced = {output.name: output.tensor for output in subject(leaves)}
-        tensors = [produced[output.name] for output in point.outputs]
+        tensors = match_outputs(subject, point.outputs, subject(leaves))
     _require_unwritten(subject, leaves, point.values)
     rows: list[tuple[torch.Tensor | None, ...]] = []
     written = []
@@ -253,7 +255,11 @@ class _Ladder:
             for part, variable in self.rows[index]
         )
         slope = (float((cotangent * (high - low)).sum()) - expected) / (2.0 * step)
-        rounding = (self.eps * self.magnitudes[index] + 2.0 * self.noises[index]) / step
+        tensor = self.point.outputs[index].tensor
+        # Results below the smallest normal number may be flushed to zero.
+        underflow = math.sqrt(tensor.numel()) * torch.finfo(tensor.dtype).tiny
+        rounding = self.eps * self.magnitudes[index] + 2.0 * self.noises[index] + underflow
+        rounding /= step
         # For a smooth function the second difference over the step vanishes with the step; the
         # line through two steps leaves at zero what a kink contributes.
         bend = cotangent * (high + low - 2.0 * centre) / step
@@ -296,6 +302,29 @@ class _Ladder:
                 return None
             found.append(tensor.detach().to(torch.float64, copy=True))
         return found
+
+
+def match_outputs(
+    subject: Subject, known: Sequence[Output], produced: Sequence[Output]
+) -> list[torch.Tensor]:
+    """Find the known outputs among those of another call at the same point.
+
+    Raises:
+        UsageError: they are not there, or have another shape.
+    """
+    tensors = {output.name: output.tensor for output in produced}
+    found = []
+    for output in known:
+        tensor = tensors.get(output.name)
+        if tensor is None or tensor.shape != output.tensor.shape:
+            now = "nothing" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
+            raise UsageError(
+                f"{subject.title} returned other outputs on a second call with the same inputs and "
+                f"random state: `{output.name}` of shape {tuple(output.tensor.shape)} at first, "
+                f"{now} then; make it return the same outputs on every call"
+            )
+        found.append(tensor)
+    return found
 
 
 def evaluate(subject: Subject, values: Sequence[torch.Tensor], *, recorded: bool) -> list[Output]:
@@ -373,6 +402,7 @@ def _measurement(ladder: _Ladder, index: int) -> Measurement:
         unchanged=bool(levels) and all(level.unchanged for level in levels),
         missing=all(part is None for part in row),
         non_finite=any(part is not None and not _is_finite(part) for part in row),
+        masked=ladder.point.finite[index] is not None,
         trouble=trouble,
     )
 

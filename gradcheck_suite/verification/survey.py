@@ -24,6 +24,7 @@ from gradcheck_suite.verification.probes import (
     differentiate,
     draw_cotangents,
     evaluate,
+    match_outputs,
     measure,
 )
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
@@ -135,12 +136,8 @@ class Survey:
 
     def _base_point(self, outputs: Sequence[Output]) -> Point:
         values = tuple(variable.value for variable in self.subject.variables)
-        names = [output.name for output in outputs]
-        second = {
-            output.name: output.tensor
-            for output in evaluate(self.subject, [v.clone() for v in values], recorded=False)
-        }
-        return _point(values, outputs, [second[name] for name in names])
+        second = evaluate(self.subject, [value.clone() for value in values], recorded=False)
+        return _point(values, outputs, match_outputs(self.subject, outputs, second))
 
     def _as_recorded_if_needed(self, point: Point) -> Point:
         """Notice functions that compute something else while gradients are recorded."""
@@ -241,11 +238,10 @@ class Survey:
                 return None
             if first is None or second is None:
                 return None
-            self._moved = replace(
-                _point(values, first, [output.tensor for output in second]),
-                moved=True,
-                recorded=self.point.recorded,
-            )
+            moved = _point(values, first, [output.tensor for output in second])
+            if not _as_finite(moved, self.point):
+                return None
+            self._moved = replace(moved, moved=True, recorded=self.point.recorded)
         return self._moved
 
     def _outputs_at(self, values: Sequence[torch.Tensor]) -> list[Output] | None:
@@ -315,6 +311,14 @@ def _point(
         finite=tuple(finite),
         noise=tuple(noise),
     )
+
+
+def _as_finite(moved: Point, point: Point) -> bool:
+    """Say whether the outputs are finite wherever they are at the other point."""
+    for now, before in zip(moved.finite, point.finite, strict=True):
+        if now is not None and (before is None or bool((before & ~now).any())):
+            return False
+    return True
 
 
 def _has_non_finite(gradients: Gradients, variable: int) -> bool:

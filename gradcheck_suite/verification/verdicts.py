@@ -64,7 +64,8 @@ def judge(measurement: Measurement, variable: int, precision: Precision) -> Ruli
         size = max(
             precision.resolution * abs(measurement.numeric), precision.zero * measurement.magnitude
         )
-        return "fail" if alone and tolerance <= size else "unresolved"
+        certain = alone and tolerance <= size and not measurement.masked
+        return "fail" if certain else "unresolved"
     resolved = tolerance <= precision.resolution * part
     if measurement.z <= 1.0:
         vanishes = (
@@ -144,7 +145,9 @@ def _conclude_on_failure(
 
 def why_unresolved(measurement: Measurement, precision: Precision) -> str:
     """Say what kept a measurement from deciding."""
-    if not math.isfinite(measurement.tolerance):
+    if measurement.non_finite and measurement.masked:
+        return "neither the output nor the gradient is finite everywhere"
+    if not math.isfinite(measurement.tolerance) and not measurement.non_finite:
         return (
             f"the function {measurement.trouble}"
             if measurement.trouble

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
@@ -96,7 +97,15 @@ def wrong_gradient(
         message,
         detector="verify",
         location=_location(path),
-        hint=_hint(kind, ratio, variable, function, path),
+        hint=_hint(
+            shown=shown,
+            kind=kind,
+            ratio=ratio,
+            variable=variable,
+            shape=shape,
+            function=function,
+            path=path,
+        ),
         evidence=evidence,
     )
 
@@ -203,8 +212,20 @@ def _details(
 
 
 def _hint(
-    kind: ErrorKind, ratio: float | None, variable: str, function: type | None, path: GraphPath
+    *,
+    shown: Measurement,
+    kind: ErrorKind,
+    ratio: float | None,
+    variable: str,
+    shape: Sequence[int],
+    function: type | None,
+    path: GraphPath,
 ) -> str | None:
+    if shown.numeric == 0.0 or shown.unchanged:
+        return (
+            "the function does not change here; if it rounds on purpose (a straight-through "
+            "estimator), its gradient is no derivative and can't be checked"
+        )
     if kind == "missing" and not path.connected:
         return f"look for detach(), .data, no_grad or item() between `{variable}` and the output"
     if kind in {"missing", "zero"} and function is not None:
@@ -212,10 +233,10 @@ def _hint(
             f"{function.__name__}.backward must return, in the place of `{variable}`, a gradient "
             "of its shape; needs_input_grad counts the arguments of forward after ctx"
         )
-    if kind == "factor" and ratio is not None and 0.0 < ratio < _WHOLE * 100.0:
-        count = 1.0 / ratio
-        if abs(count - round(count)) < _WHOLE * count:
-            return f"1/{round(count)}: is a mean taken where forward takes a sum?"
+    if kind == "factor" and ratio is not None and ratio > 0.0:
+        size = round(1.0 / ratio)
+        if size in {*shape, math.prod(shape)} - {1} and abs(ratio * size - 1.0) < _WHOLE:
+            return f"1/{size}: is a mean taken where forward takes a sum?"
     return None
 
 

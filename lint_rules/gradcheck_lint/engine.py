@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gradcheck_lint.unreadable import unparsable, unreadable
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.rules._rule import Rule, Violation
+
+MARK = b"torch"
+"""Source without this word is none of our business."""
 
 
 def lint_source(
@@ -26,31 +28,42 @@ def lint_source(
     ``codes`` are the rules to apply, all by default. Source without the word "torch" is not
     parsed. Source that can't be parsed is a finding.
     """
-    if b"torch" not in source:
+    if MARK not in source:
         return ()
-    with _one_collection():
-        try:
-            return tuple(_lint(source, path, codes))
-        except RecursionError:
-            return (unreadable(path, "its expressions or blocks are nested too deeply to read"),)
+    with _collector_off():
+        return tuple(_lint(source, path, codes))
 
 
 def _lint(source: bytes, path: str, codes: Collection[str] | None) -> Sequence[Finding]:
-    # libcst takes a third of a second to import: only for files that need it.
-    import libcst as cst  # noqa: PLC0415
+    from gradcheck_lint.parsing import check_source, parse  # noqa: PLC0415 - only for torch files
+    from gradcheck_lint.rules import RULES  # noqa: PLC0415 - as above
 
+    unreadable_source = check_source(source, path)
+    if unreadable_source is not None:
+        return [unreadable_source]
+    wanted = [rule.code for rule in RULES if rule.concerns(source)]
+    wanted = [code for code in wanted if codes is None or code in codes]
+    if not wanted:
+        return []
+    tree = parse(source, path)
+    if isinstance(tree, Finding):
+        return [tree]
+    try:
+        return _check(tree, source, path, wanted)
+    except RecursionError:
+        from gradcheck_lint.unreadable import unreadable  # noqa: PLC0415 - rare path
+
+        return [unreadable(path, "its expressions or blocks are nested too deeply to read")]
+
+
+def _check(tree: cst.Module, source: bytes, path: str, codes: Collection[str]) -> list[Finding]:
+    # These need libcst, which takes a third of a second to import.
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415
     from gradcheck_lint.positions import Positions  # noqa: PLC0415
     from gradcheck_lint.rules import load_rules  # noqa: PLC0415
     from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415
 
-    try:
-        tree = cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
-        return [unparsable(path, source, error.message)]
-    except (SyntaxError, UnicodeDecodeError, LookupError, ValueError) as error:
-        return [unreadable(path, f"its text can't be decoded: {error}")]
-    model = ModuleModel(tree, source, path)
+    model = ModuleModel(tree, source)
     rules = load_rules(codes)
     found = [
         (rule, function, violation)
@@ -65,16 +78,13 @@ def _lint(source: bytes, path: str, codes: Collection[str] | None) -> Sequence[F
     findings = []
     for rule, function, violation in found:
         finding = _finding(rule, function, violation, positions, path)
-        lines = positions.statement_lines(violation.node)
-        if not suppressions.silence(finding, lines):
+        if not suppressions.silence(finding, positions.statement_lines(violation.node)):
             findings.append(finding)
     findings.sort(key=_place)
     return findings
 
 
-def _nodes(
-    found: Sequence[tuple[Rule, FunctionModel, Violation]],
-) -> Iterator[cst.CSTNode]:
+def _nodes(found: Sequence[tuple[Rule, FunctionModel, Violation]]) -> Iterator[cst.CSTNode]:
     for _, _, violation in found:
         yield violation.node
         for node, _ in violation.related:
@@ -105,11 +115,11 @@ def _place(finding: Finding) -> tuple[int, int, str]:
 
 
 @contextmanager
-def _one_collection() -> Iterator[None]:
-    """Put the cyclic collector off while one tree lives, and clear the tree away afterwards.
+def _collector_off() -> Iterator[None]:
+    """Put the cyclic garbage collector off while one tree lives.
 
-    A tree is hundreds of thousands of live objects; every collection while it grows looks at all
-    of them again.
+    A tree is hundreds of thousands of live objects, and every collection while it grows would
+    look at all of them again. What the file leaves behind goes with the next collection.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import warnings
+from typing import Final
 
 from gradcheck_suite.findings import Finding, Location
 from gradcheck_suite.severity import Severity
 
-UNREADABLE_CODE = "GCS000"
-UNREADABLE_SLUG = "unreadable-file"
-
-_LIBCST_PLACE = re.compile(r"error at (\d+):(\d+)")
+UNREADABLE_CODE: Final = "GCS000"
+UNREADABLE_SLUG: Final = "unreadable-file"
 
 
 def unreadable(
@@ -28,24 +24,3 @@ def unreadable(
         location=Location(path, line or 1, column),
         hint="correct the file, or leave it out with `exclude`",
     )
-
-
-def unparsable(path: str, source: bytes, message: str) -> Finding:
-    """Return the finding for source that libcst refused with ``message``.
-
-    Python's own parser words the error better, wherever it refuses the source as well.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(source)
-    except SyntaxError as error:
-        reason = f"it is not valid Python 3: {error.msg}"
-        column = error.offset if error.offset and error.offset > 0 else None
-        return unreadable(path, reason, line=error.lineno, column=column)
-    except (ValueError, RecursionError, MemoryError):
-        pass
-    place = _LIBCST_PLACE.search(message)
-    line, column = (int(place[1]), int(place[2]) + 1) if place else (None, None)
-    reason = message.partition(": expected one of")[0]
-    return unreadable(path, f"it is not valid Python 3: {reason}", line=line, column=column)

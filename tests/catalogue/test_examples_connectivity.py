@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -198,7 +197,7 @@ def test_gcs408_the_reentrant_kind_is_the_default_and_alone_it_raises():
         loss = checkpoint(layer, torch.randn(2, 3)).sum()
     with pytest.raises(RuntimeError, match=NO_GRAPH):
         loss.backward()
-    loss = F.mse_loss(
+    loss = nn.functional.mse_loss(
         checkpoint(layer, torch.randn(2, 3, requires_grad=True), use_reentrant=True),
         torch.zeros(2, 1),
     )

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG004 - torch passes ctx, whether a Function needs it or not
 from __future__ import annotations
 
 import pytest
@@ -111,6 +112,13 @@ def test_gcs504_misses_terms_of_second_order_silently(example, instead):
     with pytest.raises(RuntimeError, match="twice a function that was marked with @once_diff"):
         _penalty_gradients(instead("GCS504").Sine.apply)
     assert torch.autograd.gradcheck(instead("GCS504").Sine.apply, x)
+
+
+def test_gcs504_the_decorator_is_silent_below_a_plain_sum(instead):
+    x = _double(1.0)
+    y = instead("GCS504").Sine.apply(x).sum() + x.pow(2).sum()
+    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+    assert torch.autograd.grad(gradient.sum(), x)[0] == 2.0  # right: 2 - sin(1)
 
 
 def test_gcs505_a_loss_on_the_mask_trains_nothing(example, instead):

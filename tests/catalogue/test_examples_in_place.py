@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 
 import pytest
 import torch
@@ -76,6 +77,20 @@ def test_gcs103_foreign_hooks_switch_the_check_off():
     with pytest.raises(RuntimeError, match=MODIFIED):
         gradient(hooked=False)
     assert torch.equal(gradient(hooked=True), torch.full((3,), 12.0))  # right: 8
+
+
+def test_gcs103_anomaly_mode_names_the_saver_but_not_the_writer():
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with torch.autograd.set_detect_anomaly(True):
+            hidden = torch.ones(3, requires_grad=True) * 2
+            loss = hidden.pow(2).sum()
+            hidden.add_(1)
+            with pytest.raises(RuntimeError, match="changed in there or anywhere later"):
+                loss.backward()
+    words = "".join(str(warning.message) for warning in warned)
+    assert "loss = hidden.pow(2).sum()" in words
+    assert "hidden.add_(1)" not in words
 
 
 def _encoder_gradient(names) -> torch.Tensor:
@@ -246,3 +261,16 @@ def test_gcs109_raises_in_the_second_backward(example, instead):
     with pytest.raises(RuntimeError, match=MODIFIED):
         train(example("GCS109"))
     train(instead("GCS109"))
+
+
+def test_gcs109_an_optimizer_that_writes_through_data_makes_it_silent():
+    generator = nn.Linear(2, 3)
+    critic = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    score = critic(generator(torch.randn(4, 2))).mean()
+    (right,) = torch.autograd.grad(-score, generator.weight, retain_graph=True)
+    score.backward(retain_graph=True)
+    for parameter in critic.parameters():
+        parameter.data.sub_(parameter.grad)
+    generator.zero_grad()
+    (-score).backward()
+    assert not torch.allclose(generator.weight.grad, right, rtol=0.1)

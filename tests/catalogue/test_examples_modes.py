@@ -38,9 +38,9 @@ def test_gcs702_later_epochs_run_in_evaluation_mode(example, instead, labelled, 
     for names, modes in ((example("GCS702"), [True, False]), (instead("GCS702"), [True, True])):
         model, seen = _classifier(), []
         model.register_forward_hook(
-            lambda module, *_, seen=seen: seen.append(module.training)
-            if torch.is_grad_enabled()
-            else None
+            lambda module, *_, seen=seen: (
+                seen.append(module.training) if torch.is_grad_enabled() else None
+            )
         )
         names.fit(model, torch.optim.SGD(model.parameters(), lr=0.1), labelled, labelled)
         assert seen[:: len(labelled)] == modes
@@ -70,6 +70,6 @@ def test_gcs903_raises_after_the_step_is_done(example, instead, batches):
     x, y = batches[0]
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(IndexError, match="invalid index of a 0-dim tensor. Use `tensor.item"):
+    with pytest.raises(IndexError, match=r"invalid index of a 0-dim tensor\. Use `tensor\.item"):
         example("GCS903").train_step(model, optimizer, x, y)
     assert isinstance(instead("GCS903").train_step(model, optimizer, x, y), float)

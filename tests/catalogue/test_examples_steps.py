@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -15,7 +14,7 @@ def _reference(model, loader, *, lr=0.1, optimizer_type=torch.optim.SGD, clip=No
     optimizer = optimizer_type(model.parameters(), lr=lr)
     for x, y in loader:
         optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
+        nn.functional.mse_loss(model(x), y).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -43,7 +42,7 @@ def test_gcs301_acts_like_momentum_without_decay(example, batches, snapshot):
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=1.0)
     for x, y in batches:
         optimizer.zero_grad()
-        F.mse_loss(reference(x), y).backward()
+        nn.functional.mse_loss(reference(x), y).backward()
         optimizer.step()
     example("GCS301").train(model, batches)
     for a, b in zip(snapshot(model), snapshot(reference), strict=True):
@@ -133,7 +132,7 @@ def test_gcs306_warns_and_never_uses_the_first_rate(example, instead, batches):
     def rates(names):
         model, seen = nn.Linear(8, 1), []
         handle = register_optimizer_step_pre_hook(
-            lambda optimizer, args, kwargs: seen.append(optimizer.param_groups[0]["lr"])
+            lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"])
         )
         try:
             names.train(model, batches)
@@ -208,9 +207,7 @@ def test_gcs309_the_critic_also_descends_the_other_loss(example, instead):
 
     own, of_generator = parts()
     assert torch.allclose(first_critic_gradient(instead("GCS309")), own, atol=1e-4)
-    assert torch.allclose(
-        first_critic_gradient(example("GCS309")), own + of_generator, atol=1e-4
-    )
+    assert torch.allclose(first_critic_gradient(example("GCS309")), own + of_generator, atol=1e-4)
 
 
 def test_gcs310_steps_with_scaled_gradients(example, instead, amp_batches, snapshot):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcheck_suite import catalogue
@@ -53,6 +53,7 @@ def test_nothing_near_gives_nothing_or_a_few(name):
     assert catalogue.suggest(name) == () or name == "GCS"
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=40))
 def test_any_name_gives_at_most_five_known_names(name):
     suggestions = catalogue.suggest(name)
@@ -61,6 +62,7 @@ def test_any_name_gives_at_most_five_known_names(name):
     assert all(catalogue.find(suggestion) is not None for suggestion in suggestions)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.sampled_from(catalogue.ENTRIES), st.data())
 def test_a_slip_of_one_letter_finds_the_slug(entry, data):
     at = data.draw(st.integers(0, len(entry.slug) - 1))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,9 +54,7 @@ class TestSubjects:
     def test_gradients_are_bit_identical(self, subject):
         def gradients(*, traced):
             loss, model = subject()
-            leaves = [
-                node.variable for node in self._leaf_nodes(loss) if hasattr(node, "variable")
-            ]
+            leaves = [node.variable for node in self._leaf_nodes(loss) if hasattr(node, "variable")]
             if traced:
                 str(gs.trace_graph(loss, model=model))
             loss.backward()
@@ -104,9 +104,7 @@ class TestNodes:
         assert total.sequence_number > exp.sequence_number
         assert leaf.sequence_number is None
         assert (leaf.kind, leaf.leaf.name) == ("leaf", "unnamed")
-        assert graph.roots == (
-            gs.graph.Root("['loss']", 1, 0, gs.graph.TensorType((), "float64")),
-        )
+        assert graph.roots == (gs.graph.Root("['loss']", 1, 0, gs.graph.TensorType((), "float64")),)
 
     def test_edges_say_which_output_and_input(self):
         x = torch.randn(4, 2, requires_grad=True)
@@ -143,10 +141,8 @@ class TestNodes:
 
         assert node.kind == "custom function"
         assert node.location.path.endswith("conftest.py")
-        with open(node.location.path) as file:
-            assert file.readlines()[node.location.line - 1] == (
-                "class Square(torch.autograd.Function):\n"
-            )
+        lines = Path(node.location.path).read_text().splitlines()
+        assert lines[node.location.line - 1] == "class Square(torch.autograd.Function):"
 
     def test_custom_function_without_source_has_no_location(self):
         namespace = {"torch": torch}
@@ -242,8 +238,6 @@ class TestLifetime:
         assert len(graph.nodes) == 5
 
     def test_deep_graph_is_traced_and_freed(self):
-        import time
-
         x = torch.ones(1, requires_grad=True)
         y = x
         for _ in range(100_000):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -22,6 +24,12 @@ def validator():
     )
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_documented_example_fits_the_schema(validator):
+    page = Path(__file__).parents[2] / "docs" / "report-format.md"
+    (example,) = re.findall(r"```json\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    validator.validate(json.loads(example))
 
 
 def document_of(report):

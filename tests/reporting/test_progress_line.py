@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -30,6 +31,13 @@ with module.progress("Checking [b]layers[/b]", total=3) as bar:
         bar.describe(f"layer {number}\\x1b[2J")
     time.sleep(0.15)
 """
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
 
 
 def run_on_terminal(body, *, delay=0.05, **environment):
@@ -152,6 +160,28 @@ def test_without_a_terminal_the_handle_does_nothing(monkeypatch, stream):
         bar.describe("more")
 
 
+def test_work_goes_on_where_no_thread_can_start(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with progress("Checking") as bar:
+        bar.show()
+        bar.advance()
+    assert sys.stderr.getvalue().count(HIDE_CURSOR) == sys.stderr.getvalue().count(SHOW_CURSOR)
+    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Terminal())
+        patch.delenv("CI", raising=False)
+        patch.setenv("TERM", "xterm")
+        with progress("Checking again") as bar:
+            bar.show()
+        assert "Checking again" in sys.stderr.getvalue()
+
+
 def test_a_closed_stream_is_no_terminal(monkeypatch):
     stream = io.StringIO()
     stream.close()
@@ -161,12 +191,6 @@ def test_a_closed_stream_is_no_terminal(monkeypatch):
 
 
 def test_no_thread_outlives_the_work(monkeypatch):
-    import threading
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(progress_module, "_DELAY_SECONDS", 0.01)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from gradcheck_suite.findings import Report
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
 
 WRITE = """
@@ -89,6 +90,17 @@ class TestColor:
     def test_a_dumb_terminal_is_spared(self, reports_of_each_kind, monkeypatch):
         monkeypatch.setenv("TERM", "dumb")
         assert "\x1b" not in written(reports_of_each_kind["audit"], Terminal())
+
+    def test_the_last_line_has_the_colour_of_the_worst(self, reports_of_each_kind):
+        ends = {
+            kind: written(report, Terminal()).splitlines()[-1]
+            for kind, report in reports_of_each_kind.items()
+        }
+        assert ends["audit"].startswith("\x1b[1;31mgradcheck-suite audit: 2 errors")
+        assert ends["lint"].startswith("\x1b[1;36mgradcheck-lint: 1 note")
+        assert ends["graph"].startswith("\x1b[1;32mgradcheck-suite graph: nothing found")
+        partly = Report("t", not_covered=("the rest",))
+        assert written(partly, Terminal()).splitlines()[-1].startswith("\x1b[1;33mt: nothing")
 
     def test_colours_are_all_that_colour_adds(self, reports_of_each_kind):
         report = reports_of_each_kind["audit"]
@@ -172,7 +184,7 @@ def imported_by(program):
     return set(done.stdout.split("\n")[-2].split())
 
 
-HEAVY = {"rich", "json", "hashlib", "linecache", "gradcheck_suite.catalogue", "torch", "libcst"}
+HEAVY = {"rich", "json", "hashlib", "gradcheck_suite.catalogue", "torch", "libcst"}
 
 
 def test_importing_the_package_imports_no_renderer():

@@ -226,9 +226,10 @@ def _subject(held: HeldGraphs) -> str:
     owner = held.owner
     if owner is None:
         return f"a {what} ({held.length} long)" if held.container != "tensor" else "a sum tensor"
+    what = f"{what} `{owner.name}`" if owner.direct else f"{what} inside `{owner.name}`"
     if owner.kind == "attribute":
-        return f"{what} `{owner.name}` of {owner.scope}"
-    return f"{what} `{owner.name}` in {_scope(owner)}"
+        return f"{what} of {owner.scope}"
+    return f"{what} in {_scope(owner)}"
 
 
 def _scope(owner: Owner | None) -> str:

@@ -56,9 +56,8 @@ class FunctionModel:
 class ModuleModel:
     """The models of all functions of one file, and what they share."""
 
-    def __init__(self, tree: cst.Module, source: bytes, path: str) -> None:
+    def __init__(self, tree: cst.Module, source: bytes) -> None:
         self.tree = tree
-        self.path = path
         self.scopes = Scopes(tree)
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None

@@ -1,30 +1,72 @@
 """All rules of the linter, one module each.
 
-``RULE_MODULES`` maps codes to modules, so that the command line knows the codes without reading
-the rules (which need libcst).
+The table below knows their codes without importing them, because they need libcst.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gradcheck_lint.rules._rule import Rule
 
-RULE_MODULES: Final[Mapping[str, tuple[str, str]]] = {
-    "GCS101": ("gradcheck_lint.rules.leaf_inplace", "LeafInplace"),
-    "GCS201": ("gradcheck_lint.rules.graph_kept", "GraphKept"),
-    "GCS301": ("gradcheck_lint.rules.missing_zero_grad", "MissingZeroGrad"),
-}
+
+@dataclass(frozen=True, slots=True)
+class RuleReference:
+    """Where a rule is, and which words source must have for it to find anything.
+
+    ``needs`` holds alternatives: source matters if it has one word of every group.
+    """
+
+    code: str
+    slug: str
+    module: str
+    name: str
+    needs: tuple[tuple[bytes, ...], ...]
+
+    def concerns(self, source: bytes) -> bool:
+        """Tell whether the rule could find anything in this source."""
+        return all(any(word in source for word in group) for group in self.needs)
+
+    def load(self) -> Rule:
+        """Import the rule and make one."""
+        rule: type[Rule] = getattr(importlib.import_module(self.module), self.name)
+        return rule()
 
 
-def load_rules(codes: Collection[str] | None = None) -> tuple[Rule, ...]:
-    """Return the rules with these codes, or all of them, in the order of their codes."""
-    chosen: list[Rule] = []
-    for code, (module, name) in RULE_MODULES.items():
-        if codes is None or code in codes:
-            rule: type[Rule] = getattr(importlib.import_module(module), name)
-            chosen.append(rule())
-    return tuple(chosen)
+RULES: Final = (
+    RuleReference(
+        "GCS101",
+        "leaf-inplace",
+        "gradcheck_lint.rules.leaf_inplace",
+        "LeafInplace",
+        ((b"requires_grad", b"Parameter", b"parameters", b"nn."),),
+    ),
+    RuleReference(
+        "GCS201",
+        "graph-kept",
+        "gradcheck_lint.rules.graph_kept",
+        "GraphKept",
+        ((b"backward",), (b"for", b"while")),
+    ),
+    RuleReference(
+        "GCS301",
+        "missing-zero-grad",
+        "gradcheck_lint.rules.missing_zero_grad",
+        "MissingZeroGrad",
+        ((b"backward",), (b"step",), (b"for", b"while")),
+    ),
+)
+
+
+def load_rules(codes: Collection[str] | None = None, source: bytes | None = None) -> list[Rule]:
+    """Return the rules with these codes that concern ``source``, in the order of their codes."""
+    return [
+        reference.load()
+        for reference in RULES
+        if (codes is None or reference.code in codes)
+        and (source is None or reference.concerns(source))
+    ]

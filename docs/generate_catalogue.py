@@ -1,0 +1,69 @@
+"""Write docs/catalogue.md from the catalogue; with --check, only say whether it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.reporting.explain import explain_markdown
+
+PAGE = Path(__file__).with_name("catalogue.md")
+
+_INTRODUCTION = """\
+# The catalogue of mistakes
+
+Every mistake that gradcheck-suite knows, with its code, which never changes its meaning. The
+severity is the highest that a finding may have; a detector with less proof reports less. **Error**:
+it was observed, or is certain on every path. **Warning**: likely, and the finding shows the
+evidence. **Note**: it costs speed or memory, or is a relic.
+
+`gradcheck-suite explain GCS301` and `gradcheck-lint explain GCS301` print the same texts. What is
+said about torch was tried on torch 2.13.
+
+<!-- Written by docs/generate_catalogue.py; change gradcheck_suite/catalogue/ instead. -->
+"""
+
+
+def page() -> str:
+    """Return the whole page as Markdown."""
+    parts = [_INTRODUCTION]
+    parts += [_contents(family) for family in catalogue.FAMILIES]
+    for family in catalogue.FAMILIES:
+        parts.append(f"## {family.title}\n")
+        parts += [explain_markdown(entry, level=3) for entry in catalogue.entries_of(family)]
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or check it, and return the exit status."""
+    if arguments not in ([], ["--check"]):
+        sys.stderr.write(f"usage: {Path(__file__).name} [--check]\n")
+        return 2
+    text = page()
+    if not arguments:
+        PAGE.write_text(text, encoding="utf-8", newline="\n")
+        return 0
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write(f"{PAGE} is out of date; run: python docs/{Path(__file__).name}\n")
+    return 1
+
+
+def _contents(family: catalogue.Family) -> str:
+    lines = [
+        f"**{family.title}**",
+        "",
+        "| code | name | severity | the mistake |",
+        "|---|---|---|---|",
+    ]
+    for entry in catalogue.entries_of(family):
+        anchor = f"{entry.code.lower()}-{entry.slug}"
+        lines.append(
+            f"| [{entry.code}](#{anchor}) | {entry.slug} | {entry.severity.value} | {entry.title} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

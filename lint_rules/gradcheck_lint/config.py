@@ -1,0 +1,266 @@
+"""Read ``[tool.gradcheck-suite.lint]`` from the nearest pyproject.toml."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from gradcheck_lint.rules import RULES
+from gradcheck_lint.unreadable import UNREADABLE_CODE, UNREADABLE_SLUG
+from gradcheck_suite.errors import UsageError
+
+_TABLE = "tool.gradcheck-suite.lint"
+_MARK = b"gradcheck-suite"
+
+_SLUGS: Final = {rule.slug: rule.code for rule in RULES} | {UNREADABLE_SLUG: UNREADABLE_CODE}
+ALL_CODES: Final = frozenset(_SLUGS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to look for, and where not to look.
+
+    ``root`` is the directory that patterns are relative to. ``select`` is None where nothing was
+    chosen, which means every rule.
+    """
+
+    root: Path
+    select: frozenset[str] | None = None
+    ignore: frozenset[str] = frozenset()
+    extend_select: frozenset[str] = frozenset()
+    exclude: tuple[str, ...] = ()
+    per_file_ignores: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    def codes_for(self, path: str) -> frozenset[str]:
+        """Return the rules that apply to one file."""
+        chosen = (ALL_CODES if self.select is None else self.select) | self.extend_select
+        chosen -= self.ignore
+        for pattern, codes in self.per_file_ignores:
+            if self._matches(path, pattern):
+                chosen -= codes
+        return chosen
+
+    def excludes(self, path: str) -> bool:
+        """Tell whether a path, or a directory that it lies in, is left out."""
+        return any(self._matches(path, pattern) for pattern in self.exclude)
+
+    def _matches(self, path: str, pattern: str) -> bool:
+        relative = self._relative(path)
+        parts = relative.split("/")
+        if "/" not in pattern.strip("/"):
+            return any(fnmatchcase(part, pattern.strip("/")) for part in parts)
+        pattern = pattern.removeprefix("./").rstrip("/").removesuffix("/**")
+        return any(
+            fnmatchcase("/".join(parts[:length]), pattern) for length in range(1, len(parts) + 1)
+        )
+
+    def _relative(self, path: str) -> str:
+        absolute = os.path.abspath(path)  # noqa: PTH100 - `..` goes, symbolic links stay
+        try:
+            relative = os.path.relpath(absolute, self.root)
+        except ValueError:  # another drive
+            relative = absolute
+        return relative.replace(os.sep, "/")
+
+    def with_options(
+        self,
+        *,
+        select: Iterable[str] | None = None,
+        ignore: Iterable[str] = (),
+        extend_select: Iterable[str] = (),
+    ) -> Settings:
+        """Return these settings as the command line changes them: its choices come on top.
+
+        Raises:
+            UsageError: a name is no rule.
+        """
+        chosen = self
+        if select is not None:
+            wanted = expand(select, "--select")
+            chosen = replace(chosen, select=wanted, ignore=self.ignore - wanted)
+        added = expand(extend_select, "--extend-select")
+        return replace(
+            chosen,
+            extend_select=chosen.extend_select | added,
+            ignore=(chosen.ignore - added) | expand(ignore, "--ignore"),
+        )
+
+
+class SettingsFinder:
+    """Find the settings of files, reading each pyproject.toml once."""
+
+    def __init__(self, fixed: Settings | None = None) -> None:
+        self._fixed = fixed
+        self._by_directory: dict[Path, Settings] = {}
+
+    def settings_for(self, path: str) -> Settings:
+        """Return the settings of the nearest pyproject.toml that has our table.
+
+        Raises:
+            UsageError: that file can't be used; the message says where and why.
+        """
+        if self._fixed is not None:
+            return self._fixed
+        absolute = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links stay
+        return self._in(absolute if absolute.is_dir() else absolute.parent)
+
+    def _in(self, directory: Path) -> Settings:
+        known = self._by_directory.get(directory)
+        if known is None:
+            found = read_settings(directory / "pyproject.toml", required=False)
+            if found is None and directory.parent != directory:
+                found = self._in(directory.parent)
+            known = found or Settings(Path.cwd())
+            self._by_directory[directory] = known
+        return known
+
+
+def read_settings(path: Path, *, required: bool) -> Settings | None:
+    """Return the settings in one file; None if it has none and none are ``required``.
+
+    Raises:
+        UsageError: the file can't be read, is not valid TOML, or has a key, a type or a rule in
+            our table that does not exist.
+    """
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        if required:
+            raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
+        return None
+    if _MARK not in source:
+        return Settings(path.parent) if required else None
+    table = _our_table(_parse(path, source), path)
+    if table is None:
+        return Settings(path.parent) if required else None
+    return _settings(table, path)
+
+
+def _parse(path: Path, source: bytes) -> Mapping[str, object]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - only where there is something to read
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - as above
+    try:
+        return tomllib.loads(source.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+
+
+def _our_table(document: Mapping[str, object], path: Path) -> Mapping[str, object] | None:
+    current: object = document
+    seen: list[str] = []
+    for key in _TABLE.split("."):
+        if not isinstance(current, Mapping):
+            raise UsageError(
+                f"{path}: [{'.'.join(seen)}] must be a table, got {_type_name(current)}"
+            )
+        if key not in current:
+            return None
+        current = current[key]
+        seen.append(key)
+    if not isinstance(current, Mapping):
+        raise UsageError(f"{path}: [{_TABLE}] must be a table, got {_type_name(current)}")
+    return current
+
+
+_KEYS = ("select", "ignore", "extend-select", "exclude", "per-file-ignores")
+
+
+def _settings(table: Mapping[str, object], path: Path) -> Settings:
+    for key in table:
+        if key not in _KEYS:
+            raise UsageError(
+                f"{path}: [{_TABLE}] has no key `{key}`{_closest(key, _KEYS)}. "
+                f"Its keys are {', '.join(_KEYS)}"
+            )
+    codes = {
+        key: expand(_strings(table[key], key, path), f"{path}: `{key}`")
+        for key in ("select", "ignore", "extend-select")
+        if key in table
+    }
+    return Settings(
+        root=path.parent.absolute(),
+        select=codes.get("select"),
+        ignore=codes.get("ignore", frozenset()),
+        extend_select=codes.get("extend-select", frozenset()),
+        exclude=tuple(_strings(table.get("exclude", []), "exclude", path)),
+        per_file_ignores=tuple(_per_file(table.get("per-file-ignores", {}), path)),
+    )
+
+
+def _per_file(value: object, path: Path) -> Iterable[tuple[str, frozenset[str]]]:
+    if not isinstance(value, Mapping):
+        raise UsageError(
+            f"{path}: `per-file-ignores` must be a table of patterns and lists of rules, "
+            f"got {_type_name(value)}"
+        )
+    for pattern, rules in value.items():
+        key = f"per-file-ignores.{pattern}"
+        yield str(pattern), expand(_strings(rules, key, path), f"{path}: `{key}`")
+
+
+def _strings(value: object, key: str, path: Path) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        wrong = value
+        if isinstance(value, list):
+            wrong = next(item for item in value if not isinstance(item, str))
+        got = _type_name(wrong) + (" in it" if isinstance(value, list) else "")
+        raise UsageError(f"{path}: `{key}` must be a list of strings, got {got}")
+    return value
+
+
+_TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
+
+
+def _type_name(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a table"
+    return _TYPE_NAMES.get(type(value), "a list" if isinstance(value, list) else "something else")
+
+
+def expand(names: Iterable[str], where: str) -> frozenset[str]:
+    """Return the codes that are meant by codes, slugs, beginnings of codes, or ``ALL``.
+
+    >>> sorted(expand(["GCS3", "leaf-inplace"], "--select"))
+    ['GCS101', 'GCS301']
+
+    Raises:
+        UsageError: a name means no rule.
+    """
+    found: set[str] = set()
+    for name in names:
+        codes = _codes_named(name.strip())
+        if not codes:
+            known = [*sorted(ALL_CODES), *_SLUGS]
+            raise UsageError(
+                f"{where}: the linter has no rule `{name}`{_closest(name, known)}. "
+                "`gradcheck-lint rules` lists them"
+            )
+        found |= codes
+    return frozenset(found)
+
+
+def _codes_named(name: str) -> Collection[str]:
+    if name.upper() == "ALL":
+        return ALL_CODES
+    if name.lower() in _SLUGS:
+        return {_SLUGS[name.lower()]}
+    if not name.upper().startswith("GCS"):
+        return ()
+    return {code for code in ALL_CODES if code.startswith(name.upper())}
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    options = list(known)
+    folded = {option.lower(): option for option in options}
+    match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    return f"; did you mean `{folded[match[0]]}`?" if match else ""

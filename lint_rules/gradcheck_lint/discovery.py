@@ -1,0 +1,84 @@
+"""Find the files to lint below the paths that were given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+EXCLUDED_DIRECTORIES: Final = frozenset(
+    {"__pycache__", "__pypackages__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
+)
+"""Directories that are never entered, beside those whose names start with a dot."""
+
+_SUFFIXES = (".py", ".pyi")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file to lint, or (``error`` is then set) a directory that can't be read.
+
+    ``explicit`` is True for what was named on the command line.
+    """
+
+    path: str
+    explicit: bool = False
+    error: str | None = None
+
+
+IsExcluded = Callable[[str], bool]
+
+
+def find_files(
+    paths: Iterable[str], *, is_excluded: IsExcluded, force_exclude: bool = False
+) -> Iterator[Found]:
+    """Yield the files to lint, each once, directories in the order of names.
+
+    A path that is named is read whatever its name, unless ``force_exclude`` asks for exclusion of
+    those as well. Symbolic links that turn up below a directory are left alone: what they lead to
+    inside the tree is found where it is, and what is outside was not asked for.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        if force_exclude and is_excluded(path):
+            continue
+        found = _walk(path, is_excluded) if _is_directory(path) else [Found(path, explicit=True)]
+        for item in found:
+            key = os.path.realpath(item.path)
+            if key not in seen:
+                seen.add(key)
+                yield item
+
+
+def _is_directory(path: str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - paths stay as they were given
+
+
+def _walk(directory: str, is_excluded: IsExcluded) -> Iterator[Found]:
+    waiting = [directory]
+    while waiting:
+        current = waiting.pop()
+        try:
+            with os.scandir(current) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            yield Found(current, error=error.strerror or str(error))
+            continue
+        below: list[str] = []
+        for entry in ordered:
+            if entry.is_symlink():
+                continue
+            path = os.path.join(current, entry.name)  # noqa: PTH118 - as the user spelt it
+            if entry.is_dir(follow_symlinks=False):
+                hidden = entry.name.startswith(".") or entry.name in EXCLUDED_DIRECTORIES
+                if not hidden and not is_excluded(path):
+                    below.append(path)
+            elif entry.name.endswith(_SUFFIXES) and entry.is_file(follow_symlinks=False):
+                if not is_excluded(path):
+                    yield Found(_tidy(path))
+        waiting.extend(reversed(below))
+
+
+def _tidy(path: str) -> str:
+    return path[2:] if path.startswith(f".{os.sep}") else path

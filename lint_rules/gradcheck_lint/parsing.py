@@ -1,0 +1,110 @@
+"""Parse bytes, and survive whatever they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from gradcheck_lint.unreadable import unreadable
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_suite.findings import Finding
+
+MAX_BYTES: Final = 1 << 20
+"""A syntax tree takes up to a thousand times the size of its source: larger files are not read."""
+
+_MAX_DEPTH: Final = 1000
+_LIBCST_PLACE = re.compile(r"error at (\d+):(\d+)")
+_ADJACENT_STRINGS = re.compile(rb"[\"']\s*\\?\s*[\"']")
+_BRACKETS = {**dict.fromkeys(b"([{", 1), **dict.fromkeys(b")]}", -1)}
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
+
+
+def check_source(source: bytes, path: str) -> Finding | None:
+    """Return the finding for source that can't be parsed, or None if libcst may have it.
+
+    libcst's parser is native code without a limit on nesting, and overflows the stack where
+    Python's own parser gives up in good order: so that one goes first. It also says what is wrong
+    in words that people know. Where it refuses syntax newer than itself, libcst decides.
+    """
+    if len(source) > MAX_BYTES:
+        return unreadable(path, f"it has {len(source):,} bytes, more than {MAX_BYTES:,}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        if not _is_shallow(source) or _libcst_refuses(source):
+            column = error.offset if error.offset and error.offset > 0 else None
+            reason = f"it is not valid Python 3: {error.msg}"
+            return unreadable(path, reason, line=error.lineno, column=column)
+    except ValueError as error:
+        return unreadable(path, f"it is not Python source: {error}")
+    except (RecursionError, MemoryError):
+        return unreadable(path, "its expressions are nested too deeply to read")
+    else:
+        if _is_too_deep(tree) or len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
+            return unreadable(path, "its expressions are nested too deeply to read")
+    return None
+
+
+def parse(source: bytes, path: str) -> cst.Module | Finding:
+    """Return the syntax tree of source that ``check_source`` has passed."""
+    import libcst as cst  # noqa: PLC0415 - takes a third of a second; only for files that need it
+
+    try:
+        return cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        place = _LIBCST_PLACE.search(error.message)
+        line, column = (int(place[1]), int(place[2]) + 1) if place else (None, None)
+        reason = error.message.partition(": expected one of")[0]
+        return unreadable(path, f"it can't be parsed: {reason}", line=line, column=column)
+    except (SyntaxError, UnicodeError, LookupError, ValueError) as error:
+        return unreadable(path, f"its text can't be decoded: {error}")
+
+
+def _libcst_refuses(source: bytes) -> bool:
+    return not hasattr(parse(source, ""), "body")
+
+
+def _is_shallow(source: bytes) -> bool:
+    """Tell whether source can't nest deeply, judged without a parser."""
+    depths = accumulate(map(_BRACKETS.__getitem__, source.translate(None, _NOT_BRACKETS)))
+    return (
+        max(depths, default=0) < 100  # noqa: PLR2004 - Python itself allows 200
+        and max(map(len, source.splitlines()), default=0) < 2 * _MAX_DEPTH
+        and source.count(b"elif") < _MAX_DEPTH
+        and len(_ADJACENT_STRINGS.findall(source)) < _MAX_DEPTH
+    )
+
+
+def _is_too_deep(tree: ast.AST) -> bool:
+    """Tell whether libcst's tree of the same source would be nested beyond what is safe."""
+    level: list[ast.AST] = [tree]
+    for _ in range(_MAX_DEPTH):
+        below: list[ast.AST] = []
+        for node in level:
+            if isinstance(node, ast.BoolOp) and len(node.values) > _MAX_DEPTH:
+                return True
+            below.extend(_children(node))
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def _children(node: ast.AST) -> Iterable[ast.AST]:
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            yield value
+        elif isinstance(value, list):
+            for item in value:
+                if isinstance(item, ast.AST):
+                    yield item

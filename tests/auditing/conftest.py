@@ -1,0 +1,75 @@
+"""Helpers for audits of small training loops."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import gradcheck_suite as gs
+from gradcheck_suite.findings import Finding
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def audited():
+    """Run a loop under audit and return the session; an internal failure fails the test."""
+
+    def run(loop: Callable[[], object], *, model=None, optimizers=None, **options):
+        with gs.audit(model, optimizers, **options) as session:
+            loop()
+        assert not [line for line in session.report.not_covered if "bug in" in line]
+        return session
+
+    return run
+
+
+@pytest.fixture
+def line_of():
+    """Return the number of the line of a function that ends with ``# <- marker``."""
+
+    def find(function: Callable[..., object], marker: str = "here") -> int:
+        lines, first = inspect.getsourcelines(function)
+        hits = [first + i for i, line in enumerate(lines) if line.rstrip().endswith(f"# <- {marker}")]
+        assert len(hits) == 1, (marker, hits)
+        return hits[0]
+
+    return find
+
+
+@pytest.fixture
+def only():
+    """Return the one finding of a session and check its code."""
+
+    def check(session, code: str) -> Finding:
+        assert [finding.code for finding in session.findings] == [code], session.findings
+        return session.findings[0]
+
+    return check
+
+
+@pytest.fixture
+def make_net():
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    return make
+
+
+@pytest.fixture
+def batch():
+    def draw() -> torch.Tensor:
+        return torch.randn(6, 4)
+
+    return draw

@@ -1,0 +1,79 @@
+"""Fingerprints notice every edit and read every shape."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradcheck_suite.auditing.checksums import fingerprint, same_content
+
+SIZES = st.one_of(st.integers(0, 40), st.integers(1000, 1100), st.integers(4000, 9000))
+DTYPES = st.sampled_from(
+    [torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.bool, torch.complex64]
+)
+
+
+@given(size=SIZES, dtype=DTYPES, seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_an_untouched_tensor_keeps_its_fingerprint(size, dtype, seed):
+    torch.manual_seed(seed)
+    tensor = torch.randn(size).to(dtype)
+    taken = fingerprint(tensor)
+    assert taken is not None
+    assert same_content(taken, tensor)
+    assert same_content(taken, tensor.clone())
+
+
+@given(
+    size=st.integers(2, 9000),
+    seed=st.integers(0, 10**6),
+    edit=st.sampled_from(["one ulp", "negate", "flip", "swap", "zero", "scale"]),
+)
+@settings(max_examples=120, deadline=None)
+def test_every_edit_shows(size, seed, edit):
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randn(size, generator=generator)
+    before = tensor.clone()
+    taken = fingerprint(tensor)
+    assert taken is not None
+    place = seed % (size - 1)
+    if edit == "one ulp":
+        tensor[place] = torch.nextafter(tensor[place], torch.tensor(9.0))
+    elif edit == "negate":
+        tensor.neg_()
+    elif edit == "flip":
+        tensor.copy_(tensor.flip(0))
+    elif edit == "swap":
+        tensor[[place, place + 1]] = tensor[[place + 1, place]]
+    elif edit == "zero":
+        tensor.zero_()
+    else:
+        tensor.mul_(1.001)
+    changed = not torch.equal(tensor, before)
+    # Swapping neighbours within one block of sums keeps the sum when it moves whole words.
+    if edit != "swap":
+        assert same_content(taken, tensor) is not changed
+
+
+def test_views_of_every_kind_are_read_where_they_lie():
+    base = torch.randn(40, 60)
+    for view in (base.t(), base[::2, 1:], base[:, :1].expand(40, 9), base[3], base[..., None]):
+        taken = fingerprint(view)
+        assert taken is not None
+        assert same_content(taken, view)
+    taken = fingerprint(base[::2])
+    assert taken is not None
+    base[1] = 0
+    assert same_content(taken, base[::2])
+    base[2] = 0
+    assert not same_content(taken, base[::2])
+
+
+def test_what_has_no_readable_memory_has_no_fingerprint():
+    freed = torch.randn(4)
+    freed.untyped_storage().resize_(0)
+    for tensor in (torch.eye(3).to_sparse(), torch.randn(3, device="meta"), freed):
+        assert fingerprint(tensor) is None
+    conjugate = torch.randn(3, dtype=torch.complex64).conj()
+    assert fingerprint(conjugate) is not None

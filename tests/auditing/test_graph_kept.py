@@ -1,0 +1,351 @@
+"""GCS201 and GCS202: graphs of finished backwards that the program keeps."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from torch import nn
+
+HISTORY: list[torch.Tensor] = []
+
+
+def steps(count, net=None):
+    net = net or nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for step in range(count):
+        optimizer.zero_grad()
+        out = net(torch.randn(3, 4))
+        loss = out.pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        yield step, out, loss
+
+
+def list_of_losses():
+    losses = []
+    for _, _, loss in steps(6):
+        losses.append(loss)  # <- here
+
+
+def list_of_outputs():
+    outputs = []
+    for step, out, _ in steps(6):
+        outputs.append((step, out))  # <- here
+
+
+def dict_of_losses():
+    history = {}
+    for step, _, loss in steps(6):
+        history[step] = loss  # <- here
+
+
+def list_inside_a_dict():
+    log = collections.defaultdict(list)
+    for _, _, loss in steps(6):
+        log["train"].append(loss)  # <- here
+
+
+def unbounded_deque():
+    losses = collections.deque()
+    for _, _, loss in steps(6):
+        losses.append(loss)  # <- here
+
+
+def running_sum():
+    total = 0.0
+    for _, _, loss in steps(7):
+        total += loss  # <- here
+
+
+def running_sum_spelled_out():
+    total = torch.zeros(())
+    for _, _, loss in steps(7):
+        total = total + loss  # <- here
+
+
+class Meter:
+    def __init__(self):
+        self.values = []
+        self.total = 0.0
+
+    def update(self, value):
+        self.values.append(value)  # <- values
+
+    def add(self, value):
+        self.total += value  # <- total
+
+
+def attribute_list():
+    meter = Meter()
+    for _, _, loss in steps(6):
+        meter.update(loss)
+
+
+def attribute_sum():
+    meter = Meter()
+    for _, _, loss in steps(7):
+        meter.add(loss)
+
+
+def module_global():
+    HISTORY.clear()
+    for _, _, loss in steps(6):
+        HISTORY.append(loss)  # <- here
+
+
+def keep(value):
+    return lambda: value
+
+
+def closures():
+    callbacks = []
+    for _, _, loss in steps(6):
+        callbacks.append(keep(loss))  # <- here
+
+
+def fail(out):
+    doubled = out * 2
+    raise ValueError(f"shape {tuple(doubled.shape)}")
+
+
+def exceptions():
+    errors = []
+    for _, out, _ in steps(6):
+        try:
+            fail(out)
+        except ValueError as error:
+            errors.append(error)  # <- here
+
+
+CASES = {
+    list_of_losses: ("list `losses` in list_of_losses()", None),
+    list_of_outputs: ("list `outputs` in list_of_outputs()", None),
+    dict_of_losses: ("dict `history` in dict_of_losses()", None),
+    list_inside_a_dict: ("list inside `log` in list_inside_a_dict()", None),
+    unbounded_deque: ("deque `losses` in unbounded_deque()", None),
+    running_sum: ("sum `total` in running_sum()", None),
+    running_sum_spelled_out: ("sum `total` in running_sum_spelled_out()", None),
+    attribute_list: ("list `values` of Meter", (Meter, "values")),
+    attribute_sum: ("sum `total` of Meter", (Meter, "total")),
+    module_global: ("list `HISTORY` in module ", None),
+    closures: ("list of closures `callbacks` in closures()", None),
+    exceptions: ("list of exceptions `errors` in exceptions()", None),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case):
+    subject, place = CASES[case]
+    finding = only(audited(case), "GCS201")
+    assert finding.message.startswith(subject), finding.message
+    assert finding.location.line == (line_of(*place) if place else line_of(case))
+    assert finding.evidence["graphs"] >= 4
+    assert "detach" in finding.hint or "error" in finding.hint
+    HISTORY.clear()
+
+
+def test_five_steps_are_enough(audited, only):
+    def loop():
+        losses = []
+        for _, _, loss in steps(5):
+            losses.append(loss)
+
+    assert "the graphs of 4 backwards" in only(audited(loop), "GCS201").message
+
+
+def test_it_is_certain_while_the_loop_still_runs(audited):
+    import gradcheck_suite as gs
+
+    losses = []
+    with gs.audit() as session:
+        for step, _, loss in steps(40):
+            losses.append(loss)
+            if step == 10:
+                assert session.findings == ()
+        assert [finding.code for finding in session.findings] == ["GCS201"]
+
+
+def test_it_is_told_when_an_exception_ends_the_loop():
+    import gradcheck_suite as gs
+
+    session = gs.audit()
+    losses = []
+    with pytest.raises(ZeroDivisionError), session:
+        for step, _, loss in steps(9):
+            losses.append(loss)
+            1 / (7 - step)
+    assert [finding.code for finding in session.findings] == ["GCS201"]
+
+
+def only_the_last_loss():
+    kept = None
+    for _, _, loss in steps(50):
+        kept = loss
+    return kept
+
+
+def best_and_first_and_last():
+    kept = {}
+    for step, _, loss in steps(50):
+        kept.setdefault("first", loss)
+        kept["last"] = loss
+        if step % 7 == 0:
+            kept["best"] = loss
+
+
+def detached():
+    losses, total = [], 0.0
+    for _, _, loss in steps(50):
+        losses.append(loss.detach())
+        total += loss.item()
+
+
+def window_of_losses():
+    window = []
+    for _, _, loss in steps(50):
+        window.append(loss)
+        if len(window) == 8:
+            torch.stack(window).mean().item()
+            window.clear()
+
+
+def bounded_deque():
+    recent = collections.deque(maxlen=10)
+    for _, _, loss in steps(50):
+        recent.append(loss)
+
+
+def accumulated_before_backward():
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for _ in range(6):
+        losses = [net(torch.randn(3, 4)).pow(2).mean() for _ in range(12)]
+        optimizer.zero_grad()
+        sum(losses).backward()
+        optimizer.step()
+
+
+def replay_buffer():
+    memory = []
+    for _, out, _ in steps(50):
+        memory.append((torch.randn(4), out.detach(), 1.0))
+
+
+def policy_gradient():
+    actor, critic = nn.Linear(4, 2), nn.Linear(4, 1)
+    first = torch.optim.SGD(actor.parameters(), lr=1e-3)
+    second = torch.optim.SGD(critic.parameters(), lr=1e-3)
+    for _ in range(3):
+        log_probs = []
+        for _ in range(15):
+            state = torch.randn(4)
+            log_probs.append(actor(state).log_softmax(0)[0])
+            second.zero_grad()
+            critic(state).pow(2).sum().backward()
+            second.step()
+        first.zero_grad()
+        torch.stack(log_probs).sum().backward()
+        first.step()
+
+
+def retained_within_the_step():
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for _ in range(8):
+        optimizer.zero_grad()
+        out = net(torch.randn(3, 4)).pow(2)
+        for part in range(6):
+            out[part % 3].sum().backward(retain_graph=True)
+        optimizer.step()
+
+
+def higher_derivatives():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+    for _ in range(4):
+        x = torch.randn(3, requires_grad=True)
+        y = x.sin().sum()
+        for _ in range(6):
+            (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+            y = gradient.sum()
+        optimizer.step()
+
+
+def meta_learning():
+    weight = torch.randn(3, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        total = 0.0
+        for _ in range(4):
+            fast = weight
+            for _ in range(10):
+                loss = (torch.randn(2, 3) @ fast).pow(2).mean()
+                (gradient,) = torch.autograd.grad(loss, fast, create_graph=True)
+                fast = fast - 0.01 * gradient
+            total = total + (torch.randn(2, 3) @ fast).pow(2).mean()
+        total.backward()
+        optimizer.step()
+
+
+def truncated_backpropagation():
+    cell = nn.GRUCell(4, 4)
+    optimizer = torch.optim.SGD(cell.parameters(), lr=1e-3)
+    hidden = torch.zeros(2, 4)
+    for _ in range(10):
+        for _ in range(3):
+            hidden = cell(torch.randn(2, 4), hidden)
+        optimizer.zero_grad()
+        hidden.sum().backward()
+        optimizer.step()
+        hidden = hidden.detach()
+
+
+def shared_trunk():
+    trunk, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=1e-3)
+    features = trunk(torch.randn(3, 4))
+    for _ in range(20):
+        optimizer.zero_grad()
+        head(features).sum().backward(retain_graph=True)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        only_the_last_loss,
+        best_and_first_and_last,
+        detached,
+        window_of_losses,
+        bounded_deque,
+        accumulated_before_backward,
+        replay_buffer,
+        policy_gradient,
+        retained_within_the_step,
+        higher_derivatives,
+        meta_learning,
+        truncated_backpropagation,
+        shared_trunk,
+    ],
+)
+def test_nothing_is_said_of_graphs_that_are_let_go(audited, case):
+    assert audited(case).findings == ()
+
+
+def state_with_its_graph():
+    cell = nn.GRUCell(4, 4)
+    hidden = torch.zeros(2, 4)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-3)
+    for _ in range(8):
+        hidden = cell(torch.randn(2, 4), hidden)
+        hidden.sum().backward(retain_graph=True)  # <- here
+        optimizer.step()
+
+
+def test_a_state_that_keeps_its_graph_is_another_mistake(audited, only, line_of):
+    finding = only(audited(state_with_its_graph), "GCS202")
+    assert finding.location.line == line_of(state_with_its_graph)
+    assert "7 earlier backwards" in finding.message
+    assert "detach()" in finding.hint

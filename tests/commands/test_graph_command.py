@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+from gradcheck_suite.cli import main
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(3, 2)
+        self.unused = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.used(x).relu()
+
+def loss():
+    return Net()(torch.ones(4, 3)).sum()
+
+def loss_and_model():
+    net = Net()
+    return {"loss": net(torch.ones(4, 3)).sum(), "steps": 3}, net
+
+def two_tensors():
+    first = loss()
+    return first, first * 2
+
+def no_graph():
+    return torch.ones(2)
+
+def fails():
+    raise ValueError("shapes do not fit")
+
+net = Net()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Work in a folder with ``model.py``."""
+    (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("model", None)
+
+
+@pytest.fixture
+def graph(folder, capsys):
+    """Run ``gradcheck-suite graph`` in this process."""
+
+    def run(*arguments):
+        status = main(["graph", *arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+
+    return run
+
+
+@pytest.fixture
+def graph_process(folder):
+    """Run ``gradcheck-suite graph`` as a command."""
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "gradcheck_suite", "graph", *arguments],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+class TestPrinted:
+    def test_prints_the_tree_and_the_report(self, graph_process):
+        done = graph_process("model.py:loss_and_model")
+
+        assert done.stderr == ""
+        assert done.returncode == 0, "a warning does not fail by default"
+        assert "['loss']  () float32\n#1 SumBackward0" in done.stdout
+        assert "parameter used.weight" in done.stdout
+        assert done.stdout.count("GCS403 parameter-without-gradient") == 1
+        assert "\x1b" not in done.stdout
+
+    def test_a_pair_of_tensors_is_two_roots(self, graph):
+        done = graph("model.py:two_tensors", "--output-format", "json")
+
+        document = json.loads(done.stdout)
+        assert document["summary"]["roots"] == 2
+
+    def test_warnings_fail_if_asked_to(self, graph):
+        done = graph("model.py:loss_and_model", "--fail-on", "warning")
+
+        assert done.returncode == 1
+
+
+class TestSaved:
+    def test_saves_and_reports(self, graph, tmp_path):
+        done = graph("model.py:loss_and_model", "-o", "graph.json", "--output-format", "json")
+
+        assert done.returncode == 0
+        assert json.loads(done.stdout)["findings"][0]["code"] == "GCS403"
+        assert json.loads((tmp_path / "graph.json").read_text())["nodes"]
+        assert done.stderr == "graph saved to graph.json\n"
+
+    def test_a_bad_destination_is_refused_before_anything_runs(self, graph):
+        done = graph("model.py:fails", "-o", "graph.pdf")
+
+        assert done.returncode == 2
+        assert "expected one of the suffixes .json, .txt, got the suffix '.pdf'" in done.stderr
+        assert "ValueError" not in done.stderr
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            ("model.py:net", "is a Net, expected a function without arguments"),
+            ("model.py:no_graph", "has no graph: requires_grad is False"),
+            ("missing.py:loss", "missing.py does not exist"),
+        ],
+    )
+    def test_wrong_targets(self, graph, target, message):
+        done = graph(target)
+
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_what_the_function_raises_is_shown(self, graph_process):
+        done = graph_process("model.py:fails")
+
+        assert done.returncode == 2
+        assert 'in fails\n    raise ValueError("shapes do not fit")' in done.stderr

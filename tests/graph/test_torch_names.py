@@ -1,0 +1,118 @@
+"""The private names of torch that the graph is read through, and what happens without them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from gradcheck_suite._torch_compat import (
+    HOOKED,
+    custom_function_class,
+    node_metadata,
+    node_output_types,
+    node_sequence_number,
+    read_saved,
+    saved_attribute_names,
+    storage_key,
+)
+
+
+class Bare:
+    """A node of a torch that exposes nothing."""
+
+
+@pytest.fixture
+def node():
+    return torch.ones(3, requires_grad=True).exp().grad_fn
+
+
+class TestPresent:
+    def test_sequence_numbers_rise_and_leaves_have_none(self, node):
+        later = torch.ones(3, requires_grad=True).exp().grad_fn
+
+        assert node_sequence_number(later) > node_sequence_number(node)
+        assert node_sequence_number(node.next_functions[0][0]) is None
+
+    def test_output_types(self, node):
+        assert node_output_types(node) == (((3,), torch.float32),)
+
+    def test_saved_attribute_names(self, node):
+        assert saved_attribute_names(type(node)) == ("_raw_saved_result",)
+
+    def test_read_saved(self, node):
+        raw = read_saved(node, "_raw_saved_result")
+
+        assert (raw.name, raw.freed) == ("result", False)
+        assert torch.equal(raw.tensors[0], torch.ones(3).exp())
+
+    def test_read_saved_after_backward(self):
+        y = torch.ones(3, requires_grad=True).exp()
+        y.sum().backward()
+
+        raw = read_saved(y.grad_fn, "_raw_saved_result")
+
+        assert (raw.tensors, raw.freed) == ((None,), True)
+
+    def test_read_saved_by_hooks(self):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda _: 1 / 0):
+            y = torch.ones(3, requires_grad=True).exp()
+
+        assert read_saved(y.grad_fn, "_raw_saved_result").tensors == (HOOKED,)
+
+    def test_custom_function_class(self, node, square):
+        assert custom_function_class(node) is None
+        assert custom_function_class(square.apply(torch.ones(2, requires_grad=True)).grad_fn) is (
+            square
+        )
+
+    def test_storage_key_is_shared_by_views_only(self):
+        x = torch.ones(4)
+
+        assert storage_key(x) == storage_key(x[1:]) is not None
+        assert storage_key(x) != storage_key(x.clone())
+        assert storage_key(torch.ones(2, device="meta")) is not None
+        assert storage_key(torch.eye(2).to_sparse()) is None
+
+    def test_metadata_is_a_dict_of_the_node(self, node):
+        node_metadata(node)["key"] = 1
+
+        assert node_metadata(node) == {"key": 1}
+
+
+class TestMissing:
+    def test_fallbacks(self):
+        assert node_sequence_number(Bare()) is None
+        assert node_output_types(Bare()) == ()
+        assert saved_attribute_names(Bare) == ()
+        assert custom_function_class(Bare()) is None
+
+
+def test_a_process_that_ends_with_deep_graphs_ends_well():
+    """Deep graphs that are alive at exit, or just released, must not take the process down."""
+    script = """
+        import torch
+        import gradcheck_suite as gs
+        graphs = []
+        for _ in range(2):
+            y = torch.ones(1, requires_grad=True)
+            for _ in range(60_000):
+                y = y * 1.0
+            gs.trace_graph(y)
+            graphs.append(y)
+        del graphs[0]
+        print("last line")
+    """
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "last line\n", "")

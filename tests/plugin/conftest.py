@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch._dynamo  # noqa: F401 - see below
+
+# Runs inside this process start from these modules, and must not load torch a second time, nor the
+# parts of it that load when they are first needed.
+import gradcheck_suite.auditing
+import gradcheck_suite.reporting.console
+import gradcheck_suite.verification  # noqa: F401 - as above
+
+TRAINING = """
+    import pytest
+    import torch
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return 3 * x * grad
+
+    def train(*, clear=True):
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            if clear:
+                optimizer.zero_grad()
+            model(torch.ones(5, 3)).pow(2).mean().backward()
+            optimizer.step()
+
+    @pytest.fixture
+    def only_a_warning(monkeypatch):
+        # Checks and audits then find nothing but a warning.
+        import contextlib
+        import types
+        import gradcheck_suite
+        from gradcheck_suite import catalogue, findings
+
+        finding = findings.Finding.of(
+            catalogue.PARAMETER_WITHOUT_GRADIENT, "head is left out", detector="audit"
+        )
+        report = findings.Report(tool="gradcheck-suite", findings=(finding,))
+        session = contextlib.nullcontext(types.SimpleNamespace(report=report))
+        for name, value in {"check_gradients": report, "audit": session}.items():
+            monkeypatch.setattr(
+                gradcheck_suite, name, lambda *_, value=value, **__: value, raising=False
+            )
+
+    def x():
+        return torch.tensor([0.3, 0.7], dtype=torch.float64, requires_grad=True)
+
+"""
+
+
+@pytest.fixture
+def write_tests(pytester):
+    """Write a test file that has a wrong Function and a training loop to use."""
+
+    def write(source, **settings):
+        text = textwrap.dedent(TRAINING) + textwrap.dedent(source)
+        pytester.makepyfile(test_training=text)
+        lines = ["[pytest]", "filterwarnings = error", "addopts = --strict-markers"]
+        lines += [f"{name} = {value}" for name, value in settings.items()]
+        pytester.makeini("\n".join(lines))
+
+    return write
+
+
+@pytest.fixture
+def run_tests(write_tests, pytester):
+    """Write such a test file and run it in this process."""
+
+    def run(source, *arguments, **settings):
+        write_tests(source, **settings)
+        # The plugin that is left out collects garbage five times, which takes a second here.
+        quick = ("-p", "no:cacheprovider", "-p", "no:unraisableexception")
+        return pytester.runpytest_inprocess(*quick, *arguments)
+
+    return run

@@ -1,0 +1,144 @@
+"""How the plugin gets on with the rest of pytest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from xml.etree import ElementTree
+
+import pytest
+
+LOADED = """
+    import sys
+    import pytest_gradcheck_suite.plugin
+    {extra}
+    heavy = sorted({{"torch", "libcst", "rich", "numpy"}} & set(sys.modules))
+    print(" ".join(heavy))
+"""
+
+
+def heavy_modules_after(extra):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LOADED).format(extra=extra)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.split()
+
+
+class TestImport:
+    def test_the_plugin_loads_nothing_heavy(self):
+        assert heavy_modules_after("") == []
+
+    def test_this_test_can_fail(self):
+        assert "libcst" in heavy_modules_after("import libcst")
+
+
+class TestInformation:
+    def test_fixtures_markers_and_flags_are_described(self, run_tests):
+        fixtures = run_tests("", "--fixtures").stdout.str()
+        markers = run_tests("", "--markers").stdout.str()
+        flags = run_tests("", "--help").stdout.str()
+
+        assert "Check every gradient of a function or module" in fixtures
+        assert "Audit a part of the test" in fixtures
+        assert "@pytest.mark.autograd_audit(fail_on='error'): audit" in markers
+        assert "--gradcheck-suite-fail-on={error,warning,note}" in flags
+        assert "gradcheck_suite_fail_on" in flags
+
+    def test_disabled(self, run_tests):
+        result = run_tests(
+            """
+            def test_gone(gradient_check):
+                pass
+            """,
+            "-p",
+            "no:gradcheck_suite",
+        )
+
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["*fixture 'gradient_check' not found"])
+
+
+class TestReports:
+    SOURCE = """
+        @pytest.mark.autograd_audit
+        def test_forgets():
+            train(clear=False)
+
+        @pytest.mark.autograd_audit
+        def test_breaks():
+            train(clear=False)
+            assert False, "mine"
+
+        def test_warned(gradient_check, only_a_warning):
+            gradient_check(torch.sin, x())
+    """
+
+    def test_junit_xml(self, run_tests, pytester):
+        result = run_tests(self.SOURCE, "--junitxml=junit.xml")
+
+        result.assert_outcomes(failed=2, passed=1)
+        cases = {
+            case.get("name"): case
+            for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
+        }
+        assert "GCS301" in cases["test_forgets"].find("failure").text
+        assert "mine" in cases["test_breaks"].find("failure").get("message")
+        assert cases["test_warned"].find("failure") is None
+
+    def test_parallel(self, write_tests, pytester):
+        write_tests(self.SOURCE)
+
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2")
+
+        result.assert_outcomes(failed=2, passed=1)
+        text = result.stdout.str()
+        assert text.count("error GCS301 missing-zero-grad  ") == 2
+        assert "- gradcheck-suite -" in text
+        assert text.count("findings that failed no test") == 1
+        assert "test_training.py::test_warned: warning GCS403" in text
+
+
+class TestWithoutTorch:
+    @pytest.fixture(autouse=True)
+    def _without_torch(self, pytester):
+        """Make every import of torch fail as if it were not installed."""
+        pytester.makeconftest("""
+            import importlib.abc
+            import sys
+
+            class NoTorch(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, path, target=None):
+                    if name.partition(".")[0] == "torch":
+                        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+            sys.meta_path.insert(0, NoTorch())
+        """)
+
+    def test_fixtures_and_markers_say_what_to_install(self, pytester):
+        pytester.makepyfile("""
+            import pytest
+
+            def test_check(gradient_check):
+                pass
+
+            def test_audit(autograd_audit):
+                pass
+
+            @pytest.mark.autograd_audit
+            def test_marked():
+                pass
+
+            def test_plain():
+                pass
+        """)
+
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA")
+
+        result.assert_outcomes(errors=2, failed=1, passed=1)
+        assert result.stdout.str().count("pip install 'gradcheck-suite[torch]'") >= 3
+        assert "Traceback" not in result.stdout.str()

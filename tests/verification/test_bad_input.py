@@ -1,0 +1,139 @@
+"""Bad input gets a clear error and never a pass."""
+
+# ruff: noqa: ARG004 - forward and backward have to take what they do not use
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.verification import check_gradients
+
+X = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+
+def square(x):
+    return x**2
+
+
+CASES = [
+    ((3, X), {}, "expected a function, a module or an autograd.Function to check, got int 3"),
+    ((nn.Linear, X), {}, "Linear is a module class; give an instance of it, such as Linear(...)"),
+    ((square, ()), {}, "square(x) can't be called with the given inputs: missing a required"),
+    ((square, (X, X)), {}, "square(x) can't be called with the given inputs: too many positional"),
+    ((square, {"y": X}), {}, "square(x) can't be called with the given inputs"),
+    ((square, 3.0), {}, "square has no inputs of type float32 or float64 to check"),
+    ((square, torch.arange(3)), {}, "square has no inputs of type float32 or float64 to check"),
+    ((square, torch.ones(3)), {}, "no input of square requires grad"),
+    ((square, torch.ones(3)), {}, "set requires_grad_() on the inputs to check (`x`)"),
+    ((square, X.detach() / 0), {}, "no input of square requires grad"),
+    ((lambda _: None, X), {}, "returned NoneType None, which holds no tensor"),
+    ((lambda x: x.argmax(), X), {}, "returns only int64 tensors, which have no gradient"),
+    ((square, X), {"dtype": "float16"}, "dtype must be 'native', 'float32' or 'float64'"),
+    ((square, X), {"dtype": torch.half}, "dtype must be 'native', 'float32' or 'float64'"),
+    ((square, X), {"dtype": ["float64"]}, "dtype must be 'native', 'float32' or 'float64'"),
+    ((square, X), {"probes": 0}, "probes must be a positive integer or None, got 0"),
+    ((square, X), {"probes": True}, "probes must be a positive integer or None, got True"),
+    ((square, X), {"probes": 2.0}, "probes must be a positive integer or None, got 2.0"),
+    ((square, X), {"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, got -1"),
+    ((square, X), {"seed": None}, "seed must be an integer from 0 to 2**32 - 1, got None"),
+    ((square, X), {"parameters": "no"}, "parameters must be True or False, got 'no'"),
+    ((square, X), {"kwargs": [X]}, "kwargs must map argument names to values"),
+    (
+        (square, {"x": X}),
+        {"kwargs": {"x": X}},
+        "argument 'x' is given both in inputs and in kwargs",
+    ),
+    ((square, {0: X}), {}, "a dict of inputs holds keyword arguments"),
+    ((square, X), {"skip_outputs": "output"}, "skip_outputs must be a collection"),
+    ((square, X), {"skip_outputs": ["y"]}, "skip_outputs names 'y', but square returns output"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), CASES)
+def test_bad_input_is_a_usage_error(arguments, options, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_gradients(*arguments, **options)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_inputs_are_refused(value):
+    x = torch.tensor([1.0, value, value], requires_grad=True)
+    with pytest.raises(UsageError, match=r"`x` holds 2 non-finite values \(NaN or Inf\) of 3"):
+        check_gradients(square, x)
+
+
+def test_the_users_own_exception_arrives_unchanged():
+    error = ZeroDivisionError("mine")
+
+    def broken(x):
+        raise error
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        check_gradients(broken, X)
+    assert caught.value is error
+
+
+def test_an_exception_in_backward_arrives_unchanged():
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            raise LookupError("in backward")
+
+    with pytest.raises(LookupError, match="in backward"):
+        check_gradients(Broken, X)
+
+
+def test_a_cast_that_the_function_does_not_bear_says_so():
+    weight = torch.randn(3, 3)
+    x = torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(UsageError, match=r"does not run in float64: .*dtype='native'"):
+        check_gradients(lambda x: x @ weight, x, dtype="float64")
+
+
+def test_a_function_that_overwrites_its_input_is_refused():
+    def overwrites(x):
+        with torch.no_grad():
+            x.mul_(2)
+        return x**2
+
+    with pytest.raises(UsageError, match=r"overwrites overwrites its input `x` in place"):
+        check_gradients(overwrites, X)
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        check_gradients(lambda x: x.mul_(2), X)
+
+
+def test_a_constant_input_may_be_overwritten(randn):
+    def uses_up(x, scratch):
+        return x * scratch.add_(1.0)
+
+    scratch = torch.ones(3, dtype=torch.float64)
+    assert check_gradients(uses_up, (X, scratch)).ok
+    assert scratch.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_function_that_returns_something_else_each_time_is_refused():
+    calls = []
+
+    def changes(x):
+        calls.append(x)
+        return (x, x * 2) if len(calls) % 2 else x * 2
+
+    with pytest.raises(UsageError, match="returned other outputs on a second call"):
+        check_gradients(changes, X)
+
+
+def test_a_lazy_module_has_to_be_called_first():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls lazy modules experimental, once
+        lazy = nn.LazyLinear(2)
+    with pytest.raises(UsageError, match="parameter weight has no shape yet"):
+        check_gradients(lazy, torch.randn(2, 3))
