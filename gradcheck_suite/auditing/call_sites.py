@@ -104,9 +104,7 @@ def location_of(place: CallSite | None) -> Location | None:
             line = number
             break
     name: str = getattr(code, "co_qualname", code.co_name)
-    return Location(
-        path=code.co_filename, line=line, function=None if name == "<module>" else name
-    )
+    return Location(path=code.co_filename, line=line, function=None if name == "<module>" else name)
 
 
 def _kind(code: CodeType) -> int:

@@ -1,9 +1,10 @@
 """Fingerprints of tensor contents that notice any edit and cost little.
 
-The sums of blocks of 509 words of 64 bits are kept: integer addition is exact, so a change of one
-bit in one element always shows. A prime block length keeps the blocks out of step with rows and
-channels, so that swapped or negated rows show as well. One sum over the whole tensor, and XOR
-(``torch.hash_tensor``), miss permutations and negations of an even count.
+The memory is read as rows of 509 words of 64 bits, and the sums of the rows and of the columns are
+kept: integer addition is exact, so a change of one bit in one element always shows, and so do two
+swapped words, which share a row or a column but not both. A prime row length keeps these rows out
+of step with the tensor's own. One sum over the whole tensor, and XOR (``torch.hash_tensor``), miss
+permutations and negations of an even count.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Fingerprint", "can_fingerprint", "fingerprint", "same_content"]
 
 BLOCK = 509
-"""The number of 64-bit words in a block: a prime, for the reason given above."""
+"""The number of 64-bit words in a row of sums: a prime, for the reason given above."""
 
 Fingerprint: TypeAlias = "tuple[Tensor, Tensor]"
 
@@ -40,7 +41,7 @@ def fingerprint(tensor: Tensor) -> Fingerprint | None:
     """Sum up the bits of ``tensor``, of any strided shape, dtype and device.
 
     Returns:
-        Block sums and the words that fill no block, both on the tensor's own device, so that
+        The sums and the bytes that fill no row, both on the tensor's own device, so that
         nothing waits for a GPU; None where the contents can't be read (sparse, meta, quantised,
         nested, or freed storage).
     """
@@ -58,8 +59,8 @@ def fingerprint(tensor: Tensor) -> Fingerprint | None:
         raw = raw.clone()
     words = raw[:whole].view(torch.int64)
     blocks = words.numel() // BLOCK
-    sums = words[: blocks * BLOCK].view(blocks, BLOCK).sum(1)
-    return sums, raw[blocks * BLOCK * _WORD :].clone()
+    rows = words[: blocks * BLOCK].view(blocks, BLOCK)
+    return torch.cat([rows.sum(1), rows.sum(0)]), raw[blocks * BLOCK * _WORD :].clone()
 
 
 def same_content(before: Fingerprint, tensor: Tensor) -> bool:

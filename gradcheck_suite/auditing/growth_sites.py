@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gradcheck_suite.findings import Location
 
@@ -16,16 +16,18 @@ __all__ = ["growth_site"]
 _GROWING_METHODS = frozenset(
     {"add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"}
 )
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-def growth_site(file: str, name: str, *, function: str | None = None) -> Location | None:
+def growth_site(
+    file: str, name: str, *, function: str | None = None, attribute: bool = False
+) -> Location | None:
     """Return the statement that adds to ``name``, if the source has exactly one.
 
     Args:
         file: the source file, or the name under which a notebook cell was compiled.
-        name: a variable (``losses``) or an attribute (``losses`` of any object).
+        name: the name of a variable or attribute.
         function: look in the functions of this qualified name only.
+        attribute: whether ``name`` is an attribute (of any object) and not a variable.
 
     Returns:
         None where there is no source, no such statement, or more than one: then which of them
@@ -36,10 +38,11 @@ def growth_site(file: str, name: str, *, function: str | None = None) -> Locatio
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
+    wanted = ast.Attribute if attribute else ast.Name
     sites = [
         (statement, scope)
         for statement, scope in _statements(tree, ())
-        if (function is None or scope == function) and _grows(statement, name)
+        if (function is None or scope == function) and _grows(statement, wanted, name)
     ]
     if len(sites) != 1:
         return None
@@ -66,41 +69,44 @@ def _statements(tree: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[ast.stm
         yield from _statements(child, inner)
 
 
-def _grows(statement: ast.stmt, name: str) -> bool:
+_Named: TypeAlias = "type[ast.Name] | type[ast.Attribute]"
+
+
+def _grows(statement: ast.stmt, wanted: _Named, name: str) -> bool:
     if isinstance(statement, ast.Expr):
         call = statement.value
         return (
             isinstance(call, ast.Call)
             and isinstance(call.func, ast.Attribute)
             and call.func.attr in _GROWING_METHODS
-            and _leads_to(call.func.value, name)
+            and _leads_to(call.func.value, wanted, name)
         )
     if isinstance(statement, ast.AugAssign):
-        return _leads_to(statement.target, name)
+        return _leads_to(statement.target, wanted, name)
     if isinstance(statement, ast.Assign):
         return any(
             # history[step] = loss
-            (isinstance(target, ast.Subscript) and _leads_to(target, name))
-            # total = total + loss
-            or (_is_called(target, name) and _mentions(statement.value, name))
+            (isinstance(target, ast.Subscript) and _leads_to(target, wanted, name))
+            # total = total + loss, kept = [*kept, loss]
+            or (_is_called(target, wanted, name) and _adds_to(statement.value, wanted, name))
             for target in statement.targets
         )
     return False
 
 
-def _leads_to(node: ast.expr, name: str) -> bool:
+def _leads_to(node: ast.expr, wanted: _Named, name: str) -> bool:
     while isinstance(node, ast.Subscript):
         node = node.value
-    return _is_called(node, name)
+    return _is_called(node, wanted, name)
 
 
-def _is_called(node: ast.expr, name: str) -> bool:
-    return (isinstance(node, ast.Name) and node.id == name) or (
-        isinstance(node, ast.Attribute) and node.attr == name
-    )
+def _is_called(node: ast.AST, wanted: _Named, name: str) -> bool:
+    if not isinstance(node, wanted):
+        return False
+    return (node.id if isinstance(node, ast.Name) else node.attr) == name
 
 
-def _mentions(node: ast.expr, name: str) -> bool:
-    return any(
-        _is_called(part, name) for part in ast.walk(node) if isinstance(part, ast.expr)
-    )
+def _adds_to(value: ast.expr, wanted: _Named, name: str) -> bool:
+    if not isinstance(value, (ast.BinOp, ast.Dict, ast.List, ast.Set, ast.Tuple)):
+        return False
+    return any(_is_called(part, wanted, name) for part in ast.walk(value))

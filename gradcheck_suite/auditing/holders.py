@@ -34,9 +34,7 @@ _LEVELS = 9
 _MOST_TENSORS = 2_000
 _MOST_PER_LEVEL = 5_000
 
-_Container: TypeAlias = (
-    "list[Any] | dict[Any, Any] | set[Any] | deque[Any] | torch.Tensor"
-)
+_Container: TypeAlias = "list[Any] | dict[Any, Any] | set[Any] | deque[Any] | torch.Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +261,7 @@ def _named_by(referrer: Any, thing: object) -> Owner | None:
 def _attribute(holder: object, name: str) -> Owner:
     kind = type(holder)
     module = sys.modules.get(kind.__module__)
-    return Owner(
-        "attribute", name, kind.__qualname__, None, getattr(module, "__file__", None)
-    )
+    return Owner("attribute", name, kind.__qualname__, None, getattr(module, "__file__", None))
 
 
 def _closure_owner(cell: types.CellType) -> Owner | None:
@@ -274,9 +270,7 @@ def _closure_owner(cell: types.CellType) -> Owner | None:
             continue
         for function in gc.get_referrers(cells):
             if isinstance(function, types.FunctionType) and function.__closure__ is cells:
-                for name, candidate in zip(
-                    function.__code__.co_freevars, cells, strict=True
-                ):
+                for name, candidate in zip(function.__code__.co_freevars, cells, strict=True):
                     if candidate is cell:
                         place = location_of(CallSite(function.__code__, -1))
                         return Owner(

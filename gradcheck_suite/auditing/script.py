@@ -107,7 +107,7 @@ def _run(program: _Program, main: ModuleType, session: Session) -> int:
         if not isinstance(code, CodeType):
             code = compile(code, program.file, "exec", dont_inherit=True)
         with session:
-            exec(code, main.__dict__)  # noqa: S102 - running the user's script is the task
+            exec(code, main.__dict__)
     except SystemExit as stop:
         return _status_of(stop)
     except BaseException as error:  # noqa: BLE001 - Python would show it and end, so do we
@@ -145,7 +145,7 @@ def _flush() -> None:
 def _reporting_exit(
     session: Session, on_abrupt_exit: Callable[[ScriptOutcome], int]
 ) -> Callable[[int], NoReturn]:
-    leave = os._exit  # noqa: SLF001 - a public function in spite of its name
+    leave = os._exit
     process = os.getpid()
 
     def _exit(status: int) -> NoReturn:
@@ -202,9 +202,7 @@ def _find_module(name: str) -> _Program:
         raise UsageError(
             f"audit: there is no module {name} that can be run; expected what python -m takes"
         )
-    return _Program(
-        name=name, file=spec.origin or name, first_on_path=here, source=code, spec=spec
-    )
+    return _Program(name=name, file=spec.origin or name, first_on_path=here, source=code, spec=spec)
 
 
 def _spec_of(name: str) -> importlib.machinery.ModuleSpec | None:

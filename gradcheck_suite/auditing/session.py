@@ -216,9 +216,7 @@ class Session(ContextDecorator):
         elif not recorder.step:
             lines.append("steps: no optimizer of torch.optim stepped inside the audit")
         if self._rested:
-            lines.append(
-                f"what ran inside {_count(self._rested, 'audit')} opened within this one"
-            )
+            lines.append(f"what ran inside {_count(self._rested, 'audit')} opened within this one")
         if self._in_place.left_out:
             lines.append(f"{self._in_place.left_out} more overwritten tensors, not listed")
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in recorder.failures)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -45,6 +44,13 @@ class Settings:
             if self._matches(path, pattern):
                 chosen -= codes
         return chosen
+
+    def ignores_unreadable(self, path: str) -> bool:
+        """Tell whether a file that can't be parsed is passed over, as nothing but ignoring does."""
+        ignored = self.ignore.union(
+            *(codes for pattern, codes in self.per_file_ignores if self._matches(path, pattern))
+        )
+        return UNREADABLE_CODE in ignored - self.extend_select
 
     def excludes(self, path: str) -> bool:
         """Tell whether a path, or a directory that it lies in, is left out."""
@@ -260,6 +266,8 @@ def _codes_named(name: str) -> Collection[str]:
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
+    import difflib  # noqa: PLC0415 - only for a message
+
     options = list(known)
     folded = {option.lower(): option for option in options}
     match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)

@@ -30,25 +30,35 @@ class Found:
 IsExcluded = Callable[[str], bool]
 
 
-def find_files(
-    paths: Iterable[str], *, is_excluded: IsExcluded, force_exclude: bool = False
-) -> Iterator[Found]:
+def find_files(paths: Iterable[str], *, is_excluded: IsExcluded) -> Iterator[Found]:
     """Yield the files to lint, each once, directories in the order of names.
 
-    A path that is named is read whatever its name, unless ``force_exclude`` asks for exclusion of
-    those as well. Symbolic links that turn up below a directory are left alone: what they lead to
+    A path that is named is read whatever its name and wherever it lies. Symbolic links that turn up below a directory are left alone: what they lead to
     inside the tree is found where it is, and what is outside was not asked for.
     """
     seen: set[str] = set()
     for path in paths:
-        if force_exclude and is_excluded(path):
-            continue
         found = _walk(path, is_excluded) if _is_directory(path) else [Found(path, explicit=True)]
         for item in found:
             key = os.path.realpath(item.path)
             if key not in seen:
                 seen.add(key)
                 yield item
+
+
+def is_hidden(path: str) -> bool:
+    """Tell whether walking from the working directory would not come to this path."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        return False
+    parts = relative.split(os.sep)
+    directories = parts if _is_directory(path) else parts[:-1]
+    return parts[0] != os.pardir and any(map(_is_skipped, directories))
+
+
+def _is_skipped(name: str) -> bool:
+    return name in EXCLUDED_DIRECTORIES or (name.startswith(".") and bool(name.strip(".")))
 
 
 def _is_directory(path: str) -> bool:
@@ -71,8 +81,7 @@ def _walk(directory: str, is_excluded: IsExcluded) -> Iterator[Found]:
                 continue
             path = os.path.join(current, entry.name)  # noqa: PTH118 - as the user spelt it
             if entry.is_dir(follow_symlinks=False):
-                hidden = entry.name.startswith(".") or entry.name in EXCLUDED_DIRECTORIES
-                if not hidden and not is_excluded(path):
+                if not _is_skipped(entry.name) and not is_excluded(path):
                     below.append(path)
             elif entry.name.endswith(_SUFFIXES) and entry.is_file(follow_symlinks=False):
                 if not is_excluded(path):

@@ -41,7 +41,9 @@ def line_of():
 
     def find(function: Callable[..., object], marker: str = "here") -> int:
         lines, first = inspect.getsourcelines(function)
-        hits = [first + i for i, line in enumerate(lines) if line.rstrip().endswith(f"# <- {marker}")]
+        hits = [
+            first + i for i, line in enumerate(lines) if line.rstrip().endswith(f"# <- {marker}")
+        ]
         assert len(hits) == 1, (marker, hits)
         return hits[0]
 

@@ -6,7 +6,7 @@ import pytest
 
 from gradcheck_suite.auditing.growth_sites import growth_site
 
-SOURCE = '''\
+SOURCE = """\
 class Log:
     def put(self, x):
         self.items.append(x)
@@ -31,7 +31,7 @@ def twice(xs):
 def never(kept):
     kept = list(kept)
     return kept.count(1)
-'''
+"""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "function", "line"),
     [
-        ("items", None, 3),
+        ("never_added_to", None, None),
         ("kept", "once", 11),
         ("total", "once", 12),
         ("table", "once", 13),
@@ -64,3 +64,13 @@ def test_no_source_is_no_answer(tmp_path):
     broken.write_text("def (")
     assert growth_site(str(broken), "x") is None
     assert growth_site(str(tmp_path / "missing.py"), "x") is None
+
+
+def test_an_attribute_is_not_a_variable_of_the_same_name(tmp_path):
+    path = tmp_path / "meter.py"
+    path.write_text("total = 0\ntotal += 1\n\ndef add(self, x):\n    self.total += x\n")
+    variable = growth_site(str(path), "total")
+    attribute = growth_site(str(path), "total", attribute=True)
+    assert variable is not None
+    assert attribute is not None
+    assert (variable.line, attribute.line, attribute.function) == (2, 5, "add")

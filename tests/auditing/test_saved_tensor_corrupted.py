@@ -129,9 +129,7 @@ def test_a_thousand_times_is_one_finding(audited, only):
     assert finding.evidence["count"] >= 30
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64]
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 def test_every_dtype_is_read(audited, dtype):
     def loop():
         h = torch.randn(5, dtype=dtype, requires_grad=True) * 1

@@ -41,7 +41,7 @@ class TestFixture:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(
             [
-                "E       AssertionError: mine",
+                "E  *AssertionError: mine",
                 "*- gradcheck-suite -*",
                 "error GCS301 missing-zero-grad*",
                 "FAILED test_training.py::test_breaks - AssertionError: mine*",

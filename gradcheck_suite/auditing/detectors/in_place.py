@@ -131,8 +131,7 @@ def _modified(occurrence: _Occurrence, event: SavedTensorModified) -> Finding:
     message = _story(occurrence, holder, event.node)
     moved = event.version - holder.version
     message += (
-        f"; its version is {event.version}, expected {holder.version}, and backward "
-        "cannot go on"
+        f"; its version is {event.version}, expected {holder.version}, and backward cannot go on"
     )
     if writer is not None and writer.by_optimizer:
         hint = (

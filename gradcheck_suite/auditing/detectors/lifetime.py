@@ -188,7 +188,9 @@ def _kept(suspect: _Suspect) -> Finding:
         related.append(Related(backward, "backward() has been through these graphs here"))
     if held_at is not None and (grown is None or held_at.line != grown.line):
         related.append(Related(held_at, f"held in {_scope(owner)}"))
-    kept = f"keeps the graphs of {count} backwards alive, the oldest since backward {suspect.oldest}"
+    kept = (
+        f"keeps the graphs of {count} backwards alive, the oldest since backward {suspect.oldest}"
+    )
     if held.saved_bytes:
         kept += f" ({held.saved_bytes / 1e6:,.1f} MB of saved tensors)"
     return Finding.of(
@@ -215,14 +217,14 @@ def _growth_of(owner: Owner | None) -> Location | None:
     if owner is None or owner.file is None:
         return None
     function = owner.scope if owner.kind == "local" else None
-    return growth_site(owner.file, owner.name, function=function)
+    return growth_site(
+        owner.file, owner.name, function=function, attribute=owner.kind == "attribute"
+    )
 
 
 def _subject(held: HeldGraphs) -> str:
     through = {"exception": " of exceptions", "closure": " of closures"}.get(held.through or "", "")
-    what = (
-        "sum" if held.container == "tensor" else f"{held.container}{through}"
-    )
+    what = "sum" if held.container == "tensor" else f"{held.container}{through}"
     owner = held.owner
     if owner is None:
         return f"a {what} ({held.length} long)" if held.container != "tensor" else "a sum tensor"

@@ -69,8 +69,8 @@ class _Used:
     """A gradient that a step has used, and what has become of it since."""
 
     __slots__ = (
-        "added_by",
         "added_at",
+        "added_by",
         "content",
         "gradient",
         "parameter",

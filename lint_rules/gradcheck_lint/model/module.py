@@ -238,6 +238,7 @@ def _bind_parameters(reading: Reading) -> None:
             Kind.INSTANCE, parameters[0], name=name, origin=Origin.ARGUMENT
         )
         reading.bind(first, frozenset({value}))
+        reading.recorder.holders.add(value.site)
 
 
 def _argument(reading: Reading, parameter: cst.Param) -> Values:

@@ -1,0 +1,36 @@
+"""Offer the rules to flake8, under the codes ``GCS``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.engine import lint_source
+from gradcheck_lint.unreadable import UNREADABLE_CODE
+from gradcheck_suite._version import __version__
+
+if TYPE_CHECKING:
+    import ast
+
+
+class Flake8Checker:
+    """A plugin as flake8 wants one: made for each file, run once.
+
+    flake8 selects rules and heeds ``# noqa`` itself, and reports files that it can't parse.
+    """
+
+    name = "gradcheck-lint"
+    version = __version__
+
+    def __init__(self, tree: ast.AST, filename: str, lines: Sequence[str]) -> None:
+        del tree  # flake8 hands a tree to whoever checks whole files
+        self._filename = filename
+        self._source = "".join(lines).encode("utf-8", errors="replace")
+
+    def run(self) -> Iterator[tuple[int, int, str, type[Flake8Checker]]]:
+        """Yield the line, the column from 0, and the message of each finding."""
+        for finding in lint_source(self._source, self._filename):
+            place = finding.location
+            if finding.code != UNREADABLE_CODE and place is not None:
+                column = (place.column or 1) - 1
+                yield place.line, column, f"{finding.code} {finding.message}", type(self)
