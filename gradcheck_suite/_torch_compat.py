@@ -4,11 +4,11 @@ Each function has a test, says which torch it was read in, and falls back honest
 is missing.
 """
 
+# ruff: noqa: SLF001 - private names are what this module is for
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from types import ModuleType
 
@@ -249,7 +250,8 @@ def remove_saved_tensors_hooks(hooks: Hooks) -> bool:
 
 def saved_tensors_hooks_are_disabled() -> bool:
     """Return whether torch refuses saved-tensors hooks here, as functorch does (torch 2.13)."""
-    return not torch._C._autograd._saved_tensors_hooks_is_enabled()
+    enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]  # not in the stubs
+    return not enabled()
 
 
 def in_place_functions() -> tuple[tuple[Any, str], ...]:
@@ -317,17 +319,26 @@ def teach_torchscript(replacement: Callable[..., Any], original: Callable[..., A
     Returns:
         Whether ``original`` is an operator that TorchScript knows.
     """
-    builtins = torch.jit._builtins
-    operator_name = builtins._find_builtin(original)
+    table = _torchscript_table()
+    operator_name = table.get(id(original))
     if operator_name is None:
         return False
-    builtins._register_builtin(replacement, operator_name)
+    table[id(replacement)] = operator_name
     return True
 
 
 def forget_torchscript(replacement: Callable[..., Any]) -> None:
     """Undo ``teach_torchscript``: the table goes by address, which may come to be used again."""
-    torch.jit._builtins._get_builtin_table().pop(id(replacement), None)
+    _torchscript_table().pop(id(replacement), None)
+
+
+def _torchscript_table() -> dict[int, str]:
+    # Drawn up on first use from the functions that torch has then: the originals, as this runs
+    # before any is replaced.
+    table: Callable[[], dict[int, str]] | None = getattr(
+        torch.jit._builtins, "_get_builtin_table", None
+    )
+    return {} if table is None else table()
 
 
 def without_torch_function() -> AbstractContextManager[None]:

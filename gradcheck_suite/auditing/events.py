@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from torch.optim import Optimizer
+
+from gradcheck_suite.auditing.call_sites import CallSite
+from gradcheck_suite.auditing.packed import Holder
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.optim import Optimizer
-
-    from gradcheck_suite.auditing.call_sites import CallSite
-    from gradcheck_suite.auditing.saved_tensors import Holder
     from gradcheck_suite.findings import Finding
 
 __all__ = [

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.call_sites import CallSite
 
-__all__ = ["MARK", "Generation", "Generations"]
+__all__ = ["MARK", "Generation", "Generations", "metadata_of"]
 
 MARK = "gradcheck_suite.generation"
 """The key in ``Node.metadata``, a dictionary that lives and dies with the C++ node."""
 
 _WALK_LIMIT = 20_000
+
+
+def metadata_of(node: Node) -> dict[str, object]:
+    """Return the dictionary that lives with a node (the stubs have it as a method)."""
+    metadata: dict[str, object] = node.metadata  # type: ignore[assignment]  # it is a property
+    return metadata
 
 
 class Generation:
@@ -92,7 +98,7 @@ class Generations:
             if node in seen:
                 continue
             seen.add(node)
-            marked = node.metadata.get(MARK)
+            marked = metadata_of(node).get(MARK)
             if isinstance(marked, Generation):
                 # Higher derivatives and inner loops reuse graphs within one step, as they should.
                 link = 1 if marked.step < step else 0
@@ -107,7 +113,7 @@ class Generations:
             if not inner:
                 edge.append(node)
         for node in edge:
-            node.metadata.setdefault(MARK, generation)
+            metadata_of(node).setdefault(MARK, generation)
         self._used[index] = generation
         self.birth = Birth(index + 1)
         self._births[index + 1] = self.birth

@@ -85,9 +85,9 @@ def _grows(statement: ast.stmt, wanted: _Named, name: str) -> bool:
         return _leads_to(statement.target, wanted, name)
     if isinstance(statement, ast.Assign):
         return any(
-            # history[step] = loss
+            # An item that is set, as in a history by step.
             (isinstance(target, ast.Subscript) and _leads_to(target, wanted, name))
-            # total = total + loss, kept = [*kept, loss]
+            # A name that is bound to itself and more.
             or (_is_called(target, wanted, name) and _adds_to(statement.value, wanted, name))
             for target in statement.targets
         )

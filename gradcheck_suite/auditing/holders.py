@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gradcheck_suite.auditing.call_sites import CallSite, is_user_code, location_of
-from gradcheck_suite.auditing.generations import MARK, Generation
-from gradcheck_suite.auditing.saved_tensors import Holder
+from gradcheck_suite.auditing.generations import MARK, Generation, metadata_of
+from gradcheck_suite.auditing.packed import Holder
+from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.findings import Location
 
 __all__ = ["HeldGraphs", "Owner", "find_holder"]
 
@@ -232,7 +232,7 @@ class _Search:
         return None
 
 
-def _named_by(referrer: Any, thing: object) -> Owner | None:
+def _named_by(referrer: Any, thing: object) -> Owner | None:  # noqa: PLR0911 - one for each kind
     if isinstance(referrer, types.CellType):
         return _closure_owner(referrer)
     if type(referrer) is dict:
@@ -295,7 +295,7 @@ def _generations_under(root: Node, known: dict[Node, set[int]]) -> set[int]:
         if node in seen:
             continue
         seen.add(node)
-        marked = node.metadata.get(MARK)
+        marked = metadata_of(node).get(MARK)
         if isinstance(marked, Generation):
             found.add(marked.index)
             continue

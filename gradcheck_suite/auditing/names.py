@@ -105,7 +105,7 @@ def _storage(tensor: object) -> int | None:
     if not issubclass(type(tensor), torch.Tensor):
         return None
     try:
-        return tensor.untyped_storage().data_ptr() or None  # type: ignore[attr-defined, no-any-return]
+        return tensor.untyped_storage().data_ptr() or None  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError):
         return None
 
@@ -114,7 +114,7 @@ def _address(tensor: object) -> tuple[int, torch.Size] | None:
     if not issubclass(type(tensor), torch.Tensor):
         return None
     try:
-        address = tensor.data_ptr()  # type: ignore[attr-defined]
-        return (address, tensor.shape) if address else None  # type: ignore[attr-defined]
+        address: int = tensor.data_ptr()  # type: ignore[attr-defined]  # its type was just asked
     except (RuntimeError, NotImplementedError):
         return None
+    return (address, tensor.shape) if address else None  # type: ignore[attr-defined]  # as above

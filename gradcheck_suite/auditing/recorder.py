@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -25,7 +26,7 @@ from gradcheck_suite._torch_compat import (
     saved_tensors_hooks_are_disabled,
     top_saved_tensors_hooks,
 )
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
@@ -42,10 +43,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch.autograd.graph import Node
-    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
-    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.events import Detector, Event
     from gradcheck_suite.auditing.options import AuditOptions
 
@@ -150,7 +149,7 @@ class Recorder:
             for detector in tuple(self._detectors):
                 try:
                     detector.handle(event)
-                except Exception as error:  # noqa: BLE001 - the user's program goes on regardless
+                except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
                     self._detectors.remove(detector)
                     self._note_failure(type(detector).__name__, error)
 

@@ -25,6 +25,7 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite.auditing.call_sites import call_site
 from gradcheck_suite.auditing.checksums import can_fingerprint, fingerprint, same_content
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
+from gradcheck_suite.auditing.packed import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +33,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.auditing.call_sites import CallSite
-    from gradcheck_suite.auditing.checksums import Fingerprint
-    from gradcheck_suite.auditing.generations import Birth
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["Holder", "SavedTensors", "operation_of"]
+__all__ = ["SavedTensors", "operation_of"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _WRITTEN_BY_THEIR_OP = frozenset(
@@ -52,41 +50,6 @@ _WRITTEN_BY_THEIR_OP = frozenset(
 )
 _OUTPUT_NAMES = ("result", "output", "out")
 _BATCH_NORM_STATISTICS = frozenset({"running_mean", "running_var"})
-
-
-class Holder:
-    """What is kept in the graph in place of a saved tensor.
-
-    ``tensor`` is the saved tensor itself for a leaf, so that ``leaf.data = ...`` acts as it does
-    without an audit, and an alias cut from the graph for any other: the tensor itself would close
-    a reference cycle through its node that no garbage collector sees. ``original`` finds that one
-    while it lives, to name its producer as torch would.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "address",
-        "birth",
-        "fingerprint",
-        "original",
-        "output_number",
-        "producer",
-        "sequence",
-        "site",
-        "tensor",
-        "version",
-    )
-
-    tensor: Tensor
-    version: int
-    address: int
-    birth: Birth
-    fingerprint: Fingerprint | None
-    original: weakref.ref[Tensor] | None
-    sequence: int
-    site: CallSite | None
-    producer: type | None
-    output_number: int
 
 
 class SavedTensors:

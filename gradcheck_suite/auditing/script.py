@@ -17,11 +17,11 @@ from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.session import Session
 from gradcheck_suite.auditing.tracebacks import clean_exception
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.findings import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gradcheck_suite.findings import Report
 
 __all__ = ["ScriptOutcome", "audit_script"]
 

@@ -80,11 +80,12 @@ def _checked_optimizers(
         return (optimizers,)
     if isinstance(optimizers, Iterable):
         listed = tuple(optimizers)
-        if all(isinstance(optimizer, Optimizer) for optimizer in listed):
+        wrong = {type(item).__name__ for item in listed if not issubclass(type(item), Optimizer)}
+        if not wrong:
             return listed
-        wrong = next(item for item in listed if not isinstance(item, Optimizer))
         raise UsageError(
-            f"audit: optimizers must be torch.optim.Optimizer objects, got {type(wrong).__name__}"
+            "audit: optimizers must be torch.optim.Optimizer objects, got "
+            f"{' and '.join(sorted(wrong))}"
         )
     raise UsageError(
         "audit: optimizers must be a torch.optim.Optimizer or several, got "
@@ -123,7 +124,7 @@ class Session(ContextDecorator):
             if self._depth > 1:
                 return self
             if _OPEN:
-                _OPEN[-1]._rest()
+                _OPEN[-1]._rest()  # noqa: SLF001 - another session
             _OPEN.append(self)
             self._recorder.start()
         return self
@@ -151,7 +152,7 @@ class Session(ContextDecorator):
         if self._recorder.running:
             self._recorder.stop()
         if last and _OPEN:
-            _OPEN[-1]._recorder.start()
+            _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
 
     def _rest(self) -> None:
         self._rested += 1

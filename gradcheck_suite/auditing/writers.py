@@ -21,14 +21,13 @@ from gradcheck_suite._torch_compat import (
     teach_torchscript,
     without_torch_function,
 )
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import CallSite, call_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 

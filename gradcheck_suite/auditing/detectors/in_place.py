@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
     Event,
     SavedTensorCorrupted,
@@ -19,10 +19,9 @@ from gradcheck_suite.findings import JSON, Finding, Related
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.names import ParameterNames
+    from gradcheck_suite.auditing.packed import Holder
     from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.auditing.saved_tensors import Holder
     from gradcheck_suite.findings import Location
 
 __all__ = ["InPlaceDetector"]
@@ -42,7 +41,7 @@ class _Occurrence:
     event: SavedTensorModified | SavedTensorCorrupted
     subject: str
     writer: _Writer | None
-    shape: list[int]
+    shape: tuple[int, ...]
     dtype: str
     count: int = 1
     steps: set[int] = field(default_factory=set)
@@ -76,7 +75,7 @@ class InPlaceDetector:
                 event=event,
                 subject=subject or "a tensor",
                 writer=writer,
-                shape=list(tensor.shape),
+                shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype),
             )
         else:

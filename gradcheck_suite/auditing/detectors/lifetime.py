@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
@@ -21,13 +21,11 @@ from gradcheck_suite.auditing.events import (
     StepFinished,
 )
 from gradcheck_suite.auditing.growth_sites import growth_site
-from gradcheck_suite.auditing.holders import find_holder
+from gradcheck_suite.auditing.holders import HeldGraphs, Owner, find_holder
 from gradcheck_suite.findings import Finding, Related, Severity
 
 if TYPE_CHECKING:
-    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.generations import Generation
-    from gradcheck_suite.auditing.holders import HeldGraphs, Owner
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Location
 

@@ -9,7 +9,6 @@ the generator's backward has added to are cleared before they are used.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
-from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
@@ -29,10 +28,11 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.findings import Finding, Related
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.checksums import Fingerprint
     from gradcheck_suite.auditing.names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
