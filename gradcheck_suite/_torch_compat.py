@@ -7,6 +7,7 @@ is missing.
 # ruff: noqa: SLF001 - private names are what this module is for
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
+import torch.utils._python_dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -351,6 +353,14 @@ def dispatch_mode_is_active() -> bool:
     """Return whether a TorchDispatchMode of the user's would see each operator (torch 2.13)."""
     count: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
     return count is not None and count() > 0
+
+
+def without_dispatch_modes() -> AbstractContextManager[None]:
+    """Return a context whose operators no TorchDispatchMode of the user's sees (torch 2.13)."""
+    disable: Callable[[], AbstractContextManager[None]] | None = getattr(
+        torch.utils._python_dispatch, "_disable_current_modes", None
+    )
+    return contextlib.nullcontext() if disable is None else disable()
 
 
 def forget_compiler_tables() -> None:

@@ -118,6 +118,8 @@ class Detector(Protocol):
 
     def handle(self, event: Event) -> None:
         """Take note of one event."""
+        ...
 
     def findings(self) -> Sequence[Finding]:
         """Return what is certain by now."""
+        ...

@@ -10,25 +10,21 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from gradcheck_suite._torch_compat import node_metadata
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.call_sites import CallSite
 
-__all__ = ["MARK", "Generation", "Generations", "metadata_of"]
+__all__ = ["MARK", "Generation", "Generations"]
 
 MARK = "gradcheck_suite.generation"
 """The key in ``Node.metadata``, a dictionary that lives and dies with the C++ node."""
 
 _WALK_LIMIT = 20_000
-
-
-def metadata_of(node: Node) -> dict[str, object]:
-    """Return the dictionary that lives with a node (the stubs have it as a method)."""
-    metadata: dict[str, object] = node.metadata  # type: ignore[assignment]  # it is a property
-    return metadata
 
 
 class Generation:
@@ -64,19 +60,24 @@ class Generation:
 
 
 class Birth:
-    """The time between two backwards in which a tensor was saved."""
+    """The time between two backwards in which a tensor was saved.
 
-    __slots__ = ("__weakref__", "index")
+    ``sequence`` is the number that it began with, in the count of saves, writes and steps.
+    """
 
-    def __init__(self, index: int) -> None:
+    __slots__ = ("__weakref__", "index", "sequence")
+
+    def __init__(self, index: int, sequence: int) -> None:
         self.index = index
+        self.sequence = sequence
 
 
 class Generations:
     """Opens generations and knows which of them are alive."""
 
-    def __init__(self) -> None:
-        self.birth = Birth(0)
+    def __init__(self, tick: Callable[[], int]) -> None:
+        self._tick = tick
+        self.birth = Birth(0, tick())
         self._used: weakref.WeakValueDictionary[int, Generation] = weakref.WeakValueDictionary()
         self._births: weakref.WeakValueDictionary[int, Birth] = weakref.WeakValueDictionary()
         self._births[0] = self.birth
@@ -98,7 +99,7 @@ class Generations:
             if node in seen:
                 continue
             seen.add(node)
-            marked = metadata_of(node).get(MARK)
+            marked = node_metadata(node).get(MARK)
             if isinstance(marked, Generation):
                 # Higher derivatives and inner loops reuse graphs within one step, as they should.
                 link = 1 if marked.step < step else 0
@@ -113,9 +114,9 @@ class Generations:
             if not inner:
                 edge.append(node)
         for node in edge:
-            metadata_of(node).setdefault(MARK, generation)
+            node_metadata(node).setdefault(MARK, generation)
         self._used[index] = generation
-        self.birth = Birth(index + 1)
+        self.birth = Birth(index + 1, self._tick())
         self._births[index + 1] = self.birth
         return generation
 
@@ -124,9 +125,9 @@ class Generations:
         living = [generation for generation in self._used.values() if generation.freed]
         return sorted(living, key=lambda generation: generation.index)
 
-    def unused(self, before: int) -> list[int]:
-        """Return the births before backward ``before`` of which saved tensors still live."""
-        return sorted(index for index in self._births if index < before)
+    def oldest_save(self) -> int:
+        """Return a number that no living saved tensor's is below."""
+        return min(birth.sequence for birth in list(self._births.values()))
 
     def count_living(self) -> int:
         """Return how many generations have a graph that lives, at the cost of one look."""

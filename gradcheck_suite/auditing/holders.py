@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, is_user_code, location_of
-from gradcheck_suite.auditing.generations import MARK, Generation, metadata_of
+from gradcheck_suite.auditing.generations import MARK, Generation
 from gradcheck_suite.auditing.packed import Holder
 from gradcheck_suite.findings import Location
 
@@ -295,7 +296,7 @@ def _generations_under(root: Node, known: dict[Node, set[int]]) -> set[int]:
         if node in seen:
             continue
         seen.add(node)
-        marked = metadata_of(node).get(MARK)
+        marked = node_metadata(node).get(MARK)
         if isinstance(marked, Generation):
             found.add(marked.index)
             continue
@@ -335,7 +336,7 @@ def _container_kind(holder: object) -> str:
 
 
 def _is_ours(thing: object) -> bool:
-    if type(thing).__module__.startswith("gradcheck_suite."):
+    if str(type(thing).__module__).startswith("gradcheck_suite."):
         return True
     return isinstance(thing, types.FrameType) and "gradcheck_suite" in (
         thing.f_globals.get("__name__") or ""

@@ -87,7 +87,7 @@ class Recorder:
         self.transform_regions = 0
         self.backwards_elsewhere = 0
         self.was_disabled = False
-        self.generations = Generations()
+        self.generations = Generations(self.tick)
         self.saved_tensors = SavedTensors(self)
         self.writers = Writers(self)
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
@@ -211,6 +211,7 @@ class Recorder:
         self.recent_steps.append(OptimizerStep(self.tick(), weakref.ref(optimizer), site))
         self.emit(StepFinished(index=self.step, optimizer=optimizer, site=site))
         self.step += 1
+        self.writers.forget_before(self.generations.oldest_save)
         self._set_fingerprints()
 
     def _set_fingerprints(self) -> None:

@@ -20,6 +20,7 @@ from gradcheck_suite._torch_compat import (
     inside_backward,
     saved_as,
     version_of,
+    without_dispatch_modes,
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import call_site
@@ -79,7 +80,7 @@ class SavedTensors:
                 holder.original = None
                 holder.producer = None
             else:
-                holder.tensor = tensor.detach()
+                holder.tensor = _alias_of(tensor)
                 holder.original = weak_reference(tensor)
                 holder.producer = type(tensor.grad_fn)
                 holder.output_number = tensor.output_nr
@@ -178,6 +179,13 @@ class SavedTensors:
 
 
 _UNKNOWN = -1
+
+
+def _alias_of(tensor: Tensor) -> Tensor:
+    if not dispatch_mode_is_active():
+        return tensor.detach()
+    with without_dispatch_modes():
+        return tensor.detach()
 
 
 def _may_read(tensor: Tensor) -> bool:

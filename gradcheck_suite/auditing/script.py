@@ -222,7 +222,8 @@ def _dress(main: ModuleType, program: _Program) -> None:
     )
     main.__dict__.update(
         __file__=program.file,
-        __cached__=None,
+        __annotations__={},
+        __cached__=None if spec is None else spec.cached,
         __spec__=spec,
         __loader__=loader,
         __package__=None if spec is None else spec.parent,

@@ -8,9 +8,10 @@ a torch-function or dispatch mode would slow every call down.
 from __future__ import annotations
 
 import functools
+import types
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -35,7 +36,8 @@ __all__ = ["Write", "Writers"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _KEPT_PER_STORAGE = 8
-_KEPT_STORAGES = 4096
+_KEPT_STORAGES = 512
+_WORTH_A_LOOK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,62 @@ class Write:
     site: CallSite | None
     start: int
     end: int
+
+
+class _Watched:
+    """Stand in for a function that writes into its first argument, and take note of each call.
+
+    It equals the original, since torch hands the function that it finds under a name to
+    ``__torch_function__``, and programs look up there what they have registered by function.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        name: str,
+        recorder: Recorder,
+        note: Callable[[object, str], None],
+    ) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+        self._name = name
+        self._recorder = recorder
+        self._note = note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._original(*args, **kwargs)
+        recorder = self._recorder
+        if _is_compiling() or recorder.inside_step or not recorder.running:
+            return result
+        self._note(args[0] if args else kwargs.get("input"), self._name)
+        return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Watched):
+            other = other._original
+        return bool(self._original == other)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    # Compilers copy the functions that they trace; a function is its own copy.
+    def __copy__(self) -> _Watched:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Watched:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return self._original.__reduce_ex__(protocol)
+
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class Writers:
@@ -61,7 +119,7 @@ class Writers:
         """Replace every function that writes into its first argument."""
         for owner, name in in_place_functions():
             original = getattr(owner, name)
-            replacement = self._watched(original, name)
+            replacement = _Watched(original, name, self._recorder, self._note)
             if teach_torchscript(replacement, original):
                 self._replacements.append(replacement)
             patches.replace(owner, name, replacement)
@@ -75,26 +133,11 @@ class Writers:
         self._writes.clear()
         forget_compiler_tables()
 
-    def _watched(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        recorder = self._recorder
-        note = self._note
-        is_compiling = torch.compiler.is_compiling
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if is_compiling() or recorder.inside_step or not recorder.running:
-                return result
-            note(args[0] if args else kwargs.get("input"), name)
-            return result
-
-        return watched
-
     def _note(self, written: object, name: str) -> None:
         targets = written if isinstance(written, (list, tuple)) else (written,)
         with without_torch_function():
             for tensor in targets:
-                if type(tensor) in _PLAIN:
+                if isinstance(tensor, torch.Tensor) and type(tensor) in _PLAIN:
                     self._note_tensor(tensor, name)
 
     def _note_tensor(self, tensor: Tensor, name: str) -> None:
@@ -117,6 +160,17 @@ class Writers:
                 end=end,
             )
         )
+
+    def forget_before(self, oldest_save: Callable[[], int]) -> None:
+        """Drop the writes that no living saved tensor can be younger than, once there are many."""
+        if len(self._writes) < _WORTH_A_LOOK:
+            return
+        oldest = oldest_save()
+        self._writes = {
+            storage: writes
+            for storage, writes in self._writes.items()
+            if writes[-1].sequence > oldest
+        }
 
     def _forget_oldest(self) -> None:
         by_age = sorted(self._writes, key=lambda storage: self._writes[storage][-1].sequence)

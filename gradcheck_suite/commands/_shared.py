@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,9 +11,12 @@ from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    import argparse
+
     from gradcheck_suite.findings import Report
 
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+# argparse gives this type no public name.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
 CLEAN = 0
 FINDINGS = 1

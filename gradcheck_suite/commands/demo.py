@@ -7,10 +7,11 @@ import importlib.resources
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gradcheck_suite.commands._shared import NEVER, Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
+from gradcheck_suite.commands.graph import print_graph
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folder() -> Path:
-    """Return where the example lies: inside an installed wheel, or beside the package in a clone."""
+    """Return where the example lies: in an installed wheel, or beside the package in a clone."""
     package = Path(str(importlib.resources.files("gradcheck_suite")))
     places = (package / "_examples" / "digits", package.parent / "examples" / "digits")
     for place in places:
@@ -118,16 +119,15 @@ def _verify(script: str, stream: TextIO) -> Report:
 
 def _picture(script: str, stream: TextIO, color: ColorChoice) -> Report:
     from gradcheck_suite.graph import trace_graph  # noqa: PLC0415 - needs torch
-    from gradcheck_suite.graph.render_text import graph_to_text  # noqa: PLC0415 - loads rich
 
     loss, model = _call(f"{script}:one_loss")
     graph = trace_graph(loss, model=model)
-    stream.write(graph_to_text(graph, with_findings=False) + "\n")
+    print_graph(graph, stream=stream, color=color)
     return graph.report
 
 
-def _call(target: str) -> object:
-    function = load_target(target)
+def _call(target: str) -> Any:
+    function: Any = load_target(target)
     return function()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
@@ -13,17 +12,19 @@ from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from torch.nn import Module as TorchModule
 
     from gradcheck_suite.graph import AutogradGraph
+    from gradcheck_suite.reporting import ColorChoice
 
 _DESCRIPTION = """\
 Call a function, and draw the autograd graph of the tensors that it returns: a
 loss, or a list, dict or object that holds tensors. To name the leaves, and to
 be told of parameters that backward can't reach, return (tensors, model).
 """
-_NARROWEST = 60
+_FORCED: Mapping[ColorChoice, bool | None] = {"always": True, "never": False, "auto": None}
 _PAIR = 2
 
 
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         graph.save(output)
         print(f"graph saved to {output}", file=sys.stderr)  # noqa: T201 - a command's words
     elif arguments.output_format == "full":
-        _print(graph)
+        print_graph(graph, stream=sys.stdout, color=arguments.color)
     return emit(graph.report, arguments)
 
 
@@ -86,22 +87,26 @@ def _call(function: object, *, target: str) -> tuple[object, TorchModule | None]
     return result, None
 
 
-def _print(graph: AutogradGraph) -> None:
+def print_graph(graph: AutogradGraph, *, stream: TextIO, color: ColorChoice) -> None:
+    """Draw ``graph`` for ``stream``: as wide, and in the signs and colours, as that can show."""
     from rich.console import Console  # noqa: PLC0415 - loads rich
 
-    from gradcheck_suite.graph.render_text import (  # noqa: PLC0415 - loads rich
-        graph_renderables,
-        graph_to_text,
-    )
+    from gradcheck_suite.graph.render_text import graph_renderables  # noqa: PLC0415 - loads rich
+    from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - on demand
 
-    width = max(_NARROWEST, shutil.get_terminal_size().columns)
-    encoding = sys.stdout.encoding
-    if sys.stdout.isatty():
-        console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=_FORCED[color],
+        no_color=True if color == "never" else None,
+    )
+    encoding = getattr(stream, "encoding", None)
+    with console.capture() as drawn:
         for renderable in graph_renderables(
             graph, width=console.width, encoding=encoding, with_findings=False
         ):
             console.print(renderable)
-    else:
-        text = graph_to_text(graph, width=width, encoding=encoding, with_findings=False)
-        sys.stdout.write(text + "\n")
+        console.print()
+    stream.write(encodable(drawn.get(), encoding))

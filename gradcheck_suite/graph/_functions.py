@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from gradcheck_suite.findings import Location
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["function_location", "may_run_backward_inside"]
+__all__ = ["CustomFunctions"]
 
 # Names without which Python code can't start a backward of its own from within backward: grad
 # mode is off there, and has to be switched on before anything can be recorded.
@@ -23,11 +23,43 @@ _COMPILED = "torch._functorch."
 _CALLS_FOLLOWED = 200
 
 
-def function_location(function: type) -> Location | None:
-    """Tell where a custom Function is defined: the line of its class, or else of its forward.
+class CustomFunctions:
+    """Answer questions about custom Functions, reading each class once."""
 
-    None where there is no Python source to name.
-    """
+    def __init__(self) -> None:
+        self._locations: dict[type, Location | None] = {}
+        self._switches_grad_mode_on: dict[type, bool] = {}
+
+    def location(self, function: type) -> Location | None:
+        """Tell where a custom Function is defined; None where there is no Python source to name."""
+        if function not in self._locations:
+            self._locations[function] = _location(function)
+        return self._locations[function]
+
+    def may_run_backward_inside(self, function: type, context: object) -> bool:
+        """Say whether backward here may reach tensors that no edge of the graph shows.
+
+        Reentrant checkpointing and reversible layers call a module again within backward and run
+        a backward through that. True as well where it can't be ruled out: the node (``context``)
+        holds a callable or a module, or the code of backward, or of a Python function that it
+        calls, switches grad mode on.
+        """
+        if function.__module__.startswith(_COMPILED):
+            return False
+        if any(_is_callable_state(value) for value in vars(context).values()):
+            return True
+        if function not in self._switches_grad_mode_on:
+            backward = getattr(function, "backward", None)
+            self._switches_grad_mode_on[function] = any(
+                not _STARTS_A_BACKWARD.isdisjoint(code.co_names)
+                for start in (backward, getattr(function, "vjp", None))
+                for code in _reachable(start)
+            )
+        return self._switches_grad_mode_on[function]
+
+
+def _location(function: type) -> Location | None:
+    """Tell the line of the class, or else of its forward."""
     forward = inspect.unwrap(getattr(function, "forward", None) or function)
     code = getattr(forward, "__code__", None)
     if not isinstance(code, CodeType) or code.co_filename.startswith("<"):
@@ -42,22 +74,6 @@ def function_location(function: type) -> Location | None:
     if file == code.co_filename and first <= line < first + len(lines):
         line = first
     return Location(path=code.co_filename, line=line, function=function.__qualname__)
-
-
-def may_run_backward_inside(function: type, context: object) -> bool:
-    """Say whether this Function's backward may reach tensors that no edge of the graph shows.
-
-    Reentrant checkpointing and reversible layers call a module again within backward and run a
-    backward through that. True as well where it can't be ruled out: the node holds a callable or
-    a module, or the code of backward, or of a Python function that it calls, switches grad mode
-    on.
-    """
-    if function.__module__.startswith(_COMPILED):
-        return False
-    if any(_is_callable_state(value) for value in vars(context).values()):
-        return True
-    backward = getattr(function, "backward", None) or getattr(function, "vjp", None)
-    return any(not _STARTS_A_BACKWARD.isdisjoint(code.co_names) for code in _reachable(backward))
 
 
 def _is_callable_state(value: object) -> bool:
@@ -82,8 +98,15 @@ def _reachable(start: Any) -> Iterator[CodeType]:
             nested.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
             for name in code.co_names:
                 pending.extend(_python_functions(function.__globals__.get(name)))
-        for value in inspect.getclosurevars(function).nonlocals.values():
-            pending.extend(_python_functions(value))
+        for cell in function.__closure__ or ():
+            pending.extend(_python_functions(_contents(cell)))
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing has been assigned to the variable yet
+        return None
 
 
 def _python_functions(value: object) -> Iterator[FunctionType]:

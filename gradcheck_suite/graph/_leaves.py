@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from gradcheck_suite._torch_compat import storage_key
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.graph.model import Leaf, TensorType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["ModelNames", "leaf_of", "names_of", "plain_shape", "tensor_type", "type_of"]
 
@@ -58,15 +54,15 @@ def names_of(model: object) -> ModelNames:
 
 def tensor_type(tensor: torch.Tensor) -> TensorType | None:
     """Tell shape and dtype, or None where the shape is not made of plain numbers."""
-    shape = plain_shape(tensor.shape)
+    shape = plain_shape(tensor)
     return None if shape is None else type_of(shape, tensor.dtype)
 
 
-def plain_shape(shape: Iterable[int]) -> tuple[int, ...] | None:
-    """Return the sizes, or None where one is symbolic."""
+def plain_shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the shape, or None where a size is symbolic or the tensor has no single shape."""
     try:
-        return tuple(size if type(size) is int else int(size) for size in shape)
-    except (RuntimeError, TypeError):
+        return tuple(size if type(size) is int else int(size) for size in tensor.shape)
+    except (AttributeError, RuntimeError, TypeError):  # nested tensors raise each of them
         return None
 
 
@@ -81,6 +77,6 @@ def leaf_of(variable: torch.Tensor, names: ModelNames) -> Leaf:
     known = names.parameters.get(id(variable), ())
     return Leaf(
         names=known,
-        type=tensor_type(variable) or type_of((), variable.dtype),
+        type=tensor_type(variable),
         is_parameter=bool(known) or isinstance(variable, torch.nn.Parameter),
     )

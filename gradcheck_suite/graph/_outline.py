@@ -81,13 +81,16 @@ def outline(graph: AutogradGraph, *, limit: int | None) -> Iterator[Line]:
         limit: a run, or the inputs of one node, are folded in the middle if they are longer than
             this, and the drawing ends after ten times as many lines. None draws everything.
     """
-    layout = _Layout(graph, limit)
-    for drawn, line in enumerate(layout.lines()):
-        if limit is not None and drawn >= _LINES_PER_LIMIT * limit:
-            left_out = len(graph.nodes) - layout.accounted_for
-            yield Line(0, opens_branch=False, content=Unfinished(left_out))
+    left = len(graph.nodes)
+    for drawn, line in enumerate(_Layout(graph, limit).lines()):
+        if limit is not None and drawn >= _LINES_PER_LIMIT * limit and left:
+            yield Line(0, opens_branch=False, content=Unfinished(left))
             return
         yield line
+        if isinstance(line.content, Node):
+            left -= 1
+        elif isinstance(line.content, Fold):
+            left -= line.content.count
 
 
 @dataclass(slots=True)
@@ -98,7 +101,6 @@ class _Layout:
     heights: list[int] = field(init=False)
     claimed: set[int] = field(init=False, default_factory=set)
     folded: set[int] = field(init=False, default_factory=set)
-    accounted_for: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.inputs = defaultdict(list)
@@ -137,7 +139,6 @@ class _Layout:
                 if place == first:
                     yield Line(depth, opens_branch=False, content=self._fold_run(run[first:last]))
                 continue
-            self.accounted_for += 1
             opens = place == 0 and depth > 0
             yield Line(depth, opens_branch=opens, content=self.graph.node(node_id))
             successor = run[place + 1] if place + 1 < len(run) else None
@@ -186,7 +187,6 @@ class _Layout:
         inputs = [edge.target for node_id in run for edge in self.inputs.get(node_id, ())]
         hidden = list(run) + self._hide(inputs)
         self.folded.update(run)
-        self.accounted_for += len(run)
         ops = [self.graph.node(node_id).op for node_id in run]
         period = _period(ops)
         if period is None:
@@ -205,7 +205,6 @@ class _Layout:
             hidden.append(node_id)
             pending.extend(edge.target for edge in self.inputs.get(node_id, ()))
         self.folded.update(hidden)
-        self.accounted_for += len(hidden)
         return hidden
 
     def _fold(self, hidden: list[int], *, period: int | None = None, repeats: int = 1) -> Fold:

@@ -64,7 +64,7 @@ def find_roots(given: object) -> FoundRoots:
                 ignored.append((name, source))
                 continue
             edge = get_gradient_edge(source)
-            start = Start(name, edge.node, edge.output_nr, plain_shape(source.shape), source.dtype)
+            start = Start(name, edge.node, edge.output_nr, plain_shape(source), source.dtype)
         elif isinstance(source, GradientEdge):
             start = Start(name, source.node, source.output_nr, None, None)
         else:
@@ -188,7 +188,7 @@ def _can_require_grad(tensor: torch.Tensor) -> bool:
 
 
 def _described(tensor: torch.Tensor) -> str:
-    shape = plain_shape(tensor.shape)
+    shape = plain_shape(tensor)
     return (
         f"{str(tensor.dtype).removeprefix('torch.')}, shape {shape if shape is not None else '?'}"
     )

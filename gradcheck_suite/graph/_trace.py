@@ -13,7 +13,7 @@ from gradcheck_suite._torch_compat import (
     storage_key,
 )
 from gradcheck_suite.graph._deep import release_without_recursion
-from gradcheck_suite.graph._functions import function_location, may_run_backward_inside
+from gradcheck_suite.graph._functions import CustomFunctions
 from gradcheck_suite.graph._leaves import ModelNames, leaf_of, names_of, type_of
 from gradcheck_suite.graph._report import Observed, report_of
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 _LEAF_OP = "AccumulateGrad"
 _HIDES_SAVED = "CopySlices"
-# What torch puts where no gradient can come from.
-_UNDEFINED_OPS = frozenset({"UndefinedGrad", "UndefinedGradBackward", "Error", "NotImplemented"})
+# What torch puts where no gradient can come from, or where to ask for one is an error.
+_UNDEFINED_OPS = frozenset(
+    {"UndefinedGrad", "UndefinedGradBackward", "Error", "DelayedError", "NotImplemented"}
+)
 
 
 def trace_graph(tensors: object, model: torch.nn.Module | None = None) -> AutogradGraph:
@@ -95,8 +97,17 @@ def _describe(
         for node in walked.order
     ]
     reader = SavedReader(_storage_owners(variables, names))
+    functions = CustomFunctions()
     nodes = tuple(
-        _describe_node(ids[node], node, variable, reader=reader, names=names, inputs=inputs)
+        _describe_node(
+            ids[node],
+            node,
+            variable,
+            reader=reader,
+            functions=functions,
+            names=names,
+            inputs=inputs,
+        )
         for node, variable, inputs in zip(walked.order, variables, _inputs(walked), strict=True)
     )
     edges = tuple(
@@ -127,7 +138,7 @@ def _describe(
             ids[node]
             for node in walked.order
             if (function := custom_function_class(node)) is not None
-            and may_run_backward_inside(function, node)
+            and functions.may_run_backward_inside(function, node)
         ),
     )
     return AutogradGraph(
@@ -164,6 +175,7 @@ def _describe_node(
     variable: torch.Tensor | None,
     *,
     reader: SavedReader,
+    functions: CustomFunctions,
     names: ModelNames,
     inputs: int,
 ) -> Node:
@@ -180,7 +192,7 @@ def _describe_node(
         ),
         saved=saved,
         leaf=None if variable is None else leaf_of(variable, names),
-        location=None if function is None else function_location(function),
+        location=None if function is None else functions.location(function),
         inputs_without_gradient=inputs,
         freed=freed,
         saved_is_visible=op != _HIDES_SAVED,

@@ -58,10 +58,11 @@ class Leaf:
     """The tensor in whose ``.grad`` a path of backward ends.
 
     ``names`` are its names in the model, several if it is tied, none if it is not the model's.
+    ``type`` is None where the shape is not made of plain numbers (nested tensors).
     """
 
     names: tuple[str, ...]
-    type: TensorType
+    type: TensorType | None
     is_parameter: bool
 
     @property
@@ -154,6 +155,14 @@ class AutogradGraph:
     def saved_bytes(self) -> int:
         """Count the bytes that only this graph keeps alive, each storage once."""
         return sum(node.saved_bytes for node in self.nodes)
+
+    @property
+    def saved_bytes_are_complete(self) -> bool:
+        """Whether ``saved_bytes`` counts everything, and not only what torch lets us see."""
+        return all(
+            node.saved_is_visible and all(saved.storage_bytes is not None for saved in node.saved)
+            for node in self.nodes
+        )
 
     @property
     def op_counts(self) -> tuple[tuple[str, int], ...]:

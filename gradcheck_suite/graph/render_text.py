@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gradcheck_suite.graph._outline import Fold, Line, Reference, Unfinished, outline
 from gradcheck_suite.graph.model import Leaf, Node, Root, TensorType
+from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.text import byte_count, encodable, number, plural, visible
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def graph_renderables(
 
 def _headline(graph: AutogradGraph) -> Text:
     saved = byte_count(graph.saved_bytes)
-    at_least = "at least " if graph.report.not_covered else ""
+    at_least = "" if graph.saved_bytes_are_complete else "at least "
     text = (
         f"Autograd graph: {plural(len(graph.nodes), 'node')}, {plural(len(graph.edges), 'edge')}, "
         f"{plural(len(graph.leaves), 'leaf', 'leaves')}, {at_least}{saved} saved for backward"
@@ -149,7 +150,9 @@ def _content(line: Line, *, guides: _Guides) -> Text:
         )
     level = f" [level {line.depth}]" if line.depth > _DEEPEST else ""
     text = Text(f"#{content.id}{level} ", style="dim")
-    text.append(_leaf_name(content.leaf) if content.leaf else content.op, style=_style(content))
+    text.append(
+        _leaf_name(content.leaf) if content.leaf else _name(content.op), style=_style(content)
+    )
     details = _leaf_details(content.leaf) if content.leaf else _node_details(content)
     return text.append("".join(f"  {detail}" for detail in details), style="not bold not dim")
 
@@ -173,16 +176,18 @@ def _leaf_details(leaf: Leaf) -> list[str]:
 
 
 def _node_details(node: Node) -> list[str]:
-    types = [_type(known) if known else "unknown shape" for known in node.outputs]
+    types = [_type(known) for known in node.outputs]
     details = [", ".join(types[:_LISTED])] if types else []
     if len(types) > _LISTED:
         details.append(f"and {plural(len(types) - _LISTED, 'more output')}")
     if node.location:
-        details.append(f"custom function at {_name(node.location.path)}:{node.location.line}")
+        path = _name(display_path(node.location.path))
+        details.append(f"custom function at {path}:{node.location.line}")
     elif node.kind == "custom function":
         details.append("custom function")
     elif node.kind == "undefined":
-        details.append("no gradient comes from here")
+        raises = "Undefined" not in node.op
+        details.append("backward raises here" if raises else "no gradient comes from here")
     counted = [saved.name for saved in node.saved if saved.bytes]
     if counted:
         listed = ", ".join(map(visible, counted[:_LISTED]))
@@ -198,8 +203,8 @@ def _node_details(node: Node) -> list[str]:
     return details
 
 
-def _type(known: TensorType) -> str:
-    return f"{known.shape} {known.dtype}"
+def _type(known: TensorType | None) -> str:
+    return f"{known.shape} {known.dtype}" if known else "unknown shape"
 
 
 def _name(name: str) -> str:
@@ -214,7 +219,7 @@ def _fold(fold: Fold, *, guides: _Guides) -> str:
     text = f"{guides.ellipsis} {number(fold.count)} more"
     if fold.period is not None and fold.period > 1:
         text += f", the same {plural(fold.period, 'op')} {plural(fold.repeats, 'time')} over"
-    ops = [f"{number(count)} {guides.times} {op}" for op, count in fold.op_counts]
+    ops = [f"{number(count)} {guides.times} {_name(op)}" for op, count in fold.op_counts]
     if len(ops) > _LISTED:
         ops = [*ops[:_LISTED], f"{len(ops) - _LISTED} other kinds"]
     if fold.leaf_names:
@@ -234,7 +239,7 @@ def _summary(graph: AutogradGraph, *, guides: _Guides) -> Table:
         saved[node.op] = saved.get(node.op, 0) + node.saved_bytes
     counts = graph.op_counts
     for op, count in counts[:_SUMMARY_ROWS]:
-        table.add_row(number(count), Text(visible(op)), byte_count(saved[op]) if saved[op] else "")
+        table.add_row(number(count), Text(_name(op)), byte_count(saved[op]) if saved[op] else "")
     rest = counts[_SUMMARY_ROWS:]
     if rest:
         rest_bytes = sum(saved[op] for op, _ in rest)

@@ -106,10 +106,10 @@ class Subject:
         Raises:
             UsageError: it fails only because its tensors were cast to another type.
         """
-        values = [variable.value.clone() for variable in self.variables]
-        with torch.no_grad():
+        values = [variable.value.clone().requires_grad_() for variable in self.variables]
+        with torch.enable_grad():
             try:
-                return self(values)
+                return [Output(known.name, known.tensor.detach().clone()) for known in self(values)]
             except RuntimeError as error:
                 if self._cast is not None and "dtype" in str(error):
                     raise UsageError(

@@ -11,7 +11,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Finding, Report, Verdict
 from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.calling import Output, Subject, build_subject
-from gradcheck_suite.verification.diagnosis import error_kind, find_wrong_entry, trace_path
+from gradcheck_suite.verification.mistakes import find_mistakes
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
 from gradcheck_suite.verification.randomness import preserved_randomness
 from gradcheck_suite.verification.survey import Survey
@@ -19,16 +19,12 @@ from gradcheck_suite.verification.survey import Survey
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from gradcheck_suite.verification.custom_functions import GraphPath
     from gradcheck_suite.verification.verdicts import Conclusion
 
 __all__ = ["check_gradients"]
 
 _TOOL = "gradcheck-suite verify"
 _CHECKED = (torch.float32, torch.float64)
-# Narrowing a failure down to an entry takes some hundred evaluations each.
-_MOST_ENTRIES = 8
-
 Pair = tuple[int, int]
 
 
@@ -115,7 +111,7 @@ def _check(subject: Subject, options: CheckOptions) -> Report:
         probes = options.probes or precision.probes
         survey = Survey(subject, outputs, precision=precision, seed=options.seed, probes=probes)
         conclusions = survey.run()
-        findings = list(_Findings(survey, conclusions))
+        findings = list(find_mistakes(survey, conclusions))
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
         verdicts += _empty_verdicts(survey)
         lines += _masked_outputs(survey)
@@ -226,85 +222,6 @@ def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:
         if variable.value.numel() == 0:
             for output in survey.point.outputs:
                 yield Verdict(output.name, variable.name, "not covered", "has no elements")
-
-
-class _Findings:
-    """Turns conclusions into findings, one for each thing that is wrong."""
-
-    def __init__(self, survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> None:
-        self._survey = survey
-        self._conclusions = conclusions
-        self._searches = 0
-
-    def __iter__(self) -> Iterator[Finding]:
-        breaches = self._survey.breaches
-        for output in sorted(breaches.written):
-            yield wording.grad_output_modified(output=self._output(output), path=self._any(output))
-        for pair, difference in breaches.unequal.items():
-            yield wording.nondeterministic_gradient(
-                output=self._output(pair[0]),
-                variable=self._variable(pair[1]),
-                difference=difference,
-                by_rounding=pair in breaches.unequal_by_rounding,
-                path=trace_path(self._survey, *pair),
-            )
-        for pair, difference in breaches.nonlinear.items():
-            yield wording.nonlinear_backward(
-                output=self._output(pair[0]),
-                variable=self._variable(pair[1]),
-                difference=difference,
-                path=trace_path(self._survey, *pair),
-            )
-        yield from self._wrong_gradients()
-
-    def _wrong_gradients(self) -> Iterator[Finding]:
-        detached: dict[int, list[int]] = {}
-        for (output, variable), conclusion in self._conclusions.items():
-            if conclusion.status != "fail":
-                continue
-            if not self._survey.gradients.attached[output]:
-                detached.setdefault(output, []).append(variable)
-            elif not self._survey.breaches.explains((output, variable)):
-                yield self._wrong_gradient(output, variable, conclusion)
-        for output, variables in detached.items():
-            yield wording.detached_output(
-                output=self._output(output),
-                variables=[self._variable(variable) for variable in variables],
-                shown=self._conclusions[output, variables[0]].shown,
-                path=self._any(output),
-            )
-
-    def _wrong_gradient(self, output: int, variable: int, conclusion: Conclusion) -> Finding:
-        shown = conclusion.shown
-        failed = [
-            outcome.measurement
-            for outcome in self._survey.outcomes((output, variable))
-            if outcome.ruling == "fail"
-        ]
-        kind, ratio = error_kind(failed)
-        entry = None
-        if self._searches < _MOST_ENTRIES and not (shown.non_finite or conclusion.moved):
-            self._searches += 1
-            entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)
-        return wording.wrong_gradient(
-            output=self._output(output),
-            variable=self._variable(variable),
-            shape=self._survey.point.values[variable].shape,
-            shown=shown,
-            kind=kind,
-            ratio=ratio,
-            entry=entry,
-            path=trace_path(self._survey, output, variable),
-        )
-
-    def _output(self, index: int) -> str:
-        return self._survey.point.outputs[index].name
-
-    def _variable(self, index: int) -> str:
-        return self._survey.subject.variables[index].name
-
-    def _any(self, output: int) -> GraphPath:
-        return trace_path(self._survey, output, 0)
 
 
 def _dtype_name(subject: Subject, options: CheckOptions) -> str:

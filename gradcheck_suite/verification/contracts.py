@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.probes import Gradients, Point, differentiate
+from gradcheck_suite.verification.probes import Gradients, differentiate
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.calling import Subject
     from gradcheck_suite.verification.options import Precision
+    from gradcheck_suite.verification.points import Point
 
-__all__ = ["ContractBreaches", "check_contracts"]
+__all__ = ["ContractBreaches", "Pair", "check_contracts"]
 
 Pair = tuple[int, int]
 
@@ -35,12 +36,15 @@ class ContractBreaches:
     ``unequal`` holds the relative difference of two identical backwards, ``nonlinear`` that of
     ``backward(s * g) / s`` and ``backward(g)``; ``written`` holds outputs whose cotangent backward
     wrote into. ``unequal_by_rounding`` are the pairs whose difference is rounding alone.
+    ``rounding`` holds what is no breach and shows how exactly backward computes: one that works
+    with logarithms of the incoming gradient rounds differently when that is scaled.
     """
 
     unequal: Mapping[Pair, float]
     unequal_by_rounding: frozenset[Pair]
     nonlinear: Mapping[Pair, float]
     written: frozenset[int]
+    rounding: Mapping[Pair, float]
 
     def differs(self, pair: Pair) -> bool:
         """Say whether two identical backwards differ by more than rounding."""
@@ -66,13 +70,14 @@ def check_contracts(
     """
     written = frozenset(index for index, hit in enumerate(gradients.written) if hit)
     if any(noise is not None for noise in point.noise):
-        return ContractBreaches({}, frozenset(), {}, written)
+        return ContractBreaches({}, frozenset(), {}, written, {})
     again = differentiate(subject, point, cotangents)
     unequal = _differences(gradients, again, factor=1.0)
     scaled = differentiate(subject, point, cotangents, scale=_SCALE)
+    differences = _differences(gradients, scaled, factor=_SCALE)
     nonlinear = {
         pair: difference
-        for pair, difference in _differences(gradients, scaled, factor=_SCALE).items()
+        for pair, difference in differences.items()
         if difference > precision.linearity + 4.0 * unequal.get(pair, 0.0)
     }
     return ContractBreaches(
@@ -82,6 +87,9 @@ def check_contracts(
         ),
         nonlinear=nonlinear,
         written=written,
+        rounding={
+            pair: difference for pair, difference in differences.items() if pair not in nonlinear
+        },
     )
 
 

@@ -33,11 +33,13 @@ class GraphPath:
     functions: tuple[type, ...]
 
 
-def graph_path(output: torch.Tensor, leaf: torch.Tensor) -> GraphPath:
-    """Walk the graph of ``output`` and tell what leads to ``leaf``."""
+def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
+    """Walk the graph of ``output`` and tell what leads to ``leaf``, or to anything at all."""
     if output.grad_fn is None:
         return GraphPath(connected=output is leaf, functions=())
     nodes = _reachable(output.grad_fn)
+    if leaf is None:
+        return GraphPath(connected=True, functions=_functions(nodes))
     ends = [node for node in nodes if getattr(node, "variable", None) is leaf]
     if not ends:
         return GraphPath(connected=False, functions=_functions(nodes))

@@ -9,10 +9,10 @@ import torch
 
 from gradcheck_suite.verification.custom_functions import GraphPath, graph_path
 from gradcheck_suite.verification.directions import generator_for, spread_signs
+from gradcheck_suite.verification.points import match_outputs
 from gradcheck_suite.verification.probes import (
     Measurement,
     differentiate,
-    match_outputs,
     measure,
 )
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.options import Precision
     from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["ErrorKind", "WrongEntry", "error_kind", "find_wrong_entry", "trace_path"]
+__all__ = ["ErrorKind", "TracedCall", "WrongEntry", "error_kind", "find_wrong_entry"]
 
 ErrorKind: TypeAlias = Literal["missing", "zero", "sign", "factor", "other"]
 
@@ -113,12 +113,23 @@ def find_wrong_entry(survey: Survey, output: int, variable: int, step: float) ->
     return search.entry(low, result, wrong=1, examined=1) if search.is_wrong(result) else None
 
 
-def trace_path(survey: Survey, output: int, variable: int) -> GraphPath:
-    """Walk the graph between an output and a variable."""
-    with torch.enable_grad():
-        leaves = [value.clone().requires_grad_() for value in survey.point.values]
-        tensors = match_outputs(survey.subject, survey.point.outputs, survey.subject(leaves))
-    return graph_path(tensors[output], leaves[variable])
+class TracedCall:
+    """One recorded call of a survey's function, to ask what lies between outputs and variables."""
+
+    def __init__(self, survey: Survey) -> None:
+        with torch.enable_grad():
+            self._leaves = [value.clone().requires_grad_() for value in survey.point.values]
+            self._tensors = match_outputs(
+                survey.subject, survey.point.outputs, survey.subject(self._leaves)
+            )
+
+    def path(self, output: int, variable: int) -> GraphPath:
+        """Walk the graph between an output and a variable."""
+        return graph_path(self._tensors[output], self._leaves[variable])
+
+    def whole_graph(self, output: int) -> GraphPath:
+        """Tell which custom Functions are anywhere in the graph of an output."""
+        return graph_path(self._tensors[output], None)
 
 
 class _Search:

@@ -16,43 +16,27 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.verification.calling import Output, Subject
+from gradcheck_suite.verification.calling import Subject
 from gradcheck_suite.verification.differences import UNKNOWN, Estimate, Level, estimate_limit
 from gradcheck_suite.verification.directions import spread_signs
+from gradcheck_suite.verification.points import Point, evaluate, match_outputs
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.options import Precision
 
-__all__ = ["Gradients", "Measurement", "Point", "differentiate", "draw_cotangents", "measure"]
+__all__ = ["Gradients", "Measurement", "differentiate", "draw_cotangents", "measure"]
 
 SAFETY = 4.0
 """How many times the measured error the deviation of a right gradient may be."""
 
 _STAIRS = "does not change under small steps (it rounds or quantizes), yet its gradient is not zero"
 
+# A deviation this far beyond the tolerance, with this many steps finer than the first ones, will
+# not be explained by still smaller steps.
+_DECISIVE = 1e4
+_FINER = 2
+
 Direction = dict[int, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A place in the space of the variables, and what the function gives there.
-
-    Attributes:
-        values: the variables' values.
-        outputs: the outputs that are checked, by name.
-        finite: for each output where it is finite, or None where all of it is.
-        noise: for each output the difference between two calls; None where there is none.
-        moved: whether this is a point beside the one that the user gave.
-        recorded: whether function values have to be computed with gradients enabled because the
-            function computes something else without.
-    """
-
-    values: tuple[torch.Tensor, ...]
-    outputs: tuple[Output, ...]
-    finite: tuple[torch.Tensor | None, ...]
-    noise: tuple[torch.Tensor | None, ...]
-    moved: bool = False
-    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +66,7 @@ class Measurement:
     element by element, which random signs leave of it. ``magnitude`` is the size of the output.
     ``unchanged`` says that no step changed it; ``missing`` and ``non_finite`` that the gradients
     are None or hold NaN or Inf; ``masked`` that non-finite values of the output were left out.
+    ``analytic_noise`` is what rounding within backward may do to ``analytic``.
     """
 
     output: int
@@ -118,8 +103,23 @@ class Measurement:
         """The deviation that the measurement itself may cause."""
         if self.unchanged and self.analytic == 0.0:
             return 0.0
-        rounding = 4.0 * self.eps * self.contribution + 2.0 * self.analytic_noise
+        rounding = SAFETY * (self.eps * self.contribution + self.analytic_noise)
         return SAFETY * self.estimate.error + rounding
+
+    @property
+    def size(self) -> float:
+        """The size of the derivative, by whichever of the two is larger."""
+        return max(abs(self.numeric), self.contribution)
+
+    @property
+    def relative_deviation(self) -> float:
+        """Deviation in units of the derivative's size."""
+        return abs(self.deviation) / self.size if self.size > 0.0 else 0.0
+
+    @property
+    def relative_tolerance(self) -> float:
+        """Tolerance in units of the derivative's size, or as it is where that is zero."""
+        return self.tolerance / self.size if self.size > 0.0 else self.tolerance
 
     @property
     def z(self) -> float:
@@ -300,40 +300,8 @@ class _Ladder:
             if tensor is None or tensor.shape != output.tensor.shape:
                 self.trouble = "changes the shape of its outputs at points around the given one"
                 return None
-            found.append(tensor.detach().to(torch.float64, copy=True))
+            found.append(tensor.double())
         return found
-
-
-def match_outputs(
-    subject: Subject, known: Sequence[Output], produced: Sequence[Output]
-) -> list[torch.Tensor]:
-    """Find the known outputs among those of another call at the same point.
-
-    Raises:
-        UsageError: they are not there, or have another shape.
-    """
-    tensors = {output.name: output.tensor for output in produced}
-    found = []
-    for output in known:
-        tensor = tensors.get(output.name)
-        if tensor is None or tensor.shape != output.tensor.shape:
-            now = "nothing" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
-            raise UsageError(
-                f"{subject.title} returned other outputs on a second call with the same inputs and "
-                f"random state: `{output.name}` of shape {tuple(output.tensor.shape)} at first, "
-                f"{now} then; make it return the same outputs on every call"
-            )
-        found.append(tensor)
-    return found
-
-
-def evaluate(subject: Subject, values: Sequence[torch.Tensor], *, recorded: bool) -> list[Output]:
-    """Compute the function's values, with gradients enabled or not."""
-    if not recorded:
-        with torch.no_grad():
-            return subject(values)
-    with torch.enable_grad():
-        return subject([value.detach().requires_grad_() for value in values])
 
 
 def measure(
@@ -366,6 +334,10 @@ def measure(
         results = [_measurement(ladder, index) for index in range(len(point.outputs))]
         open_questions = [result for result in results if not _is_settled(result, precision)]
         if not open_questions:
+            break
+        if count >= precision.first + _FINER and all(
+            math.isfinite(result.z) and result.z >= _DECISIVE for result in open_questions
+        ):
             break
         if not thorough and count > precision.first:
             known = [result for result in open_questions if math.isfinite(result.z)]

@@ -8,23 +8,21 @@ close by.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.calling import Output, Subject
 from gradcheck_suite.verification.contracts import ContractBreaches, check_contracts
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
+from gradcheck_suite.verification.points import Point, given_point, point_beside
 from gradcheck_suite.verification.probes import (
     Gradients,
     Measurement,
-    Point,
     differentiate,
     draw_cotangents,
-    evaluate,
-    match_outputs,
     measure,
 )
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
@@ -32,14 +30,18 @@ from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.options import Precision
 
 __all__ = ["Survey"]
 
-_COTANGENTS, _DIRECTIONS, _MOVE = range(3)
+_COTANGENTS, _DIRECTIONS, _MOVE, _NUDGE = range(4)
 _FIRST_CONFIRMATION = 1000
 _CONFIRMATIONS = 2
-_RECORDED_DIFFERENCE = 64.0
+# Where this many gradients look wrong, one cause spoils them all: one more look at each will do.
+_MANY_SUSPECTS = 8
+# A group this small that does not shrink is measured one by one.
+_SMALL_GROUP = 8
 
 
 class Survey:
@@ -66,10 +68,10 @@ class Survey:
         self._probes = probes
         self._scales = scales_of([variable.value for variable in subject.variables])
         self._outcomes: dict[tuple[int, int], list[Outcome]] = defaultdict(list)
+        self._backward_noise: dict[tuple[int, int], float] = defaultdict(float)
         self._gradients: dict[tuple[bool, int], Gradients] = {}
         self._moved: Point | None = None
-        self.point = self._base_point(outputs)
-        self.point = self._as_recorded_if_needed(self.point)
+        self.point = given_point(subject, outputs, eps=precision.eps)
         self.gradients = self._differentiate(self.point, 0)
         self.breaches: ContractBreaches = check_contracts(
             subject,
@@ -103,10 +105,13 @@ class Survey:
             for variable in broken:
                 self._survey(probe, [variable])
             self._survey(probe, [variable for variable in group if variable not in broken])
-        for variable in sorted(self._suspects()):
-            for extra in range(_CONFIRMATIONS):
+        self._allow_for_rounding_in_backward()
+        for count, variable in enumerate(sorted(self._suspects())):
+            few = count < _MANY_SUSPECTS
+            for extra in range(_CONFIRMATIONS if few else 1):
                 self._measure_alone(self.point, _FIRST_CONFIRMATION + extra, variable)
-            self._measure_moved(variable, probes=1)
+            if few or not self._failed_everywhere(variable):
+                self._measure_moved(variable, probes=1)
         for variable in sorted(self._undecided()):
             self._measure_relative(variable)
             if variable in self._undecided():
@@ -134,33 +139,6 @@ class Survey:
             if variable.value.numel() > 0
         ]
 
-    def _base_point(self, outputs: Sequence[Output]) -> Point:
-        values = tuple(variable.value for variable in self.subject.variables)
-        second = evaluate(self.subject, [value.clone() for value in values], recorded=False)
-        return _point(values, outputs, match_outputs(self.subject, outputs, second))
-
-    def _as_recorded_if_needed(self, point: Point) -> Point:
-        """Notice functions that compute something else while gradients are recorded."""
-        if not self.deterministic:
-            return point
-        recorded = self._differentiate(point, 0).outputs
-        for output, other, finite in zip(point.outputs, recorded, point.finite, strict=True):
-            one, two = output.tensor.double(), other.double()
-            if finite is not None:
-                one, two = one.where(finite, 0.0), two.where(finite, 0.0)
-            size = float(one.abs().max())
-            difference = float((one - two).abs().max())
-            if not difference <= _RECORDED_DIFFERENCE * self.precision.eps * size:
-                outputs = tuple(
-                    Output(known.name, tensor)
-                    for known, tensor in zip(point.outputs, recorded, strict=True)
-                )
-                return replace(
-                    _point(point.values, outputs, [known.tensor for known in outputs]),
-                    recorded=True,
-                )
-        return point
-
     def _differentiate(self, point: Point, probe: int) -> Gradients:
         key = (point.moved, probe)
         if key not in self._gradients:
@@ -187,9 +165,10 @@ class Survey:
         if len(rest) <= len(group) // 2:
             self._survey(probe, rest)
             return
-        middle = len(rest) // 2
-        self._survey(probe, rest[:middle])
-        self._survey(probe, rest[middle:])
+        parts = len(rest) if len(rest) <= _SMALL_GROUP else 2
+        size = -(-len(rest) // parts)
+        for start in range(0, len(rest), size):
+            self._survey(probe, rest[start : start + size])
 
     def _measure_alone(self, point: Point, probe: int, variable: int) -> None:
         results = self._measure(point, probe, {variable: self.direction(probe, variable)})
@@ -220,43 +199,17 @@ class Survey:
             self._measure_alone(point, _FIRST_CONFIRMATION + _CONFIRMATIONS + probe, variable)
 
     def _moved_point(self) -> Point | None:
-        """Return a point close by, or None if the function can't be evaluated there."""
         if self._moved is None:
-            values = tuple(
-                value
-                + self.precision.move
+            offsets = [
+                self.precision.move
                 * scale
                 * spread_signs(value, generator_for(self._seed, _MOVE, index))
                 for index, (value, scale) in enumerate(
                     zip(self.point.values, self._scales, strict=True)
                 )
-            )
-            try:
-                first = self._outputs_at(values)
-                second = self._outputs_at(values)
-            except Exception:  # noqa: BLE001 - the user's function may fail here in any way
-                return None
-            if first is None or second is None:
-                return None
-            moved = _point(values, first, [output.tensor for output in second])
-            if not _as_finite(moved, self.point):
-                return None
-            self._moved = replace(moved, moved=True, recorded=self.point.recorded)
+            ]
+            self._moved = point_beside(self.subject, self.point, offsets)
         return self._moved
-
-    def _outputs_at(self, values: Sequence[torch.Tensor]) -> list[Output] | None:
-        copies = [value.clone() for value in values]
-        produced = {
-            output.name: output
-            for output in evaluate(self.subject, copies, recorded=self.point.recorded)
-        }
-        found = [produced.get(output.name) for output in self.point.outputs]
-        kept = [
-            Output(output.name, output.tensor.detach())
-            for output, known in zip(found, self.point.outputs, strict=True)
-            if output is not None and output.tensor.shape == known.tensor.shape
-        ]
-        return kept if len(kept) == len(found) else None
 
     def _measure(
         self, point: Point, probe: int, direction: dict[int, torch.Tensor]
@@ -271,13 +224,51 @@ class Survey:
             thorough=len(direction) == 1,
         )
 
+    def _allow_for_rounding_in_backward(self) -> None:
+        """Measure how far rounding moves the analytic gradients of suspects, and judge anew.
+
+        Inputs that differ in their last bit are as good as the given ones. A backward that
+        subtracts large numbers gives quite another gradient for them, which is no mistake.
+        """
+        suspects = self._suspects()
+        if not suspects:
+            return
+        values = tuple(
+            _nudged(value, generator_for(self._seed, _NUDGE, index))
+            for index, value in enumerate(self.point.values)
+        )
+        nudged = replace(self.point, values=values)
+        cotangents = self.cotangents(self.point, 0)
+        known, other = self._differentiate(self.point, 0), None
+        try:
+            other = differentiate(self.subject, nudged, cotangents)
+        except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+            return
+        for output, (row, second) in enumerate(zip(known.rows, other.rows, strict=True)):
+            for variable in suspects:
+                pair = (output, variable)
+                self._backward_noise[pair] = max(
+                    _spread(row[variable], second[variable]), self.breaches.rounding.get(pair, 0.0)
+                )
+                self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
+
+    def _judged(self, pair: tuple[int, int], outcome: Outcome) -> Outcome:
+        """Judge a measurement of one variable in the light of its backward's rounding."""
+        measurement = outcome.measurement
+        if len(measurement.group) > 1:
+            return outcome
+        noise = self._backward_noise[pair] * measurement.contribution
+        measurement = replace(measurement, analytic_noise=noise)
+        ruling = judge(measurement, pair[1], self.precision)
+        return replace(outcome, ruling=ruling, measurement=measurement)
+
     def _note(
         self, results: Sequence[Measurement], variable: int, probe: int, *, moved: bool
     ) -> None:
         for result in results:
-            ruling = judge(result, variable, self.precision)
             pair = (result.output, variable)
-            self._outcomes[pair].append(Outcome(ruling, result, moved=moved, probe=probe))
+            outcome = Outcome("unresolved", result, moved=moved, probe=probe)
+            self._outcomes[pair].append(self._judged(pair, outcome))
 
     def _suspects(self) -> set[int]:
         return {
@@ -285,6 +276,16 @@ class Survey:
             for (_, variable), outcomes in self._outcomes.items()
             if any(outcome.ruling in {"fail", "ambiguous"} for outcome in outcomes)
         }
+
+    def _failed_everywhere(self, variable: int) -> bool:
+        """Say whether no measurement of this variable by itself was a doubtful one."""
+        alone = [
+            outcome.ruling
+            for output in range(len(self.point.outputs))
+            for outcome in self._outcomes[output, variable]
+            if len(outcome.measurement.group) == 1
+        ]
+        return "ambiguous" not in alone and "unresolved" not in alone
 
     def _undecided(self) -> set[int]:
         return {
@@ -294,31 +295,19 @@ class Survey:
         }
 
 
-def _point(
-    values: tuple[torch.Tensor, ...], outputs: Sequence[Output], second: Sequence[torch.Tensor]
-) -> Point:
-    finite: list[torch.Tensor | None] = []
-    noise: list[torch.Tensor | None] = []
-    for output, again in zip(outputs, second, strict=True):
-        known = torch.isfinite(output.tensor)
-        finite.append(None if bool(known.all()) else known)
-        one, two = output.tensor.double(), again.double()
-        difference = (one - two).abs().where(known, 0.0)
-        noise.append(difference if bool((difference != 0).any()) else None)
-    return Point(
-        values=values,
-        outputs=tuple(Output(output.name, output.tensor.detach()) for output in outputs),
-        finite=tuple(finite),
-        noise=tuple(noise),
-    )
+def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Move every value to one of its neighbours; zeros stay, as they may be special."""
+    towards = torch.inf * spread_signs(value, generator)
+    return torch.where(value == 0, value, torch.nextafter(value, towards))
 
 
-def _as_finite(moved: Point, point: Point) -> bool:
-    """Say whether the outputs are finite wherever they are at the other point."""
-    for now, before in zip(moved.finite, point.finite, strict=True):
-        if now is not None and (before is None or bool((before & ~now).any())):
-            return False
-    return True
+def _spread(one: torch.Tensor | None, two: torch.Tensor | None) -> float:
+    """Return the 2-norm of the difference relative to that of the first; 0 where unknown."""
+    if one is None or two is None:
+        return 0.0
+    size = float(torch.linalg.vector_norm(one.double()))
+    difference = float(torch.linalg.vector_norm(one.double() - two.double()))
+    return difference / size if size > 0.0 and math.isfinite(difference) else 0.0
 
 
 def _has_non_finite(gradients: Gradients, variable: int) -> bool:

@@ -109,9 +109,9 @@ def conclude(outcomes: Sequence[Outcome], precision: Precision) -> Conclusion:
         )
     if passed:
         here = [outcome for outcome in passed if not outcome.moved]
-        best = min(here or passed, key=lambda outcome: _relative(outcome.measurement))
+        best = min(here or passed, key=lambda outcome: outcome.measurement.relative_tolerance)
         return Conclusion("pass", best.measurement, moved=best.moved)
-    best = min(by_ruling["unresolved"], key=lambda outcome: _relative(outcome.measurement))
+    best = min(by_ruling["unresolved"], key=lambda outcome: outcome.measurement.relative_tolerance)
     return Conclusion("inconclusive", best.measurement, why_unresolved(best.measurement, precision))
 
 
@@ -124,7 +124,8 @@ def _conclude_on_failure(
         outcome
         for outcome in by_ruling["pass"]
         if len(outcome.measurement.group) == 1
-        and _relative(outcome.measurement) < _CONTRADICTS * _relative_deviation(worst.measurement)
+        and outcome.measurement.relative_tolerance
+        < _CONTRADICTS * worst.measurement.relative_deviation
     ]
     if any(outcome.moved for outcome in passed) and not any(o.moved for o in failed):
         return Conclusion(
@@ -153,9 +154,8 @@ def why_unresolved(measurement: Measurement, precision: Precision) -> str:
             if measurement.trouble
             else "too few steps could be evaluated"
         )
-    size = max(abs(measurement.numeric), measurement.contribution)
-    seen = measurement.tolerance / size if size > 0.0 else math.inf
-    unseen = f"an error below {seen:.0%} of the gradient" if seen <= 1.0 else "no error"
+    seen = measurement.relative_tolerance if measurement.size > 0.0 else math.inf
+    unseen = f"an error below {100.0 * seen:.2g}% of the gradient" if seen <= 1.0 else "no error"
     unseen = f"{unseen} could {'not ' if seen <= 1.0 else ''}be seen"
     if measurement.non_finite:
         return "the analytic gradient is not finite, and no numeric one could be measured here"
@@ -166,15 +166,3 @@ def why_unresolved(measurement: Measurement, precision: Precision) -> str:
     }[measurement.estimate.main_error]
     advice = "" if precision.is_double else "; dtype='float64' sees more"
     return f"{cause}, so {unseen}{advice}"
-
-
-def _relative_deviation(measurement: Measurement) -> float:
-    size = max(abs(measurement.numeric), measurement.contribution)
-    return abs(measurement.deviation) / size if size > 0.0 else 0.0
-
-
-def _relative(measurement: Measurement) -> float:
-    size = max(abs(measurement.numeric), measurement.contribution)
-    if size == 0.0:
-        return measurement.tolerance
-    return measurement.tolerance / size

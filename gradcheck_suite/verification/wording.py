@@ -31,13 +31,12 @@ _ALL = 0.995
 
 def measurement_evidence(measurement: Measurement) -> dict[str, JSON]:
     """Give the numbers of a measurement by name."""
-    size = max(abs(measurement.numeric), measurement.contribution)
     return {
         "numeric": measurement.numeric,
         "analytic": measurement.analytic,
         "tolerance": _finite(measurement.tolerance),
-        "relative_error": abs(measurement.deviation) / size if size > 0.0 else 0.0,
-        "relative_tolerance": _finite(measurement.tolerance / size) if size > 0.0 else 0.0,
+        "relative_error": measurement.relative_deviation,
+        "relative_tolerance": _finite(measurement.relative_tolerance),
         "step": _finite(measurement.estimate.step),
     }
 
@@ -46,6 +45,7 @@ def wrong_gradient(
     *,
     output: str,
     variable: str,
+    also: Sequence[str],
     shape: Sequence[int],
     shown: Measurement,
     kind: ErrorKind,
@@ -53,7 +53,10 @@ def wrong_gradient(
     entry: WrongEntry | None,
     path: GraphPath,
 ) -> Finding:
-    """Report a gradient that differs from the numeric one, or is missing."""
+    """Report a gradient that differs from the numeric one, or is missing.
+
+    ``also`` names other inputs and parameters whose gradients the same mistake can explain.
+    """
     function = path.functions[0] if len(path.functions) == 1 else None
     nothing = kind in {"missing", "zero"}
     blamed = nothing and path.connected and bool(path.functions)
@@ -69,10 +72,12 @@ def wrong_gradient(
         )
         chosen = catalogue.NON_FINITE_GRADIENT
     else:
-        relative = abs(shown.deviation) / max(abs(shown.numeric), shown.contribution)
-        message = f"{subject} {_what_is_wrong(kind, ratio, relative, path)} {numbers}"
+        wrong = _what_is_wrong(kind, ratio, shown.relative_deviation, path)
+        message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
     message += "".join(_details(variable, shape, entry, function))
+    if also:
+        message += f"; {len(also)} more gradients are wrong with it: {_listed(also)}"
     evidence: dict[str, JSON] = {
         "output": output,
         "input": variable,
@@ -80,6 +85,8 @@ def wrong_gradient(
         "kind": "non-finite" if shown.non_finite else kind,
         **measurement_evidence(shown),
     }
+    if also:
+        evidence["also_wrong"] = list(also)
     if ratio is not None:
         evidence["ratio"] = ratio
     if entry is not None:

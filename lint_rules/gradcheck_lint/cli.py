@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -15,7 +14,10 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from gradcheck_lint.config import SettingsFinder
+    from collections.abc import Sequence
+
+    from gradcheck_lint.config import Settings, SettingsFinder
+    from gradcheck_lint.runner import SettingsFor
     from gradcheck_suite.findings import Report
 
 CLEAN: Final = 0
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - a traceback would not help the user
+    except Exception as error:
         if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
             raise
         return _fail(
@@ -80,7 +82,7 @@ def _run(words: list[str]) -> int:
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gradcheck-lint",
-        description="Find autograd mistakes in PyTorch source, without torch and without running it.",
+        description="Find autograd mistakes in PyTorch source; torch is not needed.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -211,8 +213,7 @@ def _finder(arguments: argparse.Namespace) -> SettingsFinder:
     return SettingsFinder()
 
 
-def _adjusted(finder: SettingsFinder, arguments: argparse.Namespace):  # noqa: ANN202 - below
-    from gradcheck_lint.config import Settings  # noqa: PLC0415 - not for --help
+def _adjusted(finder: SettingsFinder, arguments: argparse.Namespace) -> SettingsFor:
 
     adjusted: dict[int, Settings] = {}
 

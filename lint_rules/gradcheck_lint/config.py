@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -149,16 +150,14 @@ def read_settings(path: Path, *, required: bool) -> Settings | None:
 
 
 def _parse(path: Path, source: bytes) -> Mapping[str, object]:
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415 - only where there is something to read
-    else:
-        import tomli as tomllib  # noqa: PLC0415 - as above
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return tomllib.loads(source.decode("utf-8"))
+        document: Mapping[str, object] = toml.loads(source.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
+    return document
 
 
 def _our_table(document: Mapping[str, object], path: Path) -> Mapping[str, object] | None:
@@ -255,14 +254,14 @@ def expand(names: Iterable[str], where: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _codes_named(name: str) -> Collection[str]:
+def _codes_named(name: str) -> frozenset[str]:
     if name.upper() == "ALL":
         return ALL_CODES
     if name.lower() in _SLUGS:
-        return {_SLUGS[name.lower()]}
+        return frozenset({_SLUGS[name.lower()]})
     if not name.upper().startswith("GCS"):
-        return ()
-    return {code for code in ALL_CODES if code.startswith(name.upper())}
+        return frozenset()
+    return frozenset(code for code in ALL_CODES if code.startswith(name.upper()))
 
 
 def _closest(name: str, known: Iterable[str]) -> str:

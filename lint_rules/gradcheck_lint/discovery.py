@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 EXCLUDED_DIRECTORIES: Final = frozenset(
-    {"__pycache__", "__pypackages__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
+    {
+        "__pycache__",
+        "__pypackages__",
+        "build",
+        "dist",
+        "env",
+        "node_modules",
+        "site-packages",
+        "venv",
+    }
 )
 """Directories that are never entered, beside those whose names start with a dot."""
 
@@ -33,8 +43,9 @@ IsExcluded = Callable[[str], bool]
 def find_files(paths: Iterable[str], *, is_excluded: IsExcluded) -> Iterator[Found]:
     """Yield the files to lint, each once, directories in the order of names.
 
-    A path that is named is read whatever its name and wherever it lies. Symbolic links that turn up below a directory are left alone: what they lead to
-    inside the tree is found where it is, and what is outside was not asked for.
+    A path that is named is read whatever its name and wherever it lies. Symbolic links that turn
+    up below a directory are left alone: what they lead to inside the tree is found where it is,
+    and what is outside was not asked for.
     """
     seen: set[str] = set()
     for path in paths:
@@ -52,9 +63,9 @@ def is_hidden(path: str) -> bool:
         relative = os.path.relpath(path)
     except ValueError:  # another drive
         return False
-    parts = relative.split(os.sep)
+    parts = Path(relative).parts
     directories = parts if _is_directory(path) else parts[:-1]
-    return parts[0] != os.pardir and any(map(_is_skipped, directories))
+    return os.pardir not in parts[:1] and any(map(_is_skipped, directories))
 
 
 def _is_skipped(name: str) -> bool:
@@ -83,10 +94,13 @@ def _walk(directory: str, is_excluded: IsExcluded) -> Iterator[Found]:
             if entry.is_dir(follow_symlinks=False):
                 if not _is_skipped(entry.name) and not is_excluded(path):
                     below.append(path)
-            elif entry.name.endswith(_SUFFIXES) and entry.is_file(follow_symlinks=False):
-                if not is_excluded(path):
-                    yield Found(_tidy(path))
+            elif _is_source(entry) and not is_excluded(path):
+                yield Found(_tidy(path))
         waiting.extend(reversed(below))
+
+
+def _is_source(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(_SUFFIXES) and entry.is_file(follow_symlinks=False)
 
 
 def _tidy(path: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
     import libcst as cst
 
     from gradcheck_lint.model.module import FunctionModel

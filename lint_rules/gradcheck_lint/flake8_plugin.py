@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.engine import lint_source
@@ -11,6 +10,7 @@ from gradcheck_suite._version import __version__
 
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Iterator, Sequence
 
 
 class Flake8Checker:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.unreadable import unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import libcst as cst
 
     from gradcheck_suite.findings import Finding

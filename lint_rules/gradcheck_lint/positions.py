@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -14,6 +14,9 @@ import libcst as cst
 from libcst._nodes.internal import CodegenState
 
 from gradcheck_suite.findings import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _LINE_END = re.compile(r"\r\n?|\n")
 _Span = tuple[int, int]

@@ -46,7 +46,11 @@ def lint_paths(
         for found in files:
             count += 1
             bar.describe(f"Linting {found.path}")
-            findings.extend(_lint_file(found, settings_for(found.path)))
+            settings = settings_for(found.path)
+            try:
+                findings.extend(_lint_file(found, settings))
+            except Exception as error:
+                raise RuntimeError(f"{found.path}: {type(error).__name__}: {error}") from error
             bar.advance()
     return Report(tool=TOOL, findings=tuple(findings), summary={"files": count})
 
@@ -64,7 +68,9 @@ def is_excluded(path: str, settings: Settings) -> bool:
 
 def _lint_file(found: Found, settings: Settings) -> Iterable[Finding]:
     if found.error is not None:
-        return _wanted([unreadable(found.path, f"its directory can't be read: {found.error}")], settings)
+        return _wanted(
+            [unreadable(found.path, f"its directory can't be read: {found.error}")], settings
+        )
     try:
         source = _read(found.path)
     except OSError as error:

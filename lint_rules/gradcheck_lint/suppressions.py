@@ -9,10 +9,13 @@ the line that a finding names, and on the first and the last line of the stateme
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gradcheck_suite.findings import Finding
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gradcheck_suite.findings import Finding
 
 _NOQA = re.compile(
     r"#\s*noqa(?P<codes>\s*:\s*(?P<list>[A-Z][A-Z]*[0-9]+(?:[\s,]+[A-Z][A-Z]*[0-9]+)*))?",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gradcheck_suite.findings import Finding
 
 
 @pytest.fixture(autouse=True)

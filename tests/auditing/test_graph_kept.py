@@ -38,7 +38,7 @@ def list_of_outputs():
 def dict_of_losses():
     history = {}
     for step, _, loss in steps(6):
-        history[step] = loss  # <- here
+        history[step] = loss  # noqa: PERF403  # <- here
 
 
 def list_inside_a_dict():
@@ -115,7 +115,7 @@ def exceptions():
     for _, out, _ in steps(6):
         try:
             fail(out)
-        except ValueError as error:
+        except ValueError as error:  # noqa: PERF203
             errors.append(error)  # <- here
 
 
@@ -172,10 +172,14 @@ def test_it_is_told_when_an_exception_ends_the_loop():
 
     session = gs.audit()
     losses = []
-    with pytest.raises(ZeroDivisionError), session:
+
+    def loop():
         for step, _, loss in steps(9):
             losses.append(loss)
             1 / (7 - step)
+
+    with pytest.raises(ZeroDivisionError), session:
+        loop()
     assert [finding.code for finding in session.findings] == ["GCS201"]
 
 

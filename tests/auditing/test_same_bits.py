@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import random
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
@@ -120,7 +123,7 @@ def train(make_model, make_optimizer, *, steps=5, autocast=False, double_backwar
         def closure(x=x, y=y):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                loss = F.cross_entropy(model(x), y)
+                loss = nn.functional.cross_entropy(model(x), y)
             if double_backward:
                 (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
                 loss = loss + gradient.pow(2).sum()
@@ -220,7 +223,7 @@ def test_compiled_code_compiles_and_runs_as_before(fullgraph):
         hidden.add_(1)
         hidden += 1
         hidden[0] = 0
-        return F.leaky_relu(hidden, inplace=True).sum()
+        return nn.functional.leaky_relu(hidden, inplace=True).sum()
 
     x = torch.randn(3, 4)
     step(x).backward()
@@ -243,3 +246,62 @@ def test_torchscript_compiles_under_and_after_an_audit():
     with gs.audit():
         make()(torch.randn(2, 3)).sum().backward()
     make()(torch.randn(2, 3)).sum().backward()
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def no_hooks():
+    return contextlib.nullcontext()
+
+
+def idle_hooks():
+    # Any pair of saved-tensors hooks makes torch itself detach what it unpacks.
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+
+
+@pytest.mark.parametrize(("mode", "bare"), [(Functions, no_hooks), (Operators, idle_hooks)])
+def test_modes_of_the_users_see_nothing_of_ours(mode, bare):
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    x = torch.randn(3, 4)
+
+    def calls():
+        net.zero_grad()
+        with mode() as seen:
+            out = net(x)
+            loss = (out * out).add_(1).sum()
+            loss.backward()
+        return seen.calls
+
+    with bare():
+        expected = calls()
+    with gs.audit() as session:
+        assert calls() == expected
+    assert session.findings == ()
+
+
+def test_functions_registered_before_the_audit_are_found_in_tables():
+    table = {torch.Tensor.add_: "method", torch.relu_: "function"}
+    with gs.audit():
+        assert table[torch.Tensor.add_] == "method"
+        assert table[torch.relu_] == "function"
+        assert torch.Tensor.add_.__name__ == "add_"
+        assert copy.deepcopy(torch.relu_) is torch.relu_
+        assert pickle.loads(pickle.dumps(torch.Tensor.add_)) == torch.Tensor.add_

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gradcheck_suite as gs
@@ -42,13 +41,13 @@ def write_to_a_view():
 
 def inplace_activation():
     h = torch.randn(4, requires_grad=True).sigmoid()  # <- saved
-    loss = F.relu(h, inplace=True).sum()  # <- written
+    loss = nn.functional.relu(h, inplace=True).sum()  # <- written
     loss.backward()  # <- used
 
 
 def inplace_dropout():
     h = torch.randn(4, requires_grad=True).tanh()  # <- saved
-    loss = F.dropout(h, inplace=True).sum()  # <- written
+    loss = nn.functional.dropout(h, inplace=True).sum()  # <- written
     loss.backward()  # <- used
 
 
@@ -198,7 +197,7 @@ def fixed_out_of_place():
 
 def fixed_clone():
     h = torch.randn(4, requires_grad=True).sigmoid()
-    F.relu(h.clone(), inplace=True).sum().backward()
+    nn.functional.relu(h.clone(), inplace=True).sum().backward()
 
 
 def writes_that_nothing_saved():

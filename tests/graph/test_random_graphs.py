@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gradcheck_suite as gs
@@ -78,8 +78,11 @@ def test_outline_draws_every_node_once_and_every_edge(steps):
     assert len(drawn) + references == len(graph.edges) + len(graph.roots)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS, st.integers(1, 6))
+@example([(0, 0, 0), (3, 0, 0), (0, 0, 0), (5, 0, 1), *[(0, 0, 0)] * 4, (5, 2, 153)], 1).via(
+    "a drawing that ends at a node"
+)
 def test_a_folded_outline_accounts_for_every_node(steps, limit):
     graph = gs.trace_graph(run(steps))
 

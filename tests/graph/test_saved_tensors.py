@@ -100,6 +100,8 @@ class TestHooks:
 
         (node,) = (node for node in graph.nodes if node.op == "CopySlices")
         assert not node.saved_is_visible
+        assert not graph.saved_bytes_are_complete
+        assert "at least 0 bytes saved" in str(graph)
         assert "CopySlices" in graph.report.not_covered[0]
 
 

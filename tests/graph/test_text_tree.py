@@ -166,6 +166,14 @@ class TestSafety:
             shown = name.encode("unicode_escape").decode()
             assert f"parameter {shown}" in " ".join(text.split())
 
+    def test_hostile_function_names(self, square):
+        named = type("Evil\x1b[31m\nOp", (square,), {})
+
+        text = str(gs.trace_graph(named.apply(torch.ones(2, requires_grad=True))))
+
+        assert "\x1b" not in text
+        assert "Evil\\x1b[31m\\nOpBackward" in text
+
     def test_ascii_streams_get_ascii(self):
         hidden = torch.randn(3, requires_grad=True).exp()
 

@@ -9,9 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x * 1
+
+    @staticmethod
+    @once_differentiable
+    def backward(_, grad):
+        return grad
 
 
 def name_of(node):
@@ -214,6 +226,28 @@ class TestNodes:
         loss.backward()
         assert len(calls) == 2
 
+    def test_a_place_where_backward_raises(self):
+        x = torch.ones(2, requires_grad=True)
+        (grad,) = torch.autograd.grad(
+            Once.apply(x), x, torch.ones(2, requires_grad=True), create_graph=True
+        )
+
+        graph = gs.trace_graph(grad)
+
+        assert (graph.nodes[0].op, graph.nodes[0].kind) == ("Error", "undefined")
+        assert "#1 Error  (2,) float32  backward raises here" in str(graph)
+
+    def test_nested_tensors_have_no_shape(self):
+        nested = torch.nested.nested_tensor(
+            [torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged, requires_grad=True
+        )
+
+        graph = gs.trace_graph(nested * 2)
+
+        assert [node.outputs for node in graph.nodes] == [(None,), (None,)]
+        assert graph.leaves[0].leaf.type is None
+        assert "unnamed  unknown shape  leaf tensor" in str(graph)
+
     def test_node_rejects_an_unknown_id(self):
         graph = gs.trace_graph(torch.ones(2, requires_grad=True))
 
@@ -249,6 +283,19 @@ class TestLifetime:
         del y
 
         assert len(graph.nodes) == 100_001
+        assert seconds < 5
+
+    def test_deep_chain_of_custom_functions(self, square):
+        y = torch.ones(1, requires_grad=True)
+        for _ in range(30_000):
+            y = square.apply(y)
+
+        start = time.process_time()
+        graph = gs.trace_graph(y)
+        seconds = time.process_time() - start
+        del y
+
+        assert len({node.location for node in graph.nodes}) == 2
         assert seconds < 5
 
     def test_branching_deep_graph_is_traced_and_freed(self):

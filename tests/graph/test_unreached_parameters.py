@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
@@ -19,6 +20,22 @@ class TwoHeads(nn.Module):
     def forward(self, x):
         hidden = self.body(x).relu()
         return self.first(hidden), self.second(hidden)
+
+
+class Decorated(torch.autograd.Function):
+    """A Function like those of mixed-precision libraries, with plain state on the node."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x):
+        ctx.mode, ctx.factor = "mean", torch.tensor(2.0)
+        return x * ctx.factor
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.factor
 
 
 class Recompute(torch.autograd.Function):
@@ -107,6 +124,11 @@ class TestReported:
 
         assert graph.findings[0].evidence["count"] == 2
 
+    def test_an_unused_part_beside_decorated_functions(self, two_heads, x):
+        graph = gs.trace_graph(Decorated.apply(two_heads(x)[0]), model=two_heads)
+
+        assert graph.findings[0].evidence["count"] == 2
+
     def test_many_names_are_cut_short_in_the_message_only(self, x):
         model = nn.ModuleList(nn.Linear(3, 3) for _ in range(20))
 
@@ -163,6 +185,15 @@ class TestSilent:
 
         assert gs.trace_graph(output, model=two_heads).findings == ()
 
+    def test_compiled(self, x):
+        model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        compiled = torch.compile(model, backend="aot_eager")
+
+        graph = gs.trace_graph(compiled(x), model=model)
+
+        assert graph.findings == ()
+        assert graph.nodes[0].op == "CompiledFunctionBackward"
+
 
 class TestNotJudged:
     """Parameters behind a backward that no edge shows: neither reported nor passed over."""
@@ -180,6 +211,7 @@ class TestNotJudged:
 
         assert "weight, bias" in line
         assert "CheckpointFunctionBackward (#2)" in line
+        assert "at least" not in str(gs.trace_graph(loss, model=layer))
 
     def test_a_function_that_holds_a_module(self, x):
         layer = nn.Linear(3, 3)

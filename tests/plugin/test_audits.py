@@ -70,6 +70,29 @@ class TestFixture:
 
         result.assert_outcomes(passed=1)
 
+    def test_wrong_use_is_shown_at_the_line_of_the_test(self, run_tests):
+        result = run_tests("""
+            def test_usage(autograd_audit):
+                with autograd_audit(no_such_option=1):
+                    pass
+        """)
+
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [">       with autograd_audit(no_such_option=1):", "E  *UsageError: *no_such_option*"]
+        )
+        assert "fixtures.py" not in result.stdout.str()
+
+    def test_inside_a_marked_test(self, run_tests):
+        result = run_tests("""
+            @pytest.mark.autograd_audit
+            def test_both(autograd_audit):
+                with autograd_audit():
+                    train()
+        """)
+
+        result.assert_outcomes(passed=1)
+
 
 class TestMarker:
     def test_audits_the_whole_test(self, run_tests):

@@ -256,3 +256,71 @@ def test_the_summary_has_the_figures_of_the_run(randn):
     assert report.summary["probes"] == 5
     assert report.summary["dtype"] == "native (float64)"
     assert 20 < report.summary["evaluations"] < 60
+
+
+def test_a_function_that_takes_gradients_itself_is_checked(randn):
+    """A gradient penalty can't be computed while gradients are not recorded."""
+
+    def penalty(x):
+        (slope,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    assert check_gradients(penalty, randn(4)).summary["verdicts"] == {"pass": 1}
+
+
+def test_a_function_that_returns_the_same_buffer_each_time(randn):
+    class Buffered(torch.autograd.Function):
+        buffer = torch.empty(4, dtype=torch.float64)
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return Buffered.buffer.copy_(x.sin())
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            return grad_output * ctx.saved_tensors[0].cos()
+
+    assert check_gradients(Buffered, randn(4)).summary["verdicts"] == {"pass": 1}
+
+
+def test_a_checkpointed_function_passes(randn):
+    def f(x):
+        run = torch.utils.checkpoint.checkpoint
+        return run(lambda t: (t.sin() * t).sum(), x, use_reentrant=False)
+
+    assert check_gradients(f, randn(5)).summary["verdicts"] == {"pass": 1}
+
+
+def test_reentrant_checkpointing_is_refused_in_the_words_of_torch(randn):
+    """It needs backward(), which would write to the .grad of whatever the function closes over."""
+
+    def f(x):
+        return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True)
+
+    with pytest.raises(RuntimeError, match="set use_reentrant=False"):
+        check_gradients(f, randn(5))
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_parametrized_modules_pass(randn, wrap):
+    torch.manual_seed(0)
+    report = check_gradients(wrap(nn.Linear(4, 3).double()), randn(5, 4))
+    assert report.findings == ()
+    assert set(report.summary["verdicts"]) == {"pass"}
+
+
+def test_complex_and_sparse_are_not_covered_yet(randn):
+    z = randn(3).to(torch.complex128).detach().requires_grad_()
+    report = check_gradients(lambda x, z: (x * z.real, x * z), (randn(3), z))
+    assert {(v.output, v.input, v.status) for v in report.verdicts} == {
+        ("output[0]", "x", "pass"),
+        ("output[1]", "x", "not covered"),
+    }
+    assert "input `z` is complex128" in report.not_covered[0]
+    sparse = torch.eye(3, dtype=torch.float64).to_sparse().requires_grad_()
+    report = check_gradients(torch.sparse.mm, (sparse, randn(3, 2)))
+    assert [verdict.input for verdict in report.verdicts] == ["inputs[1]"]
+    assert "is sparse_coo" in report.not_covered[0]

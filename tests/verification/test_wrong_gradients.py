@@ -85,6 +85,7 @@ def test_a_function_inside_a_module_is_named(wrong, randn):
             return self.after(wrong.MissingTerm.apply(self.before(x)))
 
     report = check_gradients(Net(), randn(3, 5))
+    assert len(report.findings) == 3
     failed = {verdict.input for verdict in report.verdicts if verdict.status == "fail"}
 
     assert failed == {"x", "before.weight", "before.bias"}
@@ -183,3 +184,29 @@ def test_an_error_in_one_of_many_parameters_is_found(wrong, randn):
     report = check_gradients(Net(), randn(4, 6))
     failed = [verdict.input for verdict in report.verdicts if verdict.status == "fail"]
     assert failed == ["gain"]
+
+
+def test_everything_upstream_of_one_wrong_backward_is_one_finding(wrong, randn):
+    torch.manual_seed(0)
+
+    class Deep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lower = torch.nn.ModuleList(
+                torch.nn.Linear(5, 5, dtype=torch.float64) for _ in range(6)
+            )
+            self.upper = torch.nn.Linear(5, 2, dtype=torch.float64)
+
+        def forward(self, x):
+            for layer in self.lower:
+                x = torch.tanh(layer(x))
+            return self.upper(wrong.MissingTerm.apply(x))
+
+    report = check_gradients(Deep(), randn(4, 5))
+    (finding,) = report.findings
+    failed = {verdict.input for verdict in report.verdicts if verdict.status == "fail"}
+    named = {finding.evidence["input"], *finding.evidence["also_wrong"]}
+    assert failed == named
+    assert len(failed) == 13
+    assert "12 more gradients are wrong with it" in finding.message
+    assert report.summary["evaluations"] < 800

@@ -14,7 +14,6 @@ from gradcheck_lint.model.knowledge import (
     TORCH_MODULES_WITH_WEIGHTS,
     VIEW_ATTRIBUTES,
 )
-from gradcheck_lint.model.state import State
 from gradcheck_lint.model.syntax import (
     bound_names,
     children,
@@ -40,6 +39,7 @@ from gradcheck_lint.model.values import (
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
+    from gradcheck_lint.model.state import State
 
 _HOLDER_NAME = re.compile(
     r"model|net(?![a-z])|network|module|critic|actor|policy|generator|discriminator|optim|(?:^|_)opt(?:$|_)"
@@ -84,9 +84,7 @@ def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
         if value.name != "named":
             return frozenset({leaf})
         name = make(Kind.NUMBER, node)
-        return frozenset(
-            {make(Kind.TUPLE, node, parts=(frozenset({name}), frozenset({leaf})))}
-        )
+        return frozenset({make(Kind.TUPLE, node, parts=(frozenset({name}), frozenset({leaf})))})
     kinds = {
         Kind.LEAF: Kind.LEAF_VIEW,
         Kind.LEAF_VIEW: Kind.LEAF_VIEW,
@@ -198,8 +196,10 @@ def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
     if key in _GROUP_OPTIONS:
         return frozenset({recorder.value(Kind.NUMBER, node)})
     index = _only_integer(node)
-    if value.kind is Kind.TUPLE and index is not None and -len(value.parts) <= index < len(
-        value.parts
+    if (
+        value.kind is Kind.TUPLE
+        and index is not None
+        and -len(value.parts) <= index < len(value.parts)
     ):
         return value.parts[index]
     if value.kind is Kind.CONTAINER and value.parts and not _has_slice(node):
@@ -426,9 +426,7 @@ def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:
         reading.bind(name, values)
 
 
-def unpacked(
-    reading: Reading, element: cst.BaseElement, values: Values, index: int
-) -> Values:
+def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: int) -> Values:
     """Return what position ``index`` of an unpacked value holds."""
     found = NOTHING
     starred = isinstance(element, cst.StarredElement)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+import libcst as cst
+
+from gradcheck_lint.model.scopes import FunctionScope
 from gradcheck_lint.model.values import NOTHING, Values
 
 if TYPE_CHECKING:
-    import libcst as cst
-
-    from gradcheck_lint.model.scopes import FunctionScope
+    from collections.abc import Iterator
 
 
 class GradMode(Enum):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from typing import Final
 
-INPLACE_METHODS: Final = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+INPLACE_METHODS: Final = _words(
     """
     abs_ absolute_ acos_ acosh_ add_ addbmm_ addcdiv_ addcmul_ addmm_ addmv_ addr_ arccos_
     arccosh_ arcsin_ arcsinh_ arctan2_ arctan_ arctanh_ as_strided_ asin_ asinh_ atan2_ atan_
     atanh_ baddbmm_ bernoulli_ bitwise_and_ bitwise_left_shift_ bitwise_not_ bitwise_or_
     bitwise_right_shift_ bitwise_xor_ cauchy_ ceil_ clamp_ clamp_max_ clamp_min_ clip_
-    conj_physical_ copy_ copysign_ cos_ cosh_ cumprod_ cumsum_ deg2rad_ digamma_ div_ divide_ eq_
-    erf_ erfc_ erfinv_ exp2_ exp_ expm1_ exponential_ fill_ fill_diagonal_ fix_ float_power_
-    floor_ floor_divide_ fmod_ frac_ gcd_ ge_ geometric_ greater_ greater_equal_ gt_ heaviside_
-    hypot_ i0_ igamma_ igammac_ index_add_ index_copy_ index_fill_ index_put_ index_reduce_ lcm_
-    ldexp_ le_ lerp_ less_ less_equal_ lgamma_ log10_ log1p_ log2_ log_ log_normal_ logit_ lt_
-    masked_fill_ masked_scatter_ mul_ multiply_ mvlgamma_ nan_to_num_ ne_ neg_ negative_
-    nextafter_ normal_ not_equal_ polygamma_ pow_ put_ rad2deg_ random_ reciprocal_ relu_
-    remainder_ renorm_ round_ rsqrt_ scatter_ scatter_add_ scatter_reduce_ set_ sgn_ sigmoid_
-    sign_ sin_ sinc_ sinh_ sqrt_ square_ squeeze_ sub_ subtract_ swapaxes_ swapdims_ t_ tan_
-    tanh_ transpose_ tril_ triu_ true_divide_ trunc_ uniform_ unsqueeze_ xlogy_ zero_
-    """.split()
+    conj_physical_ copy_ copysign_ cos_ cosh_ cumprod_ cumsum_ deg2rad_ digamma_ div_ divide_
+    eq_ erf_ erfc_ erfinv_ exp2_ exp_ expm1_ exponential_ fill_ fill_diagonal_ fix_
+    float_power_ floor_ floor_divide_ fmod_ frac_ gcd_ ge_ geometric_ greater_ greater_equal_
+    gt_ heaviside_ hypot_ i0_ igamma_ igammac_ index_add_ index_copy_ index_fill_ index_put_
+    index_reduce_ lcm_ ldexp_ le_ lerp_ less_ less_equal_ lgamma_ log10_ log1p_ log2_ log_
+    log_normal_ logit_ lt_ masked_fill_ masked_scatter_ mul_ multiply_ mvlgamma_ nan_to_num_
+    ne_ neg_ negative_ nextafter_ normal_ not_equal_ polygamma_ pow_ put_ rad2deg_ random_
+    reciprocal_ relu_ remainder_ renorm_ round_ rsqrt_ scatter_ scatter_add_ scatter_reduce_
+    set_ sgn_ sigmoid_ sign_ sin_ sinc_ sinh_ sqrt_ square_ squeeze_ sub_ subtract_ swapaxes_
+    swapdims_ t_ tan_ tanh_ transpose_ tril_ triu_ true_divide_ trunc_ uniform_ unsqueeze_
+    xlogy_ zero_
+    """
 )
 """Methods that raise on a leaf that requires grad while gradients are recorded (tried one by one
 on torch 2.13). ``requires_grad_``, ``detach_``, ``share_memory_`` and the ``logical_*_`` methods
@@ -28,11 +34,13 @@ do not, and ``@=`` makes a new tensor."""
 
 FACTORIES: Final = frozenset(
     f"torch.{name}"
-    for name in """
+    for name in _words(
+        """
     arange empty empty_like empty_strided eye full full_like linspace logspace normal ones
     ones_like rand rand_like randint randint_like randn randn_like randperm tensor zeros
     zeros_like Tensor FloatTensor DoubleTensor from_numpy as_tensor
-    """.split()
+    """
+    )
 )
 """Functions whose result has no graph; ``requires_grad=True`` makes it a leaf."""
 
@@ -42,19 +50,20 @@ MAY_KEEP_THE_GRAPH: Final = frozenset({"torch.as_tensor", "torch.normal", "torch
 PARAMETER_CLASSES: Final = frozenset({"torch.nn.Parameter", "torch.nn.parameter.Parameter"})
 VARIABLE_CLASSES: Final = frozenset({"torch.autograd.Variable", "torch.autograd.variable.Variable"})
 
-VIEW_METHODS: Final = frozenset(
+VIEW_METHODS: Final = _words(
     """
     view view_as t transpose permute squeeze unsqueeze expand expand_as narrow select diagonal
     movedim moveaxis swapaxes swapdims adjoint
-    """.split()
+    """
 )
 VIEW_ATTRIBUTES: Final = frozenset({"T", "mT", "H", "mH"})
 
-SAME_GRAPH_METHODS: Final = frozenset(
+SAME_GRAPH_METHODS: Final = _words(
     """
-    mean sum clone squeeze unsqueeze view view_as reshape flatten to cuda cpu float double half
-    bfloat16 contiguous type_as neg abs sqrt log exp square pow t transpose permute expand
-    """.split()
+    mean sum clone squeeze unsqueeze view view_as reshape flatten to cuda cpu float double
+    half bfloat16 contiguous type_as neg abs sqrt log exp square pow t transpose permute
+    expand
+    """
 )
 """Methods of one tensor whose result has a graph exactly if that tensor has one."""
 
@@ -63,29 +72,46 @@ SCALAR_ATTRIBUTES: Final = frozenset(
     {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 )
 
-KEPT_MODULE_METHODS: Final = frozenset(
+KEPT_MODULE_METHODS: Final = _words(
     """
-    train eval parameters named_parameters buffers named_buffers children named_children modules
-    named_modules state_dict load_state_dict to cuda cpu half float double bfloat16 forward
-    requires_grad_ register_forward_hook register_buffer share_memory get_parameter step
-    param_groups no_sync keys values items get size get_last_lr is_alive copy
-    """.split()
+    train eval parameters named_parameters buffers named_buffers children named_children
+    modules named_modules state_dict load_state_dict to cuda cpu half float double bfloat16
+    forward requires_grad_ register_forward_hook register_buffer share_memory get_parameter
+    step param_groups no_sync keys values items get size get_last_lr is_alive copy
+    """
 )
 """Methods of modules and optimizers that neither clear gradients nor hand the object on."""
 
 TORCH_MODULES_WITH_WEIGHTS: Final = frozenset(
     f"torch.nn.{name}"
-    for name in """
+    for name in _words(
+        """
     Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d
     Embedding EmbeddingBag LayerNorm BatchNorm1d BatchNorm2d BatchNorm3d GroupNorm
-    """.split()
+    """
+    )
 )
 
-OWNER_METHODS: Final = frozenset(
+TENSOR_METHODS: Final = _words(
     """
-    children eval forward load_state_dict modules named_children named_modules named_parameters
-    no_sync parameters state_dict train
-    """.split()
+    all allclose amax amin any argmin argsort bmm bool byte ceil char chunk clamp clamp_max
+    clamp_min clip cross cummax cummin cumprod cumsum dist div dot eq equal expm1 fill flip
+    floor fmod gather ge gt index_add index_copy index_fill index_select int isclose isfinite
+    isinf isnan kthvalue le lerp log1p log2 log_softmax logical_and logical_not logical_or
+    logsumexp long lt masked_fill masked_scatter masked_select matmul max maximum median min
+    minimum mm mul multinomial mv ne new_empty new_full new_ones new_tensor new_zeros nonzero
+    norm numpy outer pin_memory pow prod remainder repeat repeat_interleave roll round rsqrt
+    scatter scatter_add short sigmoid sign softmax sort split std sub take tanh tensor_split
+    topk type unbind unfold unique var where
+    """
+)
+"""More methods that tensors have, and that are handed no model to change."""
+
+OWNER_METHODS: Final = _words(
+    """
+    children eval forward load_state_dict modules named_children named_modules
+    named_parameters no_sync parameters state_dict train
+    """
 )
 """Methods whose receiver owns parameters."""
 
@@ -96,31 +122,31 @@ GRAD_MODE_CONTEXTS: Final = {
     "set_grad_enabled": True,
 }
 
-HARMLESS_PACKAGES: Final = frozenset(
+HARMLESS_PACKAGES: Final = _words(
     """
-    apex argparse collections contextlib copy csv dataclasses datetime functools gc gym gymnasium
-    io itertools json logging math matplotlib numpy operator os pandas pathlib pickle pprint psutil
-    random re scipy shutil sklearn statistics sys tensorboard tensorboardX threading time torch
-    torchmetrics torchvision tqdm typing wandb warnings yaml
-    """.split()
+    apex argparse collections contextlib copy csv dataclasses datetime functools gc gym
+    gymnasium io itertools json logging math matplotlib numpy operator os pandas pathlib
+    pickle pprint psutil random re scipy shutil sklearn statistics sys tensorboard
+    tensorboardX threading time torch torchmetrics torchvision tqdm typing wandb warnings yaml
+    """
 )
 """Packages whose functions leave the gradients of what they are handed alone."""
 
-ENGINE_PACKAGES: Final = frozenset(
+ENGINE_PACKAGES: Final = _words(
     """
     accelerate catalyst colossalai composer deepspeed fastai ignite lightning lightning_fabric
     poptorch pytorch_lightning skorch
-    """.split()
+    """
 )
 ENGINE_MODULES: Final = frozenset(
     {"torch.distributed.autograd", "torch.distributed.rpc", "transformers.Trainer"}
 )
 """Whoever imports one of these lets it decide when gradients are cleared."""
 
-HARMLESS_BUILTINS: Final = frozenset(
+HARMLESS_BUILTINS: Final = _words(
     """
     abs all any bool dict dir divmod enumerate filter float format getattr hasattr hash id int
     isinstance issubclass iter len list map max min next print range repr reversed round set
     sorted str sum tuple type vars zip super open
-    """.split()
+    """
 )

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop
 from gradcheck_lint.model.grad_mode import initial_mode
-from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
-from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join, join_all
+from gradcheck_lint.model.syntax import bound_names, dotted_name, positional, walk
+from gradcheck_lint.model.torch_functions import makes_optimizer
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
 
 _TURNS_GRAD_OFF = re.compile(
     rb"\.requires_grad\s*=(?!=)\s*(?!True\b)|\.requires_grad_\(\s*(?!True\b|\))"
@@ -143,9 +147,7 @@ class ModuleModel:
                 if any(value.kind is Kind.UNKNOWN for value in values):
                     return NOTHING
                 found = join(found, values)
-        if self.may_freeze and any(
-            value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in found
-        ):
+        if self.may_freeze and any(value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in found):
             return NOTHING
         return frozenset(replace(value, loops=()) for value in found)
 
@@ -172,19 +174,13 @@ class ModuleModel:
                         assigned.setdefault(name, []).append(node.value)
         sources: list[cst.BaseExpression | None] = []
         for value in returned:
-            sources.extend(assigned.get(dotted_name(value) or "", [value]))  # type: ignore[list-item]
+            sources.extend(assigned.get(dotted_name(value) or "") or [value])
         return bool(sources) and all(self._makes_optimizer(source) for source in sources)
 
     def _makes_optimizer(self, node: cst.BaseExpression | None) -> bool:
         if not isinstance(node, cst.Call):
             return False
-        qualified = self.scopes.resolve_import(dotted_name(node.func) or "") or ""
-        last = qualified.rpartition(".")[2]
-        return (
-            qualified.startswith("torch.optim.")
-            and "lr_scheduler" not in qualified
-            and last[:1].isupper()
-        )
+        return makes_optimizer(self.scopes.resolve_import(dotted_name(node.func) or "") or "")
 
     def modes_of_callers(self, scope: FunctionScope) -> frozenset[GradMode]:
         """Return the grad modes that the calls of a function in this file are made in.
@@ -221,9 +217,8 @@ def _bind_parameters(reading: Reading) -> None:
     if isinstance(node, cst.Module):
         return
     parameters = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
-    for star in (node.params.star_arg, node.params.star_kwarg):
-        if isinstance(star, cst.Param):
-            parameters.append(star)
+    stars = (node.params.star_arg, node.params.star_kwarg)
+    parameters.extend(star for star in stars if isinstance(star, cst.Param))
     for parameter in parameters:
         reading.bind(parameter.name.value, _argument(reading, parameter))
     owner = reading.scope.owner
@@ -245,7 +240,7 @@ def _argument(reading: Reading, parameter: cst.Param) -> Values:
     annotation = parameter.annotation.annotation if parameter.annotation else None
     qualified = reading.scopes.resolve_import(dotted_name(annotation) or "") or ""
     kind, origin = Kind.UNKNOWN, Origin.ARGUMENT
-    if qualified.startswith("torch.optim.") and "lr_scheduler" not in qualified:
+    if makes_optimizer(qualified):
         kind = Kind.OPTIMIZER
     return frozenset({reading.recorder.value(kind, parameter, origin=origin)})
 
@@ -266,9 +261,8 @@ def _collect_attributes(
         elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
             targets, source = [node.target], node.value
         elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
-            if len(node.args) > 1 and isinstance(node.args[0].value, cst.SimpleString):
-                name = node.args[0].value.evaluated_value
-                found.setdefault(str(name), []).append(node.args[1].value)
+            name, parameter = _registered(node)
+            found.setdefault(name, []).append(parameter)
         for target in targets:
             simple = isinstance(target, cst.Attribute)
             for name in bound_names(target):
@@ -277,3 +271,11 @@ def _collect_attributes(
                 attribute = name.removeprefix(prefix)
                 if not isinstance(node, cst.AugAssign):
                     found.setdefault(attribute, []).append(source if simple else None)
+
+
+def _registered(node: cst.Call) -> tuple[str, cst.BaseExpression | None]:
+    """Return the name and the value of ``self.register_parameter(name, value)``."""
+    arguments = positional(node)
+    if len(arguments) < 2 or not isinstance(arguments[0], cst.SimpleString):  # noqa: PLR2004 - two
+        return "", None
+    return str(arguments[0].evaluated_value), arguments[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +12,8 @@ from gradcheck_lint.model.state import Recorder, State
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import libcst as cst
 
     from gradcheck_lint.model.scopes import FunctionScope, Scopes
@@ -27,12 +28,15 @@ class Surroundings(Protocol):
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
+        ...
 
     def class_attribute(self, class_name: str, attribute: str) -> Values:
         """Return everything that the methods of a class bind to ``self.<attribute>``."""
+        ...
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:
         """Tell whether a function of the file returns an optimizer of torch, whatever happens."""
+        ...
 
 
 class Reading:

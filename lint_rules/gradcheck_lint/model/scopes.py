@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
 from gradcheck_lint.model.syntax import children, dotted_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(slots=True, eq=False)
@@ -134,20 +137,22 @@ class Scopes:
         self._collect(node.body, scope, None, f"{name}.")
 
     def _add_class(self, node: cst.ClassDef, function: FunctionScope, prefix: str) -> None:
-        bases = tuple(filter(None, (dotted_name(base.value) for base in node.bases)))
+        names = [dotted_name(base.value) for base in node.bases]
+        bases = tuple(name for name in names if name is not None)
         scope = ClassScope(f"{prefix}{node.name.value}", node, bases)
         self.classes[node.name.value] = scope
         self._collect(node.body, function, scope, f"{scope.name}.")
 
     def _add_import(self, node: cst.Import | cst.ImportFrom) -> None:
-        if isinstance(node.names, cst.ImportStar):
-            module = dotted_name(node.module) if isinstance(node, cst.ImportFrom) else None
-            self._imported.add(module or "")
-            return
-        origin = ""
+        module, origin = "", ""
         if isinstance(node, cst.ImportFrom):
-            origin = "." * len(node.relative) + (dotted_name(node.module) or "") + "."
-        for alias in node.names:
+            module = "." * len(node.relative) + (dotted_name(node.module) or "")
+            origin = f"{module}."
+        names = node.names
+        if isinstance(names, cst.ImportStar):
+            self._imported.add(module)
+            return
+        for alias in names:
             name = dotted_name(alias.name) or ""
             full = f"{origin}{name}"
             self._imported.add(full)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.calls import set_requires_grad
 from gradcheck_lint.model.expressions import (
     bind_target,
     combine,
@@ -29,6 +27,7 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
+from gradcheck_lint.model.methods import set_requires_grad
 from gradcheck_lint.model.state import State, as_kind, join_states
 from gradcheck_lint.model.syntax import (
     boolean,
@@ -40,6 +39,8 @@ from gradcheck_lint.model.syntax import (
 from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are, join_all
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gradcheck_lint.model.reading import Reading
 
 _PASSES = 6
@@ -137,15 +138,17 @@ class StatementReader:
         held = self._reading.look_up(path)
         for term in others:
             if isinstance(term, (cst.Name, cst.Attribute)):
-                self._store(target, path, held, self._reading.look_up(dotted_name(term) or ""), term)
+                values = self._reading.look_up(dotted_name(term) or "")
+                self._store(target, path, values, term, held=held)
 
     def _store(
         self,
         node: cst.CSTNode,
         path: str,
-        held: Values,
         stored: Values,
         stored_node: cst.CSTNode,
+        *,
+        held: Values,
         how: StoreKind = StoreKind.ACCUMULATE,
     ) -> None:
         self._reading.recorder.event(
@@ -174,7 +177,7 @@ class StatementReader:
         if path and loops and any(loops[-1] in value.loops for value in indices):
             held = reading.look_up(path)
             if all_are(held, Kind.CONTAINER):
-                self._store(target, path, held, values, source, StoreKind.APPEND)
+                self._store(target, path, values, source, held=held, how=StoreKind.APPEND)
         for value in base:
             if value.kind is Kind.CONTAINER or (
                 value.kind is Kind.PLAIN and not all_are(values, Kind.PLAIN, Kind.NUMBER)
@@ -226,9 +229,9 @@ class StatementReader:
         if path is None:
             return
         if all_are(held, Kind.CONTAINER) and isinstance(node.value, (cst.List, cst.Tuple)):
-            self._store(node, path, held, added, node.value, StoreKind.APPEND)
+            self._store(node, path, added, node.value, held=held, how=StoreKind.APPEND)
         elif isinstance(node.operator, (cst.AddAssign, cst.SubtractAssign)):
-            self._store(node, path, held, added, node.value)
+            self._store(node, path, added, node.value, held=held)
         if root is target:
             self._rebind_augmented(node, path, held, added)
 
@@ -266,12 +269,17 @@ class StatementReader:
             how = JumpKind.RAISE
         elif isinstance(node, cst.Break):
             how = JumpKind.BREAK
-            self._breaks[-1].append(reading.state.copy())
+            self._leave_loop(self._breaks)
         else:
             how = JumpKind.CONTINUE
-            self._continues[-1].append(reading.state.copy())
+            self._leave_loop(self._continues)
         reading.recorder.event(Jump, node, reading.state.mode, how=how)
         reading.state.dead = True
+
+    def _leave_loop(self, ends: list[list[State]]) -> None:
+        # Python's parser lets a stray `break` pass; its compiler is the one that objects.
+        if ends:
+            ends[-1].append(self._reading.state.copy())
 
     # Branches
 
@@ -345,6 +353,7 @@ class StatementReader:
         entry = reading.state
         depth = len(recorder.loops)
         exits: list[State] = []
+        body = Block()
         for attempt in range(_PASSES if depth < 3 else 3):  # noqa: PLR2004 - nesting multiplies
             recorder.block = body = Block()
             reading.state = entry.copy()

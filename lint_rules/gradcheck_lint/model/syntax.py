@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _SKIPPED = frozenset(
-    """
-    leading_lines lpar rpar comma header footer lines_after_decorators semicolon dot colon lbracket
-    rbracket lbrace rbrace equal trailing_whitespace indent
-    """.split()
+    [
+        "leading_lines",
+        "lpar",
+        "rpar",
+        "comma",
+        "header",
+        "footer",
+        "lines_after_decorators",
+        "semicolon",
+        "dot",
+        "colon",
+        "lbracket",
+        "rbracket",
+        "lbrace",
+        "rbrace",
+        "equal",
+        "trailing_whitespace",
+        "indent",
+    ]
 )
 _FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {}
 
@@ -87,9 +105,9 @@ def is_literal(node: cst.CSTNode | None) -> bool:
     """Tell whether this is a number or string that stands in the source."""
     if isinstance(node, cst.UnaryOperation):
         return is_literal(node.expression)
-    return isinstance(
-        node, (cst.Integer, cst.Float, cst.SimpleString, cst.ConcatenatedString)
-    ) or (isinstance(node, cst.Name) and node.value in {"True", "False", "None"})
+    return isinstance(node, (cst.Integer, cst.Float, cst.SimpleString, cst.ConcatenatedString)) or (
+        isinstance(node, cst.Name) and node.value in {"True", "False", "None"}
+    )
 
 
 def keyword(call: cst.Call, name: str) -> cst.BaseExpression | None:
@@ -103,9 +121,7 @@ def keyword(call: cst.Call, name: str) -> cst.BaseExpression | None:
 def positional(call: cst.Call) -> list[cst.BaseExpression]:
     """Return the positional arguments, without starred ones."""
     return [
-        argument.value
-        for argument in call.args
-        if argument.keyword is None and not argument.star
+        argument.value for argument in call.args if argument.keyword is None and not argument.star
     ]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:
-    import libcst as cst
+import libcst as cst
 
-    from gradcheck_lint.model.scopes import FunctionScope
+from gradcheck_lint.model.scopes import FunctionScope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Kind(Enum):

@@ -6,11 +6,12 @@ The table below knows their codes without importing them, because they need libc
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gradcheck_lint.rules._rule import Rule
 
 

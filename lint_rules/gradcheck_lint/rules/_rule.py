@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+import libcst as cst
+
+from gradcheck_suite.findings import JSON
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    import libcst as cst
-
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_suite.catalogue import Entry
-    from gradcheck_suite.findings import JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Store, StoreKind
@@ -20,6 +19,8 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gradcheck_lint.model.module import FunctionModel
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import GradMode, InPlace
@@ -13,6 +12,8 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import libcst as cst
 
     from gradcheck_lint.model.module import FunctionModel
@@ -34,9 +35,7 @@ class LeafInplace(Rule):
             if severity is not None:
                 yield self._violation(function, event, severity)
 
-    def _violation(
-        self, function: FunctionModel, event: InPlace, severity: Severity
-    ) -> Violation:
+    def _violation(self, function: FunctionModel, event: InPlace, severity: Severity) -> Violation:
         tree = function.module.tree
         target = source_of(tree, event.target) if event.target is not None else "the tensor"
         is_view = any(value.kind is Kind.LEAF_VIEW for value in event.values)

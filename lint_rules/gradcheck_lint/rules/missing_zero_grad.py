@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,15 +16,16 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
     can_repeat,
 )
+from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.values import Kind, Origin
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    import libcst as cst
+    from collections.abc import Iterator
 
-    from gradcheck_lint.model.module import FunctionModel
+    import libcst as cst
 
 
 @dataclass(slots=True)
@@ -77,8 +77,7 @@ class MissingZeroGrad(Rule):
         if not can_repeat(loop, leading):
             return None
         certain = any(
-            backward.arms[: len(leading.arms)] == leading.arms
-            for backward, _ in effects.backwards
+            backward.arms[: len(leading.arms)] == leading.arms for backward, _ in effects.backwards
         )
         if not certain:
             # The step happens on fewer paths than backward: a window, perhaps of the whole loop.
@@ -385,9 +384,7 @@ def _collect(
                     _collect(effects, leading, item, called, inside)
 
 
-def _is_made_anew(
-    loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel
-) -> bool:
+def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel) -> bool:
     """Tell whether each iteration may have an optimizer of its own."""
     root = (step.receiver or "").partition(".")[0]
     if root in loop.targets or any(loop.identity in value.loops for value in step.values):

@@ -1,0 +1,138 @@
+"""Turn what a survey concluded into findings, one for each mistake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.verification import wording
+from gradcheck_suite.verification.diagnosis import TracedCall, error_kind, find_wrong_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from gradcheck_suite.findings import Finding
+    from gradcheck_suite.verification.contracts import Pair
+    from gradcheck_suite.verification.custom_functions import GraphPath
+    from gradcheck_suite.verification.diagnosis import ErrorKind
+    from gradcheck_suite.verification.survey import Survey
+    from gradcheck_suite.verification.verdicts import Conclusion
+
+__all__ = ["find_mistakes"]
+
+# Narrowing a failure down to an entry takes some hundred evaluations.
+_MOST_SEARCHES = 8
+# Up to here each wrong gradient is a finding of its own; from here on those that one cause can
+# explain are one: whatever lies upstream of a wrong backward is wrong as well.
+_FEW = 3
+
+
+def find_mistakes(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Finding]:
+    """Yield a finding for each breach of contract and each wrong gradient."""
+    wrong = [pair for pair, conclusion in conclusions.items() if conclusion.status == "fail"]
+    breaches = survey.breaches
+    if not (wrong or breaches.written or breaches.unequal or breaches.nonlinear):
+        return
+    yield from _Mistakes(survey, conclusions).findings(wrong)
+
+
+class _Mistakes:
+    def __init__(self, survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> None:
+        self._survey = survey
+        self._conclusions = conclusions
+        self._call = TracedCall(survey)
+        self._searches = 0
+
+    def findings(self, wrong: Sequence[Pair]) -> Iterator[Finding]:
+        yield from self._breaches()
+        attached = self._survey.gradients.attached
+        explains = self._survey.breaches.explains
+        groups: dict[object, list[Pair]] = {}
+        for pair in wrong:
+            if attached[pair[0]] and not explains(pair):
+                groups.setdefault(self._cause(pair), []).append(pair)
+        for pairs in groups.values():
+            if len(pairs) > _FEW:
+                yield self._wrong_gradient(pairs)
+            else:
+                for pair in pairs:
+                    yield self._wrong_gradient([pair])
+        for output in range(len(attached)):
+            variables = [variable for out, variable in wrong if out == output]
+            if variables and not attached[output]:
+                yield self._detached(output, variables)
+
+    def _breaches(self) -> Iterator[Finding]:
+        breaches = self._survey.breaches
+        for output in sorted(breaches.written):
+            path = self._call.whole_graph(output)
+            yield wording.grad_output_modified(output=self._output(output), path=path)
+        for pair, difference in breaches.unequal.items():
+            yield wording.nondeterministic_gradient(
+                output=self._output(pair[0]),
+                variable=self._variable(pair[1]),
+                difference=difference,
+                by_rounding=pair in breaches.unequal_by_rounding,
+                path=self._call.path(*pair),
+            )
+        for pair, difference in breaches.nonlinear.items():
+            yield wording.nonlinear_backward(
+                output=self._output(pair[0]),
+                variable=self._variable(pair[1]),
+                difference=difference,
+                path=self._call.path(*pair),
+            )
+
+    def _cause(self, pair: Pair) -> object:
+        """Return the same for pairs that one mistake can explain."""
+        kind, ratio = self._kind(pair)
+        if self._conclusions[pair].shown.non_finite:
+            return pair[0], "non-finite", self._call.path(*pair).functions
+        rounded = None if ratio is None else f"{ratio:.3g}"
+        return pair[0], kind, rounded, self._call.path(*pair).functions
+
+    def _wrong_gradient(self, pairs: Sequence[Pair]) -> Finding:
+        pair = max(pairs, key=lambda pair: self._conclusions[pair].shown.relative_deviation)
+        output, variable = pair
+        conclusion = self._conclusions[pair]
+        shown = conclusion.shown
+        kind, ratio = self._kind(pair)
+        entry = None
+        if self._searches < _MOST_SEARCHES and not (shown.non_finite or conclusion.moved):
+            self._searches += 1
+            entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)
+        return wording.wrong_gradient(
+            output=self._output(output),
+            variable=self._variable(variable),
+            also=[self._variable(other) for _, other in pairs if other != variable],
+            shape=self._survey.point.values[variable].shape,
+            shown=shown,
+            kind=kind,
+            ratio=ratio,
+            entry=entry,
+            path=self._path(pair),
+        )
+
+    def _detached(self, output: int, variables: Sequence[int]) -> Finding:
+        return wording.detached_output(
+            output=self._output(output),
+            variables=[self._variable(variable) for variable in variables],
+            shown=self._conclusions[output, variables[0]].shown,
+            path=self._path((output, variables[0])),
+        )
+
+    def _kind(self, pair: Pair) -> tuple[ErrorKind, float | None]:
+        failed = [
+            outcome.measurement
+            for outcome in self._survey.outcomes(pair)
+            if outcome.ruling == "fail"
+        ]
+        return error_kind(failed)
+
+    def _path(self, pair: Pair) -> GraphPath:
+        return self._call.path(*pair)
+
+    def _output(self, index: int) -> str:
+        return self._survey.point.outputs[index].name
+
+    def _variable(self, index: int) -> str:
+        return self._survey.subject.variables[index].name

@@ -1,0 +1,102 @@
+"""Read what is passed in a call, and record calls of which no more is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.model.expressions import element_of, read
+from gradcheck_lint.model.flow import Call
+from gradcheck_lint.model.values import (
+    NOTHING,
+    Kind,
+    Origin,
+    Values,
+    held_by,
+    join_all,
+    mentioned_by,
+)
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.reading import Reading
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What is passed in a call, read once."""
+
+    positional: tuple[Values, ...]
+    keywords: dict[str, Values]
+    everything: Values
+
+
+def read_arguments(reading: Reading, node: cst.Call) -> Arguments:
+    """Read the arguments of a call in order; functions that are handed on count as called."""
+    ordered: list[Values] = []
+    keywords: dict[str, Values] = {}
+    for argument in node.args:
+        values = read(reading, argument.value)
+        if argument.keyword is not None:
+            keywords[argument.keyword.value] = values
+        elif argument.star:
+            ordered.append(element_of(reading, values, argument))
+        else:
+            ordered.append(values)
+        _note_references(reading, argument, values)
+    everything = join_all((*ordered, *keywords.values()))
+    return Arguments(tuple(ordered), keywords, everything)
+
+
+def _note_references(reading: Reading, node: cst.CSTNode, values: Values) -> None:
+    for value in values:
+        if value.function is not None:
+            reading.recorder.event(
+                Call, node, reading.state.mode, function=value.function, referenced=True
+            )
+
+
+def only_function(values: Values) -> FunctionScope | None:
+    """Return the one function of this file that is held, or None."""
+    functions = {value.function for value in values}
+    return functions.pop() if len(functions) == 1 else None
+
+
+def record_call(
+    reading: Reading,
+    node: cst.Call,
+    arguments: Arguments,
+    *,
+    function: FunctionScope | None = None,
+    method: str | None = None,
+    receiver: Values = NOTHING,
+    harmless: bool = False,
+) -> Values:
+    """Record a call of which only the arguments are known."""
+    mentions = mentioned_by(arguments.everything) | mentioned_by(receiver)
+    reading.recorder.event(
+        Call,
+        node,
+        reading.state.mode,
+        function=function,
+        method=method,
+        handed=held_by(arguments.everything) | held_by(receiver),
+        mentions=mentions,
+        harmless=harmless,
+    )
+    if function is not None and reading.surroundings.returns_optimizer(function):
+        return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})
+    return reading.recorder.unknown(node, origin=Origin.CALL, mentions=mentions)
+
+
+def method_of(reading: Reading, receiver: Values, method: str) -> FunctionScope | None:
+    """Return the method of a class of this file that is called on a receiver, or None."""
+    found = {
+        reading.scopes.method(reading.scopes.classes.get(value.name), method)
+        if value.kind in {Kind.INSTANCE, Kind.OPTIMIZER}
+        else None
+        for value in receiver
+    }
+    return found.pop() if len(found) == 1 else None

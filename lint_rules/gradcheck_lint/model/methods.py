@@ -1,0 +1,278 @@
+"""Read method calls: on tensors, parameters, containers, and objects of this file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.arguments import Arguments, method_of, read_arguments, record_call
+from gradcheck_lint.model.expressions import container, element_of, read, same_graph
+from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
+from gradcheck_lint.model.knowledge import (
+    INPLACE_METHODS,
+    KEPT_MODULE_METHODS,
+    OWNER_METHODS,
+    SAME_GRAPH_METHODS,
+    SCALAR_METHODS,
+    TENSOR_METHODS,
+    VIEW_METHODS,
+)
+from gradcheck_lint.model.state import as_kind
+from gradcheck_lint.model.syntax import boolean, dotted_name, positional
+from gradcheck_lint.model.training_calls import read_backward, read_step
+from gradcheck_lint.model.values import (
+    NOTHING,
+    Kind,
+    Origin,
+    Value,
+    Values,
+    all_are,
+    held_by,
+    implied_by_all,
+    mentioned_by,
+)
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.reading import Reading
+
+_LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
+
+
+def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values:
+    """Return what a method call may evaluate to, and record what it does."""
+    method = func.attr.value
+    receiver = read(reading, func.value)
+    arguments = read_arguments(reading, node)
+    special = _SPECIAL_METHODS.get(method)
+    if special is not None:
+        result = special(reading, node, receiver, arguments)
+        if result is not None:
+            return result
+    if "zero_grad" in method:
+        reading.recorder.event(ZeroGrad, node, reading.state.mode)
+        reading.recorder.holders.update(value.site for value in receiver)
+    if method in INPLACE_METHODS:
+        return _write_in_place(reading, node, func, receiver, arguments)
+    tensor = _tensor_method(reading, node, method, receiver)
+    if tensor is not None:
+        return tensor
+    return _read_other_method(reading, node, func, receiver, arguments)
+
+
+def _read_other_method(
+    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+) -> Values:
+    method = func.attr.value
+    function = method_of(reading, receiver, method)
+    root = dotted_name(func.value)
+    if method in OWNER_METHODS:
+        reading.recorder.holders.update(value.site for value in receiver)
+    if method in KEPT_MODULE_METHODS and function is None:
+        return record_call(reading, node, arguments, method=method, harmless=not node.args)
+    if method in TENSOR_METHODS and function is None:
+        return record_call(reading, node, arguments, method=method, harmless=True)
+    used = reading.statement_value is not node
+    result = record_call(
+        reading,
+        node,
+        arguments,
+        function=function,
+        method=method,
+        receiver=NOTHING if used else receiver,
+    )
+    if root is not None and any(value.kind is Kind.INSTANCE for value in receiver):
+        reading.state.forget_attributes(root, next(iter(result)))
+    return result
+
+
+def _tensor_method(
+    reading: Reading, node: cst.Call, method: str, receiver: Values
+) -> Values | None:
+    make = reading.recorder.value
+    if method in {"detach", "detach_"}:
+        if method == "detach_":
+            _change(reading, receiver, Kind.PLAIN)
+        return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver))})
+    if method in SCALAR_METHODS:
+        return frozenset({make(Kind.NUMBER, node)})
+    tensors = (*_LEAVES, Kind.PLAIN, Kind.HISTORY, Kind.GRADIENT)
+    if method in VIEW_METHODS and all_are(receiver, *_LEAVES):
+        return frozenset({make(Kind.LEAF_VIEW, node)})
+    if method in VIEW_METHODS | SAME_GRAPH_METHODS and (
+        all_are(receiver, *tensors) or method in {"mean", "sum", "clone"}
+    ):
+        if method in _MAYBE_ITSELF and any(value.kind in _LEAVES for value in receiver):
+            return reading.recorder.unknown(node, origin=Origin.CALL)
+        return same_graph(reading, node, receiver)
+    return None
+
+
+_MAYBE_ITSELF = frozenset(
+    {"to", "cuda", "cpu", "float", "double", "half", "bfloat16"}
+    | {"contiguous", "type_as", "reshape", "flatten"}
+)
+
+
+def _change(reading: Reading, values: Values, kind: Kind) -> None:
+    for value in values:
+        reading.state.replace_site(value.site, as_kind(kind))
+
+
+def _write_in_place(
+    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+) -> Values:
+    method = func.attr.value
+    if all_are(receiver, Kind.GRADIENT) and method in {"zero_", "fill_", "copy_", "set_"}:
+        reading.recorder.event(ZeroGrad, node, reading.state.mode)
+    if _reads_gradient(func.value) and method in {"zero_", "fill_", "copy_", "set_"}:
+        reading.recorder.event(ZeroGrad, node, reading.state.mode)
+    reading.recorder.event(
+        InPlace,
+        node,
+        reading.state.mode,
+        values=receiver,
+        target=func.value,
+        operation=f"{method}()",
+    )
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    grows = bool(arguments.everything) and not all_are(arguments.everything, *plain)
+    if grows and all_are(receiver, Kind.PLAIN):
+        _change(reading, receiver, Kind.UNKNOWN)
+        return reading.recorder.unknown(node, origin=Origin.CALL)
+    return receiver
+
+
+def _reads_gradient(node: cst.BaseExpression) -> bool:
+    """Tell whether this is ``p.grad``, ``p.grad.data`` or ``p.grad.detach_()`` and the like."""
+    current: cst.BaseExpression = node
+    while True:
+        if isinstance(current, cst.Call):
+            current = current.func
+        elif isinstance(current, cst.Subscript):
+            current = current.value
+        elif isinstance(current, cst.Attribute):
+            if current.attr.value == "grad":
+                return True
+            current = current.value
+        else:
+            return isinstance(current, cst.Name) and "grad" in current.value
+
+
+def _read_requires_grad(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    del arguments
+    argument = node.args[0].value if node.args else None
+    wanted = True if argument is None else boolean(argument)
+    return set_requires_grad(reading, node, receiver, wanted=wanted)
+
+
+def set_requires_grad(
+    reading: Reading, node: cst.CSTNode, values: Values, *, wanted: bool | None
+) -> Values:
+    """Apply ``requires_grad_(wanted)`` to what is held, under all its names."""
+    changed: list[Value] = []
+    for value in values:
+        kind = value.kind
+        if wanted is None and kind in {Kind.LEAF, Kind.PLAIN}:
+            kind = Kind.UNKNOWN
+        elif wanted and kind is Kind.PLAIN:
+            kind = Kind.LEAF
+        elif wanted is False and kind in {Kind.LEAF, Kind.LEAF_VIEW}:
+            kind = Kind.PLAIN
+        reading.state.replace_site(value.site, as_kind(kind))
+        changed.append(replace(value, kind=kind))
+    return frozenset(changed) or reading.recorder.unknown(node)
+
+
+def _read_parameters(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    del arguments
+    assert isinstance(node.func, cst.Attribute)
+    if method_of(reading, receiver, node.func.attr.value) is not None:
+        return None
+    reading.recorder.holders.update(value.site for value in receiver)
+    named = "named" if node.func.attr.value == "named_parameters" else ""
+    known = (Kind.MODULE, Kind.INSTANCE)
+    value = reading.recorder.value(
+        Kind.PARAMETERS,
+        node,
+        name=named,
+        certain=all_are(receiver, *known) and not reading.may_freeze,
+        holds=held_by(receiver),
+    )
+    return frozenset({value})
+
+
+def _read_append(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    assert isinstance(node.func, cst.Attribute)
+    if not arguments.positional or method_of(reading, receiver, node.func.attr.value):
+        return None
+    stored = arguments.positional[-1]
+    target = node.func.value
+    root = target
+    while isinstance(root, cst.Subscript):
+        root = root.value
+    name = dotted_name(root)
+    if name is not None:
+        reading.recorder.event(
+            Store,
+            node,
+            reading.state.mode,
+            how=StoreKind.APPEND,
+            target=name,
+            target_values=reading.look_up(name),
+            stored=stored,
+            stored_node=positional(node)[-1] if positional(node) else None,
+        )
+    for value in receiver:
+        if value.kind is Kind.CONTAINER:
+            # A site keeps its identity; what its elements are is no longer known.
+            reading.state.replace_site(value.site, lambda known: replace(known, parts=()))
+    return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+
+
+def _read_scale(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    del receiver
+    if len(arguments.positional) != 1:
+        return None
+    scaled = same_graph(reading, node, arguments.positional[0])
+    return scaled if implied_by_all(scaled) else None
+
+
+def _read_pairs(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    del arguments
+    if not all_are(receiver, Kind.CONTAINER):
+        return None
+    elements = element_of(reading, receiver, node)
+    key = frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    assert isinstance(node.func, cst.Attribute)
+    if node.func.attr.value == "values":
+        return container(reading, node, [elements])
+    pair = reading.recorder.value(Kind.TUPLE, node, parts=(key, elements))
+    return container(reading, node, [frozenset({pair})])
+
+
+_SPECIAL_METHODS = {
+    "backward": read_backward,
+    "step": read_step,
+    "requires_grad_": _read_requires_grad,
+    "parameters": _read_parameters,
+    "named_parameters": _read_parameters,
+    "append": _read_append,
+    "appendleft": _read_append,
+    "extend": _read_append,
+    "insert": _read_append,
+    "scale": _read_scale,
+    "items": _read_pairs,
+    "values": _read_pairs,
+}

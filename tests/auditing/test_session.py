@@ -1,0 +1,122 @@
+"""The session: what it may be given, how it is used, and what its report says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import gradcheck_suite as gs
+from gradcheck_suite.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (("net",), {}, "model must be a torch.nn.Module or None, got str"),
+        ((None, "adam"), {}, "optimizers must be torch.optim.Optimizer objects, got str"),
+        ((None, 3), {}, "optimizers must be a torch.optim.Optimizer or several, got int"),
+        ((), {"checksum_evry": 3}, "no option 'checksum_evry'; did you mean 'checksum_every'?"),
+        ((), {"zzz": 3}, "no option 'zzz'; it knows checksum_first_steps"),
+        ((), {"checksum_every": -1}, "checksum_every must be a whole number of at least 0"),
+        ((), {"graph_limit": True}, "graph_limit must be a whole number of at least 2, got True"),
+        ((), {"name_writers": 1}, "name_writers must be a bool, got 1"),
+    ],
+)
+def test_bad_input_is_told_in_clear_words(arguments, options, words):
+    with pytest.raises(UsageError, match=None) as info:
+        gs.audit(*arguments, **options)
+    assert words in str(info.value)
+
+
+def train(steps=3):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.randn(3, 2)).sum().backward()
+        optimizer.step()
+
+
+def test_as_a_decorator_it_adds_up():
+    session = gs.audit()
+    watched = session(train)
+    watched(2)
+    watched(steps=3)
+    assert session.report.summary["steps"] == 5
+    assert [finding.code for finding in session.findings] == ["GCS301"]
+
+
+def test_a_recursive_decorated_function():
+    session = gs.audit()
+
+    @session
+    def descend(depth):
+        if depth:
+            descend(depth - 1)
+        train(1)
+
+    descend(3)
+    assert session.report.summary["steps"] == 4
+
+
+def test_the_report_may_be_read_at_any_time():
+    session = gs.audit()
+    assert session.report.summary["steps"] == 0
+    with session:
+        train()
+        assert [finding.code for finding in session.findings] == ["GCS301"]
+        json.dumps(dict(session.report.summary))
+    assert session.report.tool == "gradcheck-suite audit"
+    assert not session.report.ok
+    assert json.loads(json.dumps(dict(session.findings[0].evidence)))["count"] == 2
+
+
+def test_nothing_to_look_at_is_said():
+    with gs.audit() as session:
+        pass
+    assert session.report.ok
+    assert "no backward() ran" in " ".join(session.report.not_covered)
+    with gs.audit() as session:
+        torch.randn(2, requires_grad=True).sum().backward()
+    assert "no optimizer of torch.optim stepped" in " ".join(session.report.not_covered)
+
+
+def test_a_model_on_the_meta_device():
+    net = nn.Linear(3, 3, device="meta")
+    with gs.audit(net) as session:
+        net(torch.randn(2, 3, device="meta")).sum().backward()
+    assert session.findings == ()
+
+
+def test_a_backward_in_another_thread():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with gs.audit() as session, ThreadPoolExecutor(1) as pool:
+        pool.submit(train, 2).result()
+    assert any("other threads" in line for line in session.report.not_covered)
+    assert session.report.summary["steps"] == 2
+
+
+def test_a_bug_in_a_detector_never_reaches_the_program(monkeypatch):
+    from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
+
+    def broken(self, event):
+        raise RuntimeError("our own")
+
+    monkeypatch.setattr(StepProtocolDetector, "handle", broken)
+    with gs.audit() as session:
+        train()
+    (line,) = [line for line in session.report.not_covered if "our own" in line]
+    assert "StepProtocolDetector" in line
+
+
+def test_without_writers_the_mistake_is_found_all_the_same():
+    with gs.audit(name_writers=False) as session:
+        h = torch.randn(4, requires_grad=True).exp()
+        loss = (h * h).sum()
+        h.data.zero_()
+        loss.backward()
+    assert {finding.code for finding in session.findings} == {"GCS104"}
+    assert all("writer was not seen" in finding.message for finding in session.findings)

@@ -1,0 +1,197 @@
+"""``gradcheck-suite audit`` from the outside."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+CLEAN = """\
+import torch
+weight = torch.randn(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    (weight ** 2).sum().backward()
+    optimizer.step()
+print("done")
+"""
+BUGGY = CLEAN.replace("    optimizer.zero_grad()\n", "")
+RAISING = """\
+import torch
+h = torch.randn(3, requires_grad=True).exp()
+loss = (h * h).sum()
+h += 1
+loss.backward()
+"""
+
+
+@pytest.fixture
+def audit(tmp_path):
+    def run(source, *options, arguments=(), name="train.py"):
+        (tmp_path / name).write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "gradcheck_suite.cli", "audit", *options, name, *arguments]
+        return subprocess.run(  # noqa: PLW1510
+            [sys.executable, "-c", _MAIN, *command[3:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+_MAIN = "import sys; from gradcheck_suite.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_a_clean_script(audit):
+    done = audit(CLEAN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("done\n")
+    assert "nothing found (3 steps watched)" in done.stdout
+
+
+def test_a_mistake_is_reported_after_the_output_and_fails(audit):
+    done = audit(BUGGY, "--output-format", "concise")
+    assert done.returncode == 1
+    first, second, *_ = done.stdout.splitlines()
+    assert first == "done"
+    assert second.startswith("train.py:6:")
+    assert "GCS301" in second
+    assert done.stderr == ""
+
+
+def test_fail_on_sets_the_threshold(audit):
+    assert audit(BUGGY, "--fail-on", "error").returncode == 1
+    assert audit(CLEAN, "--fail-on", "note").returncode == 0
+
+
+def test_a_machine_format_in_a_file_of_its_own(audit, tmp_path):
+    done = audit(BUGGY, "--output-format", "json", "--output-file", "report.json")
+    assert done.stdout == "done\n"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["tool"] == "gradcheck-suite audit"
+    assert [finding["code"] for finding in report["findings"]] == ["GCS301"]
+    assert report["findings"][0]["path"] == "train.py"
+    assert report["summary"]["steps"] == 3
+
+
+def test_the_traceback_comes_first_and_shows_only_the_users_frames(audit):
+    done = audit(RAISING, "--output-format", "concise")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert "gradcheck_suite" not in done.stderr
+    assert "modified by an inplace operation" in done.stderr
+    assert "train.py:4:" in done.stdout
+    assert "GCS103" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        (BUGGY + "import sys; sys.exit(3)", 3),
+        (BUGGY + "import os; os._exit(0)", 1),
+        (BUGGY + "import os; os._exit(4)", 4),
+        (CLEAN + "import os; os._exit(0)", 0),
+    ],
+)
+def test_the_scripts_own_status_wins_and_the_report_is_never_lost(audit, source, status):
+    done = audit(source, "--output-format", "concise")
+    assert done.returncode == status
+    assert "gradcheck-suite audit" in done.stdout
+    assert ("GCS301" in done.stdout) is (source.startswith(BUGGY))
+
+
+def test_options_after_the_script_are_the_scripts(audit):
+    done = audit("import sys; print(sys.argv)", arguments=["--fail-on", "x", "-m", "--", "-h"])
+    assert done.stdout.startswith("['train.py', '--fail-on', 'x', '-m', '--', '-h']\n")
+    assert done.returncode == 0
+
+
+def test_a_module(audit, tmp_path):
+    (tmp_path / "train.py").write_text(BUGGY)
+    done = subprocess.run(  # noqa: PLW1510
+        [sys.executable, "-c", _MAIN, "audit", "--output-format", "concise", "-m", "train", "-x"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "GCS301" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.py"], "there is no file missing.py"),
+        (["."], "is a directory"),
+        ([], "SCRIPT"),
+        (["--bogus", "train.py"], "--bogus"),
+    ],
+)
+def test_what_cannot_be_run_is_a_usage_error(tmp_path, arguments, words):
+    (tmp_path / "train.py").write_text("print('ran')")
+    done = subprocess.run(  # noqa: PLW1510
+        [sys.executable, "-c", _MAIN, "audit", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ran" not in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_an_interrupt_leaves_a_partial_report(tmp_path):
+    source = BUGGY + "print('waiting', flush=True)\nimport time\ntime.sleep(60)\n"
+    (tmp_path / "train.py").write_text(source)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, "audit", "--output-format", "concise", "train.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "waiting" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "GCS301" in out
+    assert error.rstrip().endswith("KeyboardInterrupt")
+
+
+LOADER = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":
+    data = TensorDataset(torch.randn(12, 3), torch.randn(12, 1))
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=METHOD):
+        optimizer.zero_grad()
+        (net(x) - y).pow(2).mean().backward()
+        optimizer.step()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers(audit, method):
+    done = audit(LOADER.replace("METHOD", repr(method)), "--output-format", "concise")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 1
+    assert done.stdout.count("gradcheck-suite audit:") == 1
+    assert "3 steps" in done.stdout

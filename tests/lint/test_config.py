@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+
+from gradcheck_lint.config import ALL_CODES, SettingsFinder, expand, read_settings
+from gradcheck_suite.errors import UsageError
+
+
+@pytest.fixture
+def configure(tmp_path):
+    def write(text):
+        path = tmp_path / "pyproject.toml"
+        path.write_text(f"[tool.gradcheck-suite.lint]\n{text}\n")
+        return path
+
+    return write
+
+
+def test_without_settings_every_rule_applies(tmp_path):
+    settings = SettingsFinder().settings_for(str(tmp_path / "a.py"))
+    assert settings.codes_for(str(tmp_path / "a.py")) == ALL_CODES
+
+
+def test_select_ignore_and_extend(configure, tmp_path):
+    path = configure(
+        'select = ["GCS1", "GCS2"]\nignore = ["graph-kept"]\nextend-select = ["gcs301"]'
+    )
+    settings = read_settings(path, required=True)
+    assert settings.codes_for(str(tmp_path / "a.py")) == {"GCS101", "GCS301"}
+
+
+def test_options_come_on_top_of_the_file(configure, tmp_path):
+    settings = read_settings(configure('select = ["GCS1"]\nignore = ["GCS3"]'), required=True)
+    chosen = settings.with_options(select=["GCS301"])
+    assert chosen.codes_for(str(tmp_path / "a.py")) == {"GCS301"}
+    chosen = settings.with_options(extend_select=["GCS301"], ignore=["GCS101"])
+    assert chosen.codes_for(str(tmp_path / "a.py")) == {"GCS301"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("tests", "tests/a.py", True),
+        ("tests", "src/tests/a.py", True),
+        ("tests", "src/mytests/a.py", False),
+        ("tests/*", "tests/deep/a.py", True),
+        ("src/tests", "src/tests/a.py", True),
+        ("src/tests/**", "src/tests/a.py", True),
+        ("src/tests", "other/src/tests/a.py", False),
+        ("*_old.py", "src/model_old.py", True),
+        ("./src/a.py", "src/a.py", True),
+    ],
+)
+def test_patterns(configure, tmp_path, pattern, path, matches):
+    settings = read_settings(
+        configure(f'exclude = ["{pattern}"]\nper-file-ignores = {{"{pattern}" = ["ALL"]}}'),
+        required=True,
+    )
+    target = str(tmp_path / path)
+    assert settings.excludes(target) is matches
+    assert (settings.codes_for(target) == frozenset()) is matches
+
+
+def test_nearest_file_with_our_table_counts(configure, tmp_path):
+    configure('select = ["GCS101"]')
+    inner = tmp_path / "inner"
+    (inner / "deep").mkdir(parents=True)
+    (inner / "pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    finder = SettingsFinder()
+    assert finder.settings_for(str(inner / "deep" / "a.py")).select == {"GCS101"}
+    (inner / "deep" / "pyproject.toml").write_text(
+        '[tool.gradcheck-suite.lint]\nselect = ["GCS301"]\n'
+    )
+    assert SettingsFinder().settings_for(str(inner / "deep" / "a.py")).select == {"GCS301"}
+    assert finder.settings_for(str(inner / "b.py")).select == {"GCS101"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("selcet = []", ["no key `selcet`", "did you mean `select`?"]),
+        ('select = ["GCS999"]', ["no rule `GCS999`", "did you mean `GCS"]),
+        ('ignore = ["missing-zero-grads"]', ["did you mean `missing-zero-grad`?"]),
+        ('select = "GCS101"', ["`select` must be a list of strings, got a string"]),
+        ("select = [1]", ["`select` must be a list of strings, got an integer in it"]),
+        ("exclude = true", ["`exclude` must be a list of strings, got a boolean"]),
+        ("per-file-ignores = []", ["`per-file-ignores` must be a table", "got a list"]),
+        ('per-file-ignores = {"a" = "b"}', ["per-file-ignores.a", "got a string"]),
+        ("select = = []", ["not valid TOML", "line 2"]),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_file_and_the_reason(configure, text, words):
+    path = configure(text)
+    with pytest.raises(UsageError) as caught:
+        read_settings(path, required=True)
+    assert str(path) in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool]\ngradcheck-suite = 1\n",
+        "tool = 'gradcheck-suite'\n",
+        "[tool.gradcheck-suite]\nlint = 1\n",
+    ],
+)
+def test_tables_that_are_none_are_refused(tmp_path, text):
+    path = tmp_path / "pyproject.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="must be a table"):
+        read_settings(path, required=False)
+
+
+def test_broken_file_of_somebody_else_does_not_concern_us(tmp_path):
+    path = tmp_path / "pyproject.toml"
+    path.write_text("[tool.black\n")
+    assert read_settings(path, required=False) is None
+
+
+def test_missing_file_is_refused_where_it_was_asked_for(tmp_path):
+    with pytest.raises(UsageError, match="cannot read the configuration"):
+        read_settings(tmp_path / "none.toml", required=True)
+
+
+def test_names_of_rules():
+    assert expand(["all"], "x") == ALL_CODES
+    assert expand(["GCS"], "x") == ALL_CODES
+    assert expand(["Leaf-Inplace"], "x") == {"GCS101"}
+    assert expand([], "x") == frozenset()

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gradcheck_lint.engine import lint_source
+
+_HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+_MARK = re.compile(r"# !")
+
+_MISTAKES = {
+    "dict": """
+def train(model, loader, opt):
+    log = {"loss": [], "acc": []}
+    for x in loader:
+        opt.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        opt.step()
+        log["loss"].append(loss)  # !
+""",
+    "ema": """
+def train(model, loader, opt):
+    ema = 0.0
+    for x in loader:
+        opt.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        opt.step()
+        ema = 0.9 * ema + 0.1 * loss  # !
+""",
+    "self": """
+class T:
+    def __init__(self):
+        self.losses = []
+        self.total = 0.0
+    def fit(self, model, loader, opt):
+        for epoch in range(3):
+            for x in loader:
+                opt.zero_grad()
+                loss = model(x).mean()
+                loss.backward()
+                opt.step()
+                self.losses.append(loss)  # !
+                self.total += loss  # !
+""",
+    "epoch reset": """
+def train(model, loader, opt):
+    for epoch in range(10):
+        running = 0.0
+        for i, x in enumerate(loader):
+            opt.zero_grad()
+            loss = model(x).mean()
+            loss.backward()
+            opt.step()
+            running += loss * x.size(0)  # !
+        print(epoch, running / len(loader))
+""",
+    "before backward scaled": """
+def train(model, loader, opt, scaler, accum):
+    total = 0
+    for i, x in enumerate(loader):
+        loss = model(x).mean() / accum
+        total += loss  # !
+        scaler.scale(loss).backward()
+        if (i + 1) % accum == 0:
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+    return total
+""",
+    "div backward": """
+def train(model, loader, opt, accum):
+    losses = []
+    for i, x in enumerate(loader):
+        loss = F.mse_loss(model(x), x)
+        (loss / accum).backward()
+        losses.append(loss)  # !
+        opt.step(); opt.zero_grad()
+""",
+    "phase": """
+def train(model, loaders, opt):
+    for phase in ["train", "val"]:
+        running_loss = 0.0
+        for x in loaders[phase]:
+            opt.zero_grad()
+            with torch.set_grad_enabled(phase == "train"):
+                loss = model(x).mean()
+                if phase == "train":
+                    loss.backward()
+                    opt.step()
+            running_loss += loss * x.size(0)  # !
+""",
+    "unpack": """
+def train(model, loader, opt):
+    losses = []
+    for x in loader:
+        opt.zero_grad()
+        logits, loss = model(x, x)
+        loss.backward()
+        opt.step()
+        losses += [loss]  # !
+""",
+}
+
+_CORRECT = {
+    "loss sum terms": """
+def f(model, loader, opt):
+    for x in loader:
+        opt.zero_grad()
+        total = 0
+        outs = []
+        for k in range(3):
+            l = model(x, k)
+            outs.append(l)
+            total = total + l
+        total.backward()
+        opt.step()
+""",
+    "meter": """
+def f(model, loader, opt, meter):
+    best = None
+    for x in loader:
+        opt.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        opt.step()
+        meter.update(loss)
+        best = loss
+        last = {"loss": loss}
+        loss = loss.detach()
+        meter.total += loss
+""",
+    "bptt": """
+def f(model, loader, opt):
+    loss = 0
+    for i, x in enumerate(loader):
+        loss = loss + model(x).mean()
+        if i % 10 == 9:
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            loss = 0
+""",
+    "bptt2": """
+def f(model, loader, opt):
+    loss = 0
+    for i, x in enumerate(loader):
+        l = model(x).mean()
+        loss += l
+        if i % 10 == 9:
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            loss = 0
+""",
+    "window reset": """
+def f(model, loader, opt):
+    losses = []
+    for i, x in enumerate(loader):
+        opt.zero_grad()
+        l = model(x).mean()
+        l.backward()
+        opt.step()
+        losses.append(l.detach().cpu())
+        if i % 10 == 9:
+            losses = []
+""",
+}
+
+
+@pytest.mark.parametrize("source", _MISTAKES.values(), ids=_MISTAKES)
+def test_mistake_is_reported_on_exactly_the_marked_lines(source):
+    text = _HEADER + source
+    marked = [line for line, code in enumerate(text.split("\n"), 1) if _MARK.search(code)]
+    found = lint_source(text.encode(), "sample.py")
+    assert [(f.code, f.location.line) for f in found] == [("GCS201", line) for line in marked]
+
+
+@pytest.mark.parametrize("source", _CORRECT.values(), ids=_CORRECT)
+def test_correct_look_alike_is_silent(source):
+    assert lint_source((_HEADER + source).encode(), "sample.py") == ()

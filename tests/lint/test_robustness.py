@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import ast
+
+import libcst
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradcheck_lint.engine import lint_source
+from gradcheck_lint.parsing import MAX_BYTES
+
+_REFUSED = {
+    "not UTF-8": b"import torch\nx = '\xff'\n",
+    "unknown encoding": b"# coding: nope\nimport torch\n",
+    "NUL": b"import torch\nx = 1\x00\n",
+    "Python 2": b"import torch\nprint 'x'\n",
+    "keyword that was a name": b"import torch\nx.cuda(async=True)\n",
+    "unclosed": b"import torch\nx = (\n",
+    "parentheses": b"torch = " + b"(" * 5000 + b"1" + b")" * 5000,
+    "parentheses in an invalid file": b"torch = $" + b"(" * 50000,
+    "operators": b"torch = " + b"-" * 30000 + b"1",
+    "sum": b"torch = " + b"+".join([b"1"] * 20000),
+    "attributes": b"torch" + b".a" * 30000,
+    "elif": b"if torch: pass\n" + b"elif b: pass\n" * 20000,
+    "and": b"torch = " + b" and ".join([b"a"] * 20000),
+    "strings": b"torch = (" + b"'a' " * 20000 + b")",
+    "10 MB line": b"torch = [" + b"1," * (5 << 20) + b"]",
+}
+
+
+@pytest.mark.parametrize("source", _REFUSED.values(), ids=_REFUSED)
+def test_unreadable_source_is_one_error(source):
+    (finding,) = lint_source(source, "bad.py")
+    assert (finding.code, finding.rule, finding.severity.value) == (
+        "GCS000",
+        "unreadable-file",
+        "error",
+    )
+    assert finding.message.startswith("this file was not linted: ")
+    assert finding.location.path == "bad.py"
+    assert finding.location.line >= 1
+
+
+def test_syntax_error_is_placed_where_python_places_it():
+    (finding,) = lint_source(b"import torch\n\nx = = 1\n", "bad.py")
+    assert (finding.location.line, finding.location.column) == (3, 5)
+    assert "invalid syntax" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("encoding", "newline"),
+    [
+        ("utf-8", "\n"),
+        ("utf-8", "\r\n"),
+        ("utf-8", "\r"),
+        ("utf-8-sig", "\n"),
+        ("utf-8-sig", "\r\n"),
+        ("latin-1", "\n"),
+        ("latin-1", "\r\n"),
+    ],
+)
+def test_encodings_and_line_ends_are_read_and_counted(buggy, encoding, newline):
+    text = f"# coding: {encoding.removesuffix('-sig')}\ncafé = 1\n{buggy}"
+    (finding,) = lint_source(text.replace("\n", newline).encode(encoding), "x.py")
+    assert (finding.code, finding.location.line, finding.location.column) == ("GCS301", 9, 9)
+
+
+def test_byte_order_mark_does_not_shift_columns():
+    source = "import torch; w = torch.ones(2, requires_grad=True); w += 1\n"
+    (finding,) = lint_source(source.encode("utf-8-sig"), "x.py")
+    assert finding.location.column == source.index("w += 1") + 1
+
+
+def test_too_large_file_is_refused_and_says_how_large():
+    source = b"import torch\n" + b"#" * MAX_BYTES
+    (finding,) = lint_source(source, "x.py")
+    assert f"more than {MAX_BYTES:,}" in finding.message
+
+
+def test_source_without_torch_is_never_parsed():
+    assert lint_source(b"def broken(:\n", "x.py") == ()
+
+
+def test_deep_but_usual_nesting_is_read(buggy):
+    deep = "x = " + "[" * 60 + "]" * 60 + "\n" + "y = " + " + ".join(["1"] * 300) + "\n"
+    (finding,) = lint_source((deep + buggy).encode(), "x.py")
+    assert finding.code == "GCS301"
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_survived(noise):
+    for source in (b"torch" + noise, b"import torch\n" + noise, noise + b"\ntorch.backward"):
+        assert all(finding.code == "GCS000" for finding in lint_source(source, "x.py"))
+
+
+_PIECES = [
+    "import torch",
+    "w = torch.ones(3, requires_grad=True)",
+    "w += 1",
+    "w, v = v, w",
+    "for i in range(3):",
+    "while True:",
+    "if w:",
+    "else:",
+    "try:",
+    "except E as e:",
+    "finally:",
+    "with torch.no_grad():",
+    "def f(self, *a, b=1, **k):",
+    "class A(B):",
+    "return w",
+    "break",
+    "continue",
+    "raise",
+    "pass",
+    "loss.backward()",
+    "opt.step(lambda: 1)",
+    "opt.zero_grad()",
+    "losses.append(loss)",
+    "total += loss",
+    "self.a.b[0] += yield_",
+    "del w, x.grad",
+    "x = [a async for a in b] if (c := 1) else {**d}",
+    "match x:",
+    "case [a, *b]:",
+    "f(*a, **k)(x)[1:2, ..., None].T",
+    "print(f'{w!r:>{n}}')",
+    "global w",
+    "x: int = 1",
+    "lambda *a: (yield)",
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(_PIECES)), max_size=14))
+@settings(max_examples=400, deadline=None)
+def test_whatever_python_accepts_is_read_without_a_crash(lines):
+    source = "\n".join(
+        ["import torch  # backward step for requires_grad"]
+        + ["    " * depth + piece for depth, piece in lines]
+    )
+    refused = any(f.code == "GCS000" for f in lint_source(source.encode(), "x.py"))
+    try:
+        ast.parse(source)
+        libcst.parse_module(source)
+    except (SyntaxError, libcst.ParserSyntaxError):
+        return
+    assert not refused

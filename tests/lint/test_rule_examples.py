@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from gradcheck_lint.engine import lint_source
+from gradcheck_lint.rules import RULES, load_rules
+from gradcheck_suite import catalogue
+
+_RULES = load_rules()
+_INVALID = [
+    pytest.param(rule, example, id=f"{rule.entry.slug}-{number}")
+    for rule in _RULES
+    for number, example in enumerate(rule.invalid)
+]
+_VALID = [
+    pytest.param(example, id=f"{rule.entry.slug}-{example.why}")
+    for rule in _RULES
+    for example in rule.valid
+]
+
+
+@pytest.mark.parametrize(("rule", "example"), _INVALID)
+def test_invalid_example_is_reported_on_its_lines_and_by_no_other_rule(rule, example):
+    findings = lint_source(example.source.encode(), "example.py")
+    assert [(f.code, f.location.line, f.severity) for f in findings] == [
+        (rule.entry.code, line, example.severity) for line in example.lines
+    ]
+
+
+@pytest.mark.parametrize("example", _VALID)
+def test_valid_example_is_silent(example):
+    assert lint_source(example.source.encode(), "example.py") == ()
+
+
+@pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule.entry.slug)
+def test_rule_has_examples_of_both_sorts_and_a_description(rule):
+    assert rule.invalid
+    assert rule.valid
+    assert type(rule).__doc__
+    assert all(example.why for example in rule.valid)
+
+
+def test_table_of_rules_agrees_with_the_rules_and_the_catalogue():
+    for reference in RULES:
+        rule = reference.load()
+        assert (rule.entry.code, rule.entry.slug) == (reference.code, reference.slug)
+        assert catalogue.find(reference.code) is rule.entry
+        assert rule.entry.in_source
+
+
+@pytest.mark.parametrize("reference", RULES, ids=lambda reference: reference.slug)
+def test_word_filter_lets_every_invalid_example_through(reference):
+    for example in reference.load().invalid:
+        assert reference.concerns(example.source.encode())
+
+
+def test_findings_name_where_why_and_what_next(lint):
+    (finding,) = lint(
+        """
+        import torch
+
+        def train(model, loader, optimizer):
+            optimizer.zero_grad()
+            for x in loader:
+                model(x).mean().backward()
+                optimizer.step()
+        """
+    )
+    assert finding.message == (
+        "`optimizer.step()` repeats in this loop on gradients that no path of the loop zeroes, "
+        "so every step uses the sum of all backwards before it; the zero_grad() outside the loop "
+        "doesn't run between two steps"
+    )
+    assert finding.detector == "lint"
+    assert finding.location.function == "train"
+    assert finding.hint == (
+        "call `optimizer.zero_grad()` in the loop, before backward() or after step()"
+    )
+    assert [related.location.line for related in finding.related] == [6, 5, 4]
