@@ -188,6 +188,7 @@ class _Builder:
         self._originals: list[tuple[str, torch.Tensor]] = []
         self._options = options
         self._floating: list[str] = []
+        self._unsuited: list[str] = []
 
     def add(self, argument: object, name: str) -> Callable[[Sequence[torch.Tensor]], object]:
         """Return a function that makes the argument anew from the variables' values."""
@@ -237,7 +238,7 @@ class _Builder:
         """Raise a UsageError that says why, if there is nothing to check."""
         if self.variables:
             return
-        if self._floating:
+        if self._floating and not self._unsuited:
             names = ", ".join(f"`{name}`" for name in self._floating[:5])
             raise UsageError(
                 f"no input of {title} requires grad, so there is no gradient to check; set "
@@ -270,7 +271,9 @@ class _Builder:
             return _Slot(len(self.variables) - 1, None)
         if tensor.is_floating_point() or tensor.is_complex():
             self.not_covered.append(f"{kind} `{name}` {reason} and was held constant")
-            if tensor.is_floating_point() and not tensor.requires_grad:
+            if tensor.requires_grad:
+                self._unsuited.append(name)
+            elif tensor.is_floating_point():
                 self._floating.append(name)
         return _Slot(None, value)
 

@@ -160,7 +160,7 @@ def why_unresolved(measurement: Measurement, precision: Precision) -> str:
     if measurement.non_finite:
         return "the analytic gradient is not finite, and no numeric one could be measured here"
     cause = {
-        "kink": "kinks (relu, abs, max, sort, ...) lie within the smallest usable step",
+        "kink": "kinks (relu, abs, max, ...) or coarse rounding lie within the smallest step",
         "rounding": "rounding or noise in the function's values hides its derivative",
         "truncation": "the numeric derivative does not settle as the step shrinks",
     }[measurement.estimate.main_error]

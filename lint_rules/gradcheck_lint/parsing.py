@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.findings import Finding
 
-MAX_BYTES: Final = 1 << 20
-"""A syntax tree takes up to a thousand times the size of its source: larger files are not read."""
+MAX_BYTES: Final = 4 << 20
+"""A syntax tree takes hundreds of times the size of its source: larger files are not read."""
 
 _MAX_DEPTH: Final = 1000
+_TOO_DEEP: Final = "its expressions are nested too deeply to read"
+_MAX_ELEMENTS: Final = 10_000
+"""libcst 1.9 takes the square of the number of elements in bytes: 10,000 are 100 MB."""
 _LIBCST_PLACE = re.compile(r"error at (\d+):(\d+)")
 _ADJACENT_STRINGS = re.compile(rb"[\"']\s*\\?\s*[\"']")
 _BRACKETS = {**dict.fromkeys(b"([{", 1), **dict.fromkeys(b")]}", -1)}
@@ -48,10 +51,13 @@ def check_source(source: bytes, path: str) -> Finding | None:
     except ValueError as error:
         return unreadable(path, f"it is not Python source: {error}")
     except (RecursionError, MemoryError):
-        return unreadable(path, "its expressions are nested too deeply to read")
+        return unreadable(path, _TOO_DEEP)
     else:
-        if _is_too_deep(tree) or len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
-            return unreadable(path, "its expressions are nested too deeply to read")
+        reason = _excess(tree)
+        if reason is None and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
+            reason = _TOO_DEEP
+        if reason is not None:
+            return unreadable(path, reason)
     return None
 
 
@@ -81,23 +87,29 @@ def _is_shallow(source: bytes) -> bool:
         max(depths, default=0) < 100  # noqa: PLR2004 - Python itself allows 200
         and max(map(len, source.splitlines()), default=0) < 2 * _MAX_DEPTH
         and source.count(b"elif") < _MAX_DEPTH
+        and source.count(b",") < _MAX_ELEMENTS
         and len(_ADJACENT_STRINGS.findall(source)) < _MAX_DEPTH
     )
 
 
-def _is_too_deep(tree: ast.AST) -> bool:
-    """Tell whether libcst's tree of the same source would be nested beyond what is safe."""
+def _excess(tree: ast.AST) -> str | None:
+    """Return why libcst can't safely parse source that has this tree, or None if it can."""
     level: list[ast.AST] = [tree]
     for _ in range(_MAX_DEPTH):
         below: list[ast.AST] = []
         for node in level:
             if isinstance(node, ast.BoolOp) and len(node.values) > _MAX_DEPTH:
-                return True
+                return _TOO_DEEP
+            if isinstance(node, _SEQUENCES) and len(node.elts) > _MAX_ELEMENTS:
+                return f"it has a literal of {len(node.elts):,} elements at line {node.lineno}"
             below.extend(_children(node))
         if not below:
-            return False
+            return None
         level = below
-    return True
+    return _TOO_DEEP
+
+
+_SEQUENCES = (ast.List, ast.Tuple, ast.Set)
 
 
 def _children(node: ast.AST) -> Iterable[ast.AST]:

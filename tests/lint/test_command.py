@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from gradcheck_lint.cli import main
+
 
 @pytest.fixture
 def project(tmp_path, buggy):
@@ -198,3 +200,33 @@ def test_reader_that_leaves_is_no_error(tmp_path, buggy):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError("x"), 2, "internal error: RuntimeError: pkg/bad.py: ZeroDivisionError"),
+    ],
+)
+def test_what_stops_the_run_is_told_without_a_traceback(
+    project, monkeypatch, capsys, error, status, words
+):
+    def stop(*args, **options):
+        raise error
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("gradcheck_lint.runner.lint_source", stop)
+    assert main(["pkg/bad.py"]) == status
+    assert words in capsys.readouterr().err
+
+
+def test_traceback_of_an_internal_error_can_be_had(project, monkeypatch):
+    def stop(*args, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.chdir(project)
+    monkeypatch.setattr("gradcheck_lint.runner.lint_source", stop)
+    monkeypatch.setenv("GRADCHECK_SUITE_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="pkg/bad.py"):
+        main(["pkg/bad.py"])

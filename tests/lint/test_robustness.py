@@ -25,6 +25,8 @@ _REFUSED = {
     "elif": b"if torch: pass\n" + b"elif b: pass\n" * 20000,
     "and": b"torch = " + b" and ".join([b"a"] * 20000),
     "strings": b"torch = (" + b"'a' " * 20000 + b")",
+    "long list": b"torch = [" + b"1,\n" * 20000 + b"]",
+    "1 MB line": b"torch = [" + b"1," * (1 << 19) + b"]",
     "10 MB line": b"torch = [" + b"1," * (5 << 20) + b"]",
 }
 

@@ -137,3 +137,10 @@ def test_a_lazy_module_has_to_be_called_first():
         lazy = nn.LazyLinear(2)
     with pytest.raises(UsageError, match="parameter weight has no shape yet"):
         check_gradients(lazy, torch.randn(2, 3))
+
+
+def test_a_module_in_half_precision_says_what_to_do():
+    module = nn.Linear(3, 2).half()
+    with pytest.raises(UsageError, match=r"parameter `weight` is float16, .*dtype='float32'"):
+        check_gradients(module, torch.ones(2, 3).half())
+    assert check_gradients(module, torch.ones(2, 3).half(), dtype="float64").ok
