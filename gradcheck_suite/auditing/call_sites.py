@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import site
 import sys
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-__all__ = ["CallSite", "call_site", "is_user_code", "location_of", "user_frames"]
+__all__ = ["CallSite", "call_site", "is_user_code", "location_of", "user_frames", "variables_of"]
 
 
 class CallSite(NamedTuple):
@@ -91,6 +92,26 @@ def user_frames() -> Iterator[FrameType]:
         if _kind(frame.f_code) != _MACHINERY:
             yield frame
         frame = frame.f_back
+
+
+def variables_of(frame: FrameType) -> dict[str, object]:
+    """Return the variables of a running function without leaving references to them behind.
+
+    Before Python 3.13, a frame keeps the dictionary that ``f_locals`` has filled, and with it
+    every value, long after the function has let go of it. Here it is emptied again, unless the
+    program has the same dictionary from ``locals()``.
+    """
+    filled = frame.f_locals
+    variables = dict(filled)
+    own = isinstance(filled, dict) and filled is not frame.f_globals
+    if own and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        held_by_the_frame_alone = sys.getrefcount(filled) <= _FRAME_VARIABLE_AND_ARGUMENT
+        if held_by_the_frame_alone:
+            filled.clear()
+    return variables
+
+
+_FRAME_VARIABLE_AND_ARGUMENT = 3
 
 
 def location_of(place: CallSite | None) -> Location | None:

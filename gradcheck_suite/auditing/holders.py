@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gradcheck_suite._torch_compat import node_metadata
-from gradcheck_suite.auditing.call_sites import CallSite, is_user_code, location_of
+from gradcheck_suite.auditing.call_sites import CallSite, is_user_code, location_of, variables_of
 from gradcheck_suite.auditing.generations import MARK, Generation
 from gradcheck_suite.auditing.packed import Holder
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from types import FrameType
 
     from torch.autograd.graph import Node
@@ -103,13 +103,13 @@ class _Search:
         self.reached: dict[int, set[int]] = {}
         self.objects: dict[int, Any] = {}
         self.child: dict[int, int] = {}
-        self.frames = [frame for stack in _stacks() for frame in stack]
+        self.live, self.scopes = _live_frames()
         self.own: set[int] = set()
 
     def forget(self) -> None:
         """Drop every reference to the user's objects."""
         self.objects.clear()
-        self.frames.clear()
+        self.scopes.clear()
 
     def run(self) -> HeldGraphs | None:
         frontier = self._tensors()
@@ -151,8 +151,8 @@ class _Search:
 
     def _referrers(self, frontier: dict[int, Any]) -> dict[int, Any]:
         targets = list(frontier.values())[:_MOST_PER_LEVEL]
-        skip = {id(targets), id(frontier), id(self.objects), id(self.reached), id(self.frames)}
-        skip.update(id(frame) for frame in self.frames)
+        skip = {id(targets), id(frontier), id(self.objects), *self.live}
+        skip.update(id(scope.variables) for scope in self.scopes)
         level: dict[int, Any] = {}
         for referrer in gc.get_referrers(*targets):
             key = id(referrer)
@@ -207,9 +207,7 @@ class _Search:
             for referrer in gc.get_referrers(*level):
                 if id(referrer) in seen or referrer is level or _is_ours(referrer):
                     continue
-                if isinstance(referrer, types.FrameType) and referrer in self.frames:
-                    continue
-                if referrer is self.objects or referrer is self.frames:
+                if id(referrer) in self.live or referrer is self.objects:
                     continue
                 seen.add(id(referrer))
                 following.append(referrer)
@@ -218,14 +216,13 @@ class _Search:
         return None
 
     def _name_of(self, thing: object) -> Owner | None:
-        for frame in self.frames:
-            if not is_user_code(frame.f_code) or frame.f_locals is frame.f_globals:
-                continue
-            for name, value in dict(frame.f_locals).items():
+        for scope in self.scopes:
+            for name, value in scope.variables.items():
                 if value is thing:
-                    place = location_of(CallSite(frame.f_code, frame.f_lasti))
-                    scope = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-                    return Owner("local", name, scope, place, frame.f_code.co_filename)
+                    code = scope.place.code
+                    function = getattr(code, "co_qualname", code.co_name)
+                    where = location_of(scope.place)
+                    return Owner("local", name, function, where, code.co_filename)
         for referrer in gc.get_referrers(thing):
             named = _named_by(referrer, thing)
             if named is not None:
@@ -343,14 +340,33 @@ def _is_ours(thing: object) -> bool:
     )
 
 
-def _stacks() -> Iterator[list[FrameType]]:
-    for top in sys._current_frames().values():  # noqa: SLF001 - a documented function
-        stack: list[FrameType] = []
-        frame: FrameType | None = top
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The variables of a function of the user's that is running."""
+
+    place: CallSite
+    variables: dict[str, Any]
+
+
+def _live_frames() -> tuple[set[int], list[_Scope]]:
+    """Return the identities of all running frames, and the variables of the user's.
+
+    No frame is kept: one that refers to itself, through a variable of ours, would keep everything
+    that the functions below it have in hand until the garbage collector runs.
+    """
+    live: set[int] = set()
+    scopes: list[_Scope] = []
+    waiting: list[FrameType | None] = list(sys._current_frames().values())  # noqa: SLF001 - public
+    while waiting:
+        frame = waiting.pop()
         while frame is not None:
-            stack.append(frame)
+            live.add(id(frame))
+            code = frame.f_code
+            if is_user_code(code) and frame.f_locals is not frame.f_globals:
+                place = CallSite(code, frame.f_lasti)
+                scopes.append(_Scope(place, variables_of(frame)))
             frame = frame.f_back
-        yield stack
+    return live, scopes
 
 
 def _saved_bytes(generations: tuple[int, ...]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from gradcheck_suite.auditing.call_sites import user_frames
+from gradcheck_suite.auditing.call_sites import user_frames, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +98,7 @@ def _some_frames() -> Iterator[tuple[dict[str, object], dict[str, object]]]:
     for count, frame in enumerate(user_frames()):
         if count >= _FRAMES:
             return
-        yield dict(frame.f_locals), frame.f_globals
+        yield variables_of(frame), frame.f_globals
 
 
 def _storage(tensor: object) -> int | None:

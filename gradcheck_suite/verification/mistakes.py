@@ -118,6 +118,7 @@ class _Mistakes:
             variables=[self._variable(variable) for variable in variables],
             shown=self._conclusions[output, variables[0]].shown,
             path=self._path((output, variables[0])),
+            others_attached=any(self._survey.gradients.attached),
         )
 
     def _kind(self, pair: Pair) -> tuple[ErrorKind, float | None]:

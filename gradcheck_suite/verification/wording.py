@@ -118,9 +118,17 @@ def wrong_gradient(
 
 
 def detached_output(
-    *, output: str, variables: Sequence[str], shown: Measurement, path: GraphPath
+    *,
+    output: str,
+    variables: Sequence[str],
+    shown: Measurement,
+    path: GraphPath,
+    others_attached: bool,
 ) -> Finding:
-    """Report an output that depends on inputs and does not require grad."""
+    """Report an output that depends on inputs and does not require grad.
+
+    Beside outputs that do carry a gradient it may be a metric, detached on purpose: a warning.
+    """
     names = _listed(variables)
     return Finding.of(
         catalogue.DETACHED_OUTPUT,
@@ -128,6 +136,7 @@ def detached_output(
         f"{shown.numeric:.6g} ± {shown.tolerance:.1g} along a random direction): no gradient "
         "flows through it",
         detector="verify",
+        severity=Severity.WARNING if others_attached else Severity.ERROR,
         location=_location(path),
         hint=(
             "look for detach(), .data, no_grad, item() or mark_non_differentiable on the way to "

@@ -53,11 +53,11 @@ def check_source(source: bytes, path: str) -> Finding | None:
     except (RecursionError, MemoryError):
         return unreadable(path, _TOO_DEEP)
     else:
-        reason = _excess(tree)
-        if reason is None and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
-            reason = _TOO_DEEP
-        if reason is not None:
-            return unreadable(path, reason)
+        excess = _excess(tree)
+        if excess is None and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
+            excess = _TOO_DEEP
+        if excess is not None:
+            return unreadable(path, excess)
     return None
 
 

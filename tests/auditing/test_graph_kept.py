@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections
+import gc
+import weakref
 
 import pytest
 import torch
 from torch import nn
+
+import gradcheck_suite as gs
 
 HISTORY: list[torch.Tensor] = []
 
@@ -156,8 +160,6 @@ def test_five_steps_are_enough(audited, only):
 
 
 def test_it_is_certain_while_the_loop_still_runs(audited):
-    import gradcheck_suite as gs
-
     losses = []
     with gs.audit() as session:
         for step, _, loss in steps(40):
@@ -168,8 +170,6 @@ def test_it_is_certain_while_the_loop_still_runs(audited):
 
 
 def test_it_is_told_when_an_exception_ends_the_loop():
-    import gradcheck_suite as gs
-
     session = gs.audit()
     losses = []
 
@@ -197,6 +197,18 @@ def best_and_first_and_last():
         kept["last"] = loss
         if step % 7 == 0:
             kept["best"] = loss
+
+
+def last_loss_of_each_task():
+    last = {}
+    for step, _, loss in steps(40):
+        last[step % 6] = loss
+
+
+def sliding_window():
+    recent = []
+    for _, _, loss in steps(40):
+        recent = [*recent[-6:], loss]
 
 
 def detached():
@@ -321,6 +333,8 @@ def shared_trunk():
     [
         only_the_last_loss,
         best_and_first_and_last,
+        last_loss_of_each_task,
+        sliding_window,
         detached,
         window_of_losses,
         bounded_deque,
@@ -353,3 +367,20 @@ def test_a_state_that_keeps_its_graph_is_another_mistake(audited, only, line_of)
     assert finding.location.line == line_of(state_with_its_graph)
     assert "7 earlier backwards" in finding.message
     assert "detach()" in finding.hint
+
+
+def test_asking_who_holds_them_keeps_nothing_alive():
+    held = {}
+    with gs.audit() as session:
+        gc.disable()
+        try:
+            for step, _, loss in steps(12):
+                held[step % 6] = loss
+                if step == 6:
+                    alive = weakref.ref(loss)
+            del loss
+            held.clear()
+            assert alive() is None
+        finally:
+            gc.enable()
+    assert session.findings == ()

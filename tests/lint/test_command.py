@@ -18,6 +18,18 @@ def project(tmp_path, buggy):
     return tmp_path
 
 
+@pytest.fixture
+def linting_raises(project, monkeypatch):
+    def arrange(error):
+        def stop(*args, **options):
+            raise error
+
+        monkeypatch.chdir(project)
+        monkeypatch.setattr("gradcheck_lint.runner.lint_source", stop)
+
+    return arrange
+
+
 def test_findings_are_listed_and_the_status_is_1(command, project):
     done = command()
     assert done.returncode == 1
@@ -210,23 +222,15 @@ def test_reader_that_leaves_is_no_error(tmp_path, buggy):
     ],
 )
 def test_what_stops_the_run_is_told_without_a_traceback(
-    project, monkeypatch, capsys, error, status, words
+    linting_raises, capsys, error, status, words
 ):
-    def stop(*args, **options):
-        raise error
-
-    monkeypatch.chdir(project)
-    monkeypatch.setattr("gradcheck_lint.runner.lint_source", stop)
+    linting_raises(error)
     assert main(["pkg/bad.py"]) == status
     assert words in capsys.readouterr().err
 
 
-def test_traceback_of_an_internal_error_can_be_had(project, monkeypatch):
-    def stop(*args, **options):
-        raise ZeroDivisionError
-
-    monkeypatch.chdir(project)
-    monkeypatch.setattr("gradcheck_lint.runner.lint_source", stop)
+def test_traceback_of_an_internal_error_can_be_had(linting_raises, monkeypatch):
+    linting_raises(ZeroDivisionError())
     monkeypatch.setenv("GRADCHECK_SUITE_TRACEBACK", "1")
-    with pytest.raises(RuntimeError, match="pkg/bad.py"):
+    with pytest.raises(RuntimeError, match=r"pkg/bad\.py"):
         main(["pkg/bad.py"])

@@ -89,9 +89,8 @@ def _leaves_mode_alone(name: str | None, qualified: str | None) -> bool:
     return (name or "").rpartition(".")[2] in _KNOWN_DECORATORS
 
 
-def expects_error(reading: Reading, context: cst.BaseExpression) -> bool:
+def expects_error(context: cst.BaseExpression) -> bool:
     """Tell whether a ``with`` catches what its body raises, as ``pytest.raises`` does."""
-    del reading
     name = dotted_name(context.func) if isinstance(context, cst.Call) else None
     return (name or "").rpartition(".")[2] in _ERROR_CONTEXTS
 

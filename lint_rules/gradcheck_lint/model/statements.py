@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
 
 _PASSES = 6
+_PASSES_WHEN_DEEP = 3
 """How often a loop body is read before names that still change count as unknown."""
+_FREELY_NESTED = 2
 
 
 class StatementReader:
@@ -351,10 +353,11 @@ class StatementReader:
         outer_block, outer_loops = recorder.block, recorder.loops
         recorder.loops = (*outer_loops, id(node))
         entry = reading.state
-        depth = len(recorder.loops)
+        # Every level of nesting multiplies the passes.
+        passes = _PASSES if len(recorder.loops) <= _FREELY_NESTED else _PASSES_WHEN_DEEP
         exits: list[State] = []
         body = Block()
-        for attempt in range(_PASSES if depth < 3 else 3):  # noqa: PLR2004 - nesting multiplies
+        for attempt in range(passes):
             recorder.block = body = Block()
             reading.state = entry.copy()
             self._breaks.append([])
@@ -367,8 +370,8 @@ class StatementReader:
                 joined = join_states(joined, end, self._look_up)
             if joined.names == entry.names:
                 break
-            last = attempt >= (_PASSES if depth < 3 else 3) - 2  # noqa: PLR2004 - as above
-            entry = self._widened(node, entry, joined) if last else joined
+            almost_last = attempt >= passes - 2
+            entry = self._widened(node, entry, joined) if almost_last else joined
         recorder.block, recorder.loops = outer_block, outer_loops
         reading.state = entry.copy()
         otherwise = Block()
@@ -412,7 +415,7 @@ class StatementReader:
             values = read(reading, item.item)
             reading.reads_context = False
             reading.state.mode = mode_inside(reading, item.item, reading.state.mode)
-            recorder.expects_error = recorder.expects_error or expects_error(reading, item.item)
+            recorder.expects_error = recorder.expects_error or expects_error(item.item)
             if item.asname is not None:
                 bind_target(reading, item.asname.name, values)
         self.read_body(node.body)

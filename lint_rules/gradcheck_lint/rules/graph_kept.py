@@ -39,7 +39,7 @@ class GraphKept(Rule):
             if not isinstance(store, Store) or not store.loops:
                 continue
             proofs = [backward for backward in backwards if _proves_graph(backward, store)]
-            if not proofs or not _keeps(function, store):
+            if not proofs or not _keeps(store):
                 continue
             if any(_consumes(backward, store) for backward in backwards):
                 continue
@@ -269,9 +269,8 @@ def _is_known_container(store: Store) -> bool:
     return all(value.kind is Kind.CONTAINER for value in store.target_values)
 
 
-def _keeps(function: FunctionModel, store: Store) -> bool:
+def _keeps(store: Store) -> bool:
     """Tell whether what it's stored in surely outlives the iteration."""
-    del function
     if not store.target_values:
         return False
     own = sites(store.target_values)

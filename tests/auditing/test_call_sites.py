@@ -1,0 +1,78 @@
+"""Frames, variables and lines of the user's code."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+
+import torch
+from torch import nn
+
+from gradcheck_suite.auditing.call_sites import call_site, location_of, variables_of
+
+
+class Thing:
+    pass
+
+
+def test_the_variables_of_a_frame_are_read_and_let_go():
+    def function():
+        thing = Thing()
+        alive = weakref.ref(thing)
+        assert variables_of(sys._getframe())["thing"] is thing
+        del thing
+        return alive()
+
+    assert function() is None
+
+
+def test_what_a_program_keeps_of_locals_is_left_alone():
+    def function():
+        first = 1
+        kept = locals()
+        variables_of(sys._getframe())
+        return first, kept
+
+    first, kept = function()
+    assert kept["first"] == first
+
+
+def test_module_globals_are_not_emptied():
+    namespace = {"variables_of": variables_of, "__name__": "somewhere"}
+    exec(
+        compile(
+            "import sys\nx = 1\nseen = variables_of(sys._getframe())\n", "somewhere.py", "exec"
+        ),
+        namespace,
+    )
+    assert namespace["x"] == 1
+    assert namespace["seen"]["x"] == 1
+
+
+def test_a_call_site_is_the_users_innermost_line():
+    seen = []
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            seen.append(call_site())
+            return x
+
+    nn.Sequential(nn.Identity(), Layer())(torch.zeros(1))
+    place = location_of(seen[0])
+    assert place.path == __file__
+    assert place.function.endswith("Layer.forward")
+
+
+def test_the_line_of_a_library_stands_in_where_nothing_is_the_users():
+    namespace: dict = {}
+    library = torch.__path__[0].replace("/torch", "/some_library/train.py")
+    exec(
+        compile("def run(f):\n    return f()\n", library, "exec"),
+        namespace,
+    )
+    frame_holder = []
+    namespace["run"](lambda: frame_holder.append(sys._getframe(1)))
+    site = call_site(frame_holder[0])
+    # Above the library lies this test, which is the user's.
+    assert location_of(site).path == __file__
+    assert location_of(None) is None
