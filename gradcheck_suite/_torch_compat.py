@@ -5,6 +5,8 @@ is missing.
 """
 
 # ruff: noqa: SLF001 - private names are what this module is for
+# pyright: reportAttributeAccessIssue=false
+# (torch's stubs leave some of them out)
 from __future__ import annotations
 
 import contextlib

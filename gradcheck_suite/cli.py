@@ -72,8 +72,7 @@ def _fail_on_exception(error: Exception, arguments: argparse.Namespace) -> int:
     if theirs is not None:
         print(theirs, end="", file=sys.stderr)  # noqa: T201 - a command's words
         return _fail(
-            f"{arguments.command} stopped at the {type(error).__name__} above, "
-            "raised by your code"
+            f"{arguments.command} stopped at the {type(error).__name__} above, raised by your code"
         )
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return _fail(

@@ -32,7 +32,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--family",
         action="append",
         choices=[family.name for family in catalogue.FAMILIES],
-        help="list this family only; may be given several times",
+        metavar="FAMILY",
+        help="list this family only; may be given several times: %(choices)s",
     )
     parser.set_defaults(run=run)
 

@@ -1,0 +1,122 @@
+"""``gradcheck-suite`` as a whole: its help, its exit status, and its words when things fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gradcheck_suite import cli
+from gradcheck_suite.commands import explain
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "gradcheck_suite", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("command", ["audit", "verify", "graph", "demo", "explain", "rules"])
+def test_each_command_has_help_that_fits_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: gradcheck-suite {command}")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [[], ["adult"], ["explain"], ["rules", "--no-such-option"]])
+def test_misuse_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "usage: gradcheck-suite" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_told_in_one_line(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explain, "run", interrupted)
+    assert cli.main(["explain", "GCS301"]) == 130
+    assert capsys.readouterr().err == "gradcheck-suite: interrupted\n"
+
+
+def test_a_bug_of_ours_is_called_one_and_shows_no_traceback(monkeypatch, capsys):
+    def broken(_):
+        raise RuntimeError("lost my way")
+
+    broken.__code__ = broken.__code__.replace(co_filename=explain.__file__)
+    monkeypatch.setattr(explain, "run", broken)
+    assert cli.main(["explain", "GCS301"]) == 2
+    said = capsys.readouterr().err
+    assert "internal error in explain: RuntimeError: lost my way" in said
+    assert "gradcheck-suite --traceback explain" in said
+    assert "Traceback" not in said
+    assert cli.main(["--traceback", "explain", "GCS301"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_exception_of_the_users_is_shown_from_their_first_frame(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("def helper():\n    raise LookupError('mine')\n\ndef make():\n    helper()\n")
+    done = run("graph", f"{file}:make")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert f'File "{file}", line 5, in make' in lines[1]
+    assert "gradcheck_suite" not in done.stderr
+    assert "LookupError: mine" in lines
+    assert lines[-1].startswith("gradcheck-suite: error: graph stopped at the LookupError above")
+
+
+def test_a_file_that_does_not_parse_is_shown_at_its_line(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("def make(:\n    pass\n")
+    done = run("graph", f"{file}:make")
+    assert done.returncode == 2
+    assert f'File "{file}", line 1' in done.stderr
+    assert "SyntaxError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_that_the_users_file_lacks_is_not_blamed_on_torch(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("import no_such_module_of_theirs\n")
+    done = run("graph", f"{file}:make")
+    assert done.returncode == 2
+    assert "No module named 'no_such_module_of_theirs'" in done.stderr
+    assert "pip install" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    # Unbuffered, Python itself drops what a closed pipe does not take.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    command = f"{sys.executable} -m gradcheck_suite rules | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_report_that_cannot_be_written_is_printed_instead(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text("import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n")
+    missing = tmp_path / "no" / "folder" / "report.json"
+    done = run("audit", "--output-format", "json", "--output-file", missing, file)
+    assert done.returncode == 2
+    assert "gradcheck-suite audit: nothing found" in done.stdout
+    assert f"cannot write the report to {missing}" in done.stderr
