@@ -270,7 +270,8 @@ def in_place_functions() -> tuple[tuple[Any, str], ...]:
     found += [
         (torch, name) for name in dir(torch) if name.startswith("_foreach_") and name.endswith("_")
     ]
-    found += [(torch._C._nn, name) for name in dir(torch._C._nn) if _writes(name)]
+    activations = sys.modules["torch._C._nn"]
+    found += [(activations, name) for name in dir(activations) if _writes(name)]
     found += [
         (torch._VF, name)
         for name in ("alpha_dropout_", "dropout_", "feature_alpha_dropout_", "feature_dropout_")
@@ -340,7 +341,7 @@ def _torchscript_table() -> dict[int, str]:
     # Drawn up on first use from the functions that torch has then: the originals, as this runs
     # before any is replaced.
     table: Callable[[], dict[int, str]] | None = getattr(
-        torch.jit._builtins, "_get_builtin_table", None
+        sys.modules.get("torch.jit._builtins"), "_get_builtin_table", None
     )
     return {} if table is None else table()
 

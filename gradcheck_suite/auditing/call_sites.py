@@ -103,7 +103,7 @@ def variables_of(frame: FrameType) -> dict[str, object]:
     """
     filled = frame.f_locals
     variables = dict(filled)
-    own = isinstance(filled, dict) and filled is not frame.f_globals
+    own = type(filled) is dict and filled is not frame.f_globals
     if own and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         held_by_the_frame_alone = sys.getrefcount(filled) <= _FRAME_VARIABLE_AND_ARGUMENT
         if held_by_the_frame_alone:

@@ -169,6 +169,16 @@ def test_it_is_certain_while_the_loop_still_runs(audited):
         assert [finding.code for finding in session.findings] == ["GCS201"]
 
 
+def test_a_holder_that_grows_on_is_told_once(audited, only):
+    def loop():
+        losses = []
+        for _, _, loss in steps(80):
+            losses.append(loss)
+
+    finding = only(audited(loop), "GCS201")
+    assert finding.evidence["graphs"] >= 64
+
+
 def test_it_is_told_when_an_exception_ends_the_loop():
     session = gs.audit()
     losses = []

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcheck_lint.engine import lint_source
+from gradcheck_lint.model.statements import StatementReader
 from gradcheck_lint.parsing import MAX_BYTES
 
 _REFUSED = {
@@ -149,3 +150,35 @@ def test_whatever_python_accepts_is_read_without_a_crash(lines):
     except (SyntaxError, libcst.ParserSyntaxError):
         return
     assert not refused
+
+
+def test_deeply_nested_loops_are_read_in_bounded_time(monkeypatch):
+    reads = 0
+    read_iteration = StatementReader._read_iteration
+
+    def counted(self, *arguments):
+        nonlocal reads
+        reads += 1
+        read_iteration(self, *arguments)
+
+    monkeypatch.setattr(StatementReader, "_read_iteration", counted)
+    lines = ["import torch  # backward step"]
+    for depth in range(14):
+        lines.append("    " * depth + f"for i{depth} in data:")
+        lines.append("    " * (depth + 1) + "a, b, c = b, c, f(a)")
+    lint_source("\n".join(lines).encode(), "x.py")
+    assert 14 <= reads < 20_000
+
+
+def test_facts_hold_after_any_number_of_iterations():
+    names = [f"w{number}" for number in range(12)]
+    source = "\n".join(
+        [
+            "import torch",
+            f"{' = '.join(names)} = torch.ones(3, requires_grad=True)",
+            "for x in data:",
+            "    w0 += 1",
+            f"    {', '.join(names)} = {', '.join([*names[1:], 'x'])}",
+        ]
+    )
+    assert lint_source(source.encode(), "x.py") == ()

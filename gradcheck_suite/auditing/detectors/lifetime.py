@@ -54,7 +54,7 @@ class LifetimeDetector:
         self._recorder = recorder
         self._threshold = recorder.options.graph_limit
         self._suspect: _Suspect | None = None
-        self._reported: list[Finding] = []
+        self._reported: dict[object, Finding] = {}
         self._longest_chain = 0
         self._chain_growth = 0
         self._chain_site: CallSite | None = None
@@ -79,7 +79,7 @@ class LifetimeDetector:
 
     def findings(self) -> list[Finding]:
         """Return the holders that are certain by now."""
-        return [*self._reported, *self._chain_findings()]
+        return [*self._reported.values(), *self._chain_findings()]
 
     def _look(self) -> None:
         # The newest backward's graph may well be alive still: its loss has a name.
@@ -144,10 +144,10 @@ class LifetimeDetector:
         self._suspect = None
 
     def _report(self, suspect: _Suspect) -> None:
+        """Tell of a holder, in place of what was told of it when it held less."""
+        owner = suspect.held.owner
         finding = _kept(suspect)
-        places = {(old.location, old.message) for old in self._reported}
-        if (finding.location, finding.message) not in places:
-            self._reported.append(finding)
+        self._reported[finding.location, owner and (owner.scope, owner.name)] = finding
 
     def _follow_chain(self, event: BackwardStarted) -> None:
         if event.chain > self._longest_chain:

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.reading import Reading
 
-_PASSES = 6
-_PASSES_WHEN_DEEP = 3
-"""How often a loop body is read before names that still change count as unknown."""
-_FREELY_NESTED = 2
+_PASSES = ((2, 6), (5, 3))
+"""How often loops of up to so many levels are read, since each level multiplies the passes."""
+_PATIENCE = 2
+"""Names that still change when so many passes are left count as unknown from then on."""
 
 
 class StatementReader:
@@ -353,11 +353,12 @@ class StatementReader:
         outer_block, outer_loops = recorder.block, recorder.loops
         recorder.loops = (*outer_loops, id(node))
         entry = reading.state
-        # Every level of nesting multiplies the passes.
-        passes = _PASSES if len(recorder.loops) <= _FREELY_NESTED else _PASSES_WHEN_DEEP
+        passes = _passes_at(len(recorder.loops))
         exits: list[State] = []
         body = Block()
-        for attempt in range(passes):
+        for left in reversed(range(passes)):
+            if left == 0:
+                entry = self._forgotten(node, entry, list(entry.names))
             recorder.block = body = Block()
             reading.state = entry.copy()
             self._breaks.append([])
@@ -368,10 +369,12 @@ class StatementReader:
             joined = entry
             for end in ends:
                 joined = join_states(joined, end, self._look_up)
-            if joined.names == entry.names:
+            if (joined.names, joined.mode) == (entry.names, entry.mode):
                 break
-            almost_last = attempt >= passes - 2
-            entry = self._widened(node, entry, joined) if almost_last else joined
+            changing = [
+                name for name in joined.names if joined.names[name] != entry.names.get(name)
+            ]
+            entry = self._forgotten(node, joined, changing) if left == _PATIENCE else joined
         recorder.block, recorder.loops = outer_block, outer_loops
         reading.state = entry.copy()
         otherwise = Block()
@@ -395,15 +398,15 @@ class StatementReader:
             read(reading, node.test)
         self.read_body(node.body)
 
-    def _widened(self, node: cst.CSTNode, before: State, after: State) -> State:
-        """Let names that still change hold something unknown, so that reading comes to an end."""
-        state = after.copy()
-        for name, values in after.names.items():
-            if before.names.get(name) != values:
-                site = self._reading.recorder.intern(("widened", id(node), name))
-                value = self._reading.recorder.value(Kind.UNKNOWN, node, site=site)
-                state.names[name] = frozenset({value})
-        return state
+    def _forgotten(self, node: cst.CSTNode, state: State, names: Sequence[str]) -> State:
+        """Let names hold something unknown, as it may be after any number of iterations."""
+        recorder = self._reading.recorder
+        forgotten = state.copy()
+        for name in names:
+            site = recorder.intern(("forgotten", id(node), name))
+            value = recorder.value(Kind.UNKNOWN, node, site=site)
+            forgotten.names[name] = frozenset({value})
+        return forgotten
 
     # Contexts, errors and definitions
 
@@ -491,6 +494,11 @@ def _pattern_names(pattern: cst.MatchPattern) -> list[str]:
     if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
         return [pattern.name.value]
     return []
+
+
+def _passes_at(depth: int) -> int:
+    """Return how often a loop at this depth may be read; the last time, nothing is known."""
+    return next((passes for limit, passes in _PASSES if depth <= limit), 1)
 
 
 def _targets(node: cst.For | cst.While) -> frozenset[str]:
