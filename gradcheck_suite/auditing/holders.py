@@ -221,7 +221,8 @@ class _Search:
                 if value is thing:
                     code = scope.place.code
                     function = getattr(code, "co_qualname", code.co_name)
-                    where = location_of(scope.place)
+                    # Where it stands now says little; where it begins is where it is known by.
+                    where = location_of(CallSite(code, -1))
                     return Owner("local", name, function, where, code.co_filename)
         for referrer in gc.get_referrers(thing):
             named = _named_by(referrer, thing)

@@ -87,7 +87,6 @@ def _without_gradient(
         evidence={
             "module": kind,
             "parameters": unreached,
-            "count": len(unreached),
             "trainable": trainable,
             "roots": tuple(root.name for root in observed.roots),
         },

@@ -41,7 +41,7 @@ def conclusion(report: Report) -> str:
         sentence = "nothing found"
     remarks = _watched(report)
     if report.verdicts:
-        remarks.append(count_verdicts(report))
+        remarks.append(f"gradients: {count_verdicts(report)}")
     if report.not_covered:
         remarks.append(f"{plural(len(report.not_covered), 'thing')} not covered")
     seen = f" ({'; '.join(remarks)})" if remarks else ""

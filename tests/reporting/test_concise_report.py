@@ -55,12 +55,12 @@ def verdicts(**counts):
         (report(summary={"steps": 1}), "nothing found (1 step watched)"),
         (report(summary={"files": 1200}), "nothing found (1,200 files checked)"),
         (report(summary={"steps": True}), "nothing found"),
-        (report(verdicts=verdicts(**{"pass": 2})), "nothing found (2 pass)"),
+        (report(verdicts=verdicts(**{"pass": 2})), "nothing found (gradients: 2 pass)"),
         (
             report(verdicts=verdicts(**{"pass": 2, "not_covered": 1, "inconclusive": 1})),
-            "nothing found (2 pass, 1 inconclusive, 1 not covered)",
+            "nothing found (gradients: 2 pass, 1 inconclusive, 1 not covered)",
         ),
-        (report(verdicts=verdicts(fail=2)), "2 gradients failed (2 fail)"),
+        (report(verdicts=verdicts(fail=2)), "2 gradients failed (gradients: 2 fail)"),
         (report(not_covered=("a", "b")), "nothing found (2 things not covered)"),
     ],
 )

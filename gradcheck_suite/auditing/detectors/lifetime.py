@@ -23,6 +23,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.auditing.growth_sites import growth_site
 from gradcheck_suite.auditing.holders import HeldGraphs, Owner, find_holder
 from gradcheck_suite.findings import Finding, Related, Severity
+from gradcheck_suite.reporting.text import byte_count
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.generations import Generation
@@ -190,7 +191,7 @@ def _kept(suspect: _Suspect) -> Finding:
         f"keeps the graphs of {count} backwards alive, the oldest since backward {suspect.oldest}"
     )
     if held.saved_bytes:
-        kept += f" ({held.saved_bytes / 1e6:,.1f} MB of saved tensors)"
+        kept += f" ({byte_count(held.saved_bytes)} of saved tensors)"
     return Finding.of(
         catalogue.GRAPH_KEPT,
         f"{_subject(held)} {kept}, and one more with each; no backward can use them again",

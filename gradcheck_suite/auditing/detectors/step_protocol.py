@@ -295,7 +295,6 @@ def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
-    times = "once" if occurrence.count == 1 else f"{occurrence.count} times"
     related = []
     added = location_of(occurrence.backward_site)
     if added is not None:
@@ -305,7 +304,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         f"{occurrence.optimizer}.step() used gradients of {occurrence.parameters} of "
         f"{occurrence.of_parameters} parameters that still held what its previous step had "
         f"already used, with the new gradient added on top; expected them to be cleared in "
-        f"between (seen {times}, first in step {occurrence.first_step})",
+        f"between (first in step {occurrence.first_step})",
         detector="audit",
         location=location_of(occurrence.step_site),
         related=related,

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.reading import Reading
 
-_PASSES = ((2, 6), (5, 3))
+_PASSES = ((2, 7), (5, 4))
 """How often loops of up to so many levels are read, since each level multiplies the passes."""
-_PATIENCE = 2
-"""Names that still change when so many passes are left count as unknown from then on."""
+_PATIENCE = 3
+"""Names that still change when fewer passes are left count as unknown from then on."""
 
 
 class StatementReader:
@@ -356,9 +356,10 @@ class StatementReader:
         passes = _passes_at(len(recorder.loops))
         exits: list[State] = []
         body = Block()
+        given_up: set[str] = set()
         for left in reversed(range(passes)):
             if left == 0:
-                entry = self._forgotten(node, entry, list(entry.names))
+                entry = self._forgotten(node, entry, set(entry.names))
             recorder.block = body = Block()
             reading.state = entry.copy()
             self._breaks.append([])
@@ -369,12 +370,12 @@ class StatementReader:
             joined = entry
             for end in ends:
                 joined = join_states(joined, end, self._look_up)
+            if left < _PATIENCE:
+                given_up |= _changing(entry, joined)
+                joined = self._forgotten(node, joined, given_up)
             if (joined.names, joined.mode) == (entry.names, entry.mode):
                 break
-            changing = [
-                name for name in joined.names if joined.names[name] != entry.names.get(name)
-            ]
-            entry = self._forgotten(node, joined, changing) if left == _PATIENCE else joined
+            entry = joined
         recorder.block, recorder.loops = outer_block, outer_loops
         reading.state = entry.copy()
         otherwise = Block()
@@ -398,7 +399,7 @@ class StatementReader:
             read(reading, node.test)
         self.read_body(node.body)
 
-    def _forgotten(self, node: cst.CSTNode, state: State, names: Sequence[str]) -> State:
+    def _forgotten(self, node: cst.CSTNode, state: State, names: set[str]) -> State:
         """Let names hold something unknown, as it may be after any number of iterations."""
         recorder = self._reading.recorder
         forgotten = state.copy()
@@ -494,6 +495,10 @@ def _pattern_names(pattern: cst.MatchPattern) -> list[str]:
     if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
         return [pattern.name.value]
     return []
+
+
+def _changing(before: State, after: State) -> set[str]:
+    return {name for name in after.names if after.names[name] != before.names.get(name)}
 
 
 def _passes_at(depth: int) -> int:
