@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # pytest-xdist takes one worker for each core; every worker then keeps to one thread.
 PYTEST_OPTIONS ?= -n auto --dist worksteal
+# What runs pytest: python, or coverage.
+RUN ?= python
 # pip builds in a fresh environment of its own, which takes its pins from the second variable.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
   $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -16,11 +18,11 @@ demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/$(RUN) -m pytest $(PYTEST_OPTIONS)
 
 coverage: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
-	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(PYTEST_OPTIONS)
+	$(MAKE) --no-print-directory test RUN="coverage run"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

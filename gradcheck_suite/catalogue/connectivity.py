@@ -124,8 +124,8 @@ PARAMETER_WITHOUT_GRADIENT = Entry(
     at_run_time=True,
     title="A trainable parameter that no backward reaches",
     what="""
-A parameter with `requires_grad=True` that an optimizer owns has had no gradient in any step so
-far: its layer is not called, its output is not used, or the way to the loss is cut.
+A parameter with `requires_grad=True` gets no gradient: its layer is not called, its output is not
+used, or the way to the loss is cut.
 """,
     why="""
 Nothing raises: the optimizer skips parameters whose `.grad` is None, and the layer keeps its
@@ -159,10 +159,9 @@ class Block(nn.Module):
         return self.second(self.first(x).relu()) + x
 """,
     detection="""
-At run time: no backward has written to the parameter over the audited steps. Where its module did
-run, the graph is followed from the module's output, and the line where it ends is named (GCS401,
-GCS402). Parameters that are frozen, and experts or branches that had a gradient in some step, are
-not reported.
+At run time: no path of the traced graph leads to the parameter, or no backward has written to it
+over the audited steps. Parameters that are frozen, and experts or branches that had a gradient in
+some step, are not reported.
 
 Severity: warning; some models use a layer only later.
 """,

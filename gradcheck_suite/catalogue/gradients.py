@@ -239,8 +239,8 @@ DETACHED_OUTPUT = Entry(
     at_run_time=True,
     title="An output depends on the input but does not require grad",
     what="""
-One of several outputs changes when the input changes, yet it carries no graph, while the others
-do.
+An output changes when the input changes, yet it carries no graph. Often it is one of several, and
+the others do.
 """,
     why="""
 A loss on that output trains nothing, and nothing raises as long as another term has a graph.

@@ -113,10 +113,10 @@ def step(encoder, head, optimizer, x, y):
     detection="""
 At run time: a checksum of the bits is taken when a tensor is saved and compared when backward
 takes it out, together with the version and the memory address. Different bits under an unchanged
-version are this mistake. The writing line is found by running the step again and watching those
-tensors only. Batch norm's running statistics, which the operation itself saves and rewrites, are
-exempt. A tensor kept as a plain attribute of `ctx` is never saved and so cannot be compared
-(GCS205).
+version are this mistake. The writing line is named where the write was a call of an in-place
+method or function of torch; what NumPy or an extension writes is found without its line. Batch
+norm's running statistics, which the operation itself saves and rewrites, are exempt. A tensor kept
+as a plain attribute of `ctx` is never saved and so cannot be compared (GCS205).
 
 Severity: error; the overwritten values were used.
 """,

@@ -197,7 +197,7 @@ def test_the_correction_changes_the_code(entry: Entry):
 
 def test_every_entry_has_a_test_that_runs_its_sources():
     here = Path(__file__).parent
-    sources = "\n".join(path.read_text("utf-8") for path in here.glob("test_examples_*.py"))
+    sources = "\n".join(path.read_text("utf-8") for path in here.glob("examples/test_*.py"))
     tested = {
         f"GCS{number}" for number in re.findall(r"^def test_gcs(\d+)_", sources, re.MULTILINE)
     }

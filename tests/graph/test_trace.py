@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import weakref
 from collections import Counter
@@ -13,6 +14,10 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
+
+
+# Measuring coverage slows every line down, several times over.
+LIMIT = 5.0 if sys.gettrace() is None else 25.0
 
 
 class Once(torch.autograd.Function):
@@ -283,7 +288,7 @@ class TestLifetime:
         del y
 
         assert len(graph.nodes) == 100_001
-        assert seconds < 5
+        assert seconds < LIMIT
 
     def test_deep_chain_of_custom_functions(self, square):
         y = torch.ones(1, requires_grad=True)
@@ -296,7 +301,7 @@ class TestLifetime:
         del y
 
         assert len({node.location for node in graph.nodes}) == 2
-        assert seconds < 5
+        assert seconds < LIMIT
 
     def test_branching_deep_graph_is_traced_and_freed(self):
         weight = torch.ones(1, requires_grad=True)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+# A measurement of coverage would import modules of its own.
+_ENVIRONMENT = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE")}
 
 _PROBE = """
 import sys
@@ -19,6 +23,7 @@ def _loaded(directory, *words, before=""):
     done = subprocess.run(
         [sys.executable, "-c", before + _PROBE, *words],
         cwd=directory,
+        env=_ENVIRONMENT,
         capture_output=True,
         text=True,
         check=True,

@@ -102,12 +102,12 @@ def project(tmp_path: Path) -> Path:
     )
     (tmp_path / "typed.py").write_text(
         "from gradcheck_suite import Finding, Report, Severity\n"
-        "from gradcheck_lint import __version__\n"
+        "from gradcheck_lint.engine import lint_source\n"
         "\n"
         "def errors(report: Report) -> tuple[Finding, ...]:\n"
         "    return report.at_least(Severity.ERROR)\n"
         "\n"
-        "wrong: int = Report(tool='x').ok and __version__\n"
+        "wrong: int = lint_source(b'', 'x.py')\n"
     )
     return tmp_path
 
