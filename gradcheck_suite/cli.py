@@ -50,11 +50,6 @@ def _build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--traceback",
-        action="store_true",
-        help="show the Python traceback of an internal error",
-    )
     parser.add_argument("--version", action="version", version=f"gradcheck-suite {__version__}")
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True)
     for command in (audit, verify, graph, demo, explain, rules):
@@ -79,10 +74,9 @@ def _fail_on_exception(error: Exception, arguments: argparse.Namespace) -> int:
             f"{arguments.command} needs PyTorch, which is not installed here; "
             "install it with: pip install 'gradcheck-suite[torch]'"
         )
-    if arguments.traceback:
+    if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
         traceback.print_exception(error)
     return _fail(
         f"internal error in {arguments.command}: {type(error).__name__}: {error}. This is a bug "
-        "in gradcheck-suite; please report it with the output of "
-        f"`gradcheck-suite --traceback {arguments.command} ...`"
+        "in gradcheck-suite; please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print"
     )

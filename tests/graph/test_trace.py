@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
 
-
 # Measuring coverage slows every line down, several times over.
 LIMIT = 5.0 if sys.gettrace() is None else 25.0
 
