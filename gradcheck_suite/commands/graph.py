@@ -78,8 +78,9 @@ def _call(function: object, *, target: str) -> tuple[object, TorchModule | None]
 
     if not callable(function) or isinstance(function, Module):
         raise UsageError(
-            f"{target} is a {type(function).__name__}, expected a function without arguments that "
-            "returns tensors; write one, such as: def make_loss(): return model(x).sum(), model"
+            f"{target} names an object of type {type(function).__name__}, expected a function "
+            "without arguments that returns tensors; write one, such as: "
+            "def make_loss(): return model(x).sum(), model"
         )
     result = function()
     if isinstance(result, tuple) and len(result) == _PAIR and isinstance(result[1], Module):

@@ -94,8 +94,8 @@ def _make_inputs(name: str) -> tuple[Any, dict[str, Any] | None]:
     make = load_target(name)
     if isinstance(make, type) or not callable(make):
         raise UsageError(
-            f"{name} is a {type(make).__name__}, expected a function without arguments that "
-            "returns the inputs; write one, such as: "
+            f"{name} names an object of type {type(make).__name__}, expected a function "
+            "without arguments that returns the inputs; write one, such as: "
             "def make_inputs(): return (torch.randn(4, 3, requires_grad=True),)"
         )
     made = make()

@@ -186,6 +186,7 @@ class _Builder:
         self.variables: list[Variable] = []
         self.not_covered: list[str] = []
         self._originals: list[tuple[str, torch.Tensor]] = []
+        self._constants: list[str] = []
         self._options = options
         self._floating: list[str] = []
         self._unsuited: list[str] = []
@@ -246,7 +247,12 @@ class _Builder:
             )
         kind = "inputs" if module is None else "inputs or parameters"
         details = f": {'; '.join(self.not_covered)}" if self.not_covered else ""
-        raise UsageError(f"{title} has no {kind} of type float32 or float64 to check{details}")
+        seen = ", ".join(self._constants[:5]) or "no tensors"
+        raise UsageError(
+            f"{title} has no {kind} of type float32 or float64 to check{details}; "
+            f"got {seen}. Give a floating-point tensor that requires grad, such as "
+            "torch.randn(4, 3, requires_grad=True)"
+        )
 
     def shared_storage(self) -> list[str]:
         """Say which inputs share memory: they are checked as if they did not."""
@@ -269,6 +275,7 @@ class _Builder:
             if kind == "input":
                 self._originals.append((name, tensor))
             return _Slot(len(self.variables) - 1, None)
+        self._constants.append(f"`{name}` of type {str(tensor.dtype).removeprefix('torch.')}")
         if tensor.is_floating_point() or tensor.is_complex():
             self.not_covered.append(f"{kind} `{name}` {reason} and was held constant")
             if tensor.requires_grad:

@@ -184,7 +184,7 @@ def _settings(table: Mapping[str, object], path: Path) -> Settings:
     for key in table:
         if key not in _KEYS:
             raise UsageError(
-                f"{path}: [{_TABLE}] has no key `{key}`{_closest(key, _KEYS)}. "
+                f"{path}: [{_TABLE}] has no key `{key}`{_closest(key, _KEYS)} "
                 f"Its keys are {', '.join(_KEYS)}"
             )
     codes = {
@@ -247,7 +247,7 @@ def expand(names: Iterable[str], where: str) -> frozenset[str]:
         if not codes:
             known = [*sorted(ALL_CODES), *_SLUGS]
             raise UsageError(
-                f"{where}: the linter has no rule `{name}`{_closest(name, known)}. "
+                f"{where}: the linter has no rule `{name}`{_closest(name, known)} "
                 "`gradcheck-lint rules` lists them"
             )
         found |= codes
@@ -270,4 +270,4 @@ def _closest(name: str, known: Iterable[str]) -> str:
     options = list(known)
     folded = {option.lower(): option for option in options}
     match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    return f"; did you mean `{folded[match[0]]}`?" if match else ""
+    return f"; did you mean `{folded[match[0]]}`?" if match else "."

@@ -127,7 +127,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("target", "message"),
         [
-            ("model.py:net", "is a Net, expected a function without arguments"),
+            ("model.py:net", "of type Net, expected a function without arguments"),
             ("model.py:no_graph", "has no graph: requires_grad is False"),
             ("missing.py:loss", "missing.py does not exist"),
         ],

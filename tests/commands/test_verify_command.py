@@ -121,7 +121,12 @@ def test_positional_and_keyword_inputs_and_a_skipped_output(verify):
     ("target", "inputs", "options", "words"),
     [
         ("rigth", "make_inputs", [], "did you mean 'right'?"),
-        ("right", "values", [], "layers.py:values is a tuple, expected a function without"),
+        (
+            "right",
+            "values",
+            [],
+            "layers.py:values names an object of type tuple, expected a function without",
+        ),
         ("right", "one_tensor", [], "right(x, slope) can't be called with the given inputs"),
         ("right", "make_inputs", ["--probes", "0"], "probes must be a positive integer"),
         ("right", "make_inputs", ["--dtype", "half"], "invalid choice: 'half'"),
