@@ -10,6 +10,7 @@ is missing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 from dataclasses import dataclass
@@ -258,6 +259,7 @@ def saved_tensors_hooks_are_disabled() -> bool:
     return not enabled()
 
 
+@functools.cache
 def in_place_functions() -> tuple[tuple[Any, str], ...]:
     """Return the owner and name of each function that writes into its first argument (torch 2.13).
 

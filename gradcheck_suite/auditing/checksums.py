@@ -22,9 +22,12 @@ __all__ = ["Fingerprint", "can_fingerprint", "fingerprint", "same_content"]
 BLOCK = 509
 """The number of 64-bit words in a row of sums: a prime, for the reason given above."""
 
-Fingerprint: TypeAlias = "tuple[Tensor, Tensor]"
+Fingerprint: TypeAlias = "tuple[Tensor, ...]"
+"""The sums of rows, the sums of columns, and the words that fill no row; or those words alone."""
 
 _WORD = 8
+# Contents are compared as integers: a NaN differs from itself.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def can_fingerprint(tensor: Tensor) -> bool:
@@ -41,26 +44,17 @@ def fingerprint(tensor: Tensor) -> Fingerprint | None:
     """Sum up the bits of ``tensor``, of any strided shape, dtype and device.
 
     Returns:
-        The sums and the bytes that fill no row, both on the tensor's own device, so that
-        nothing waits for a GPU; None where the contents can't be read (sparse, meta, quantised,
-        nested, or freed storage).
+        The sums and the words that fill no row, on the tensor's own device, so that nothing waits
+        for a GPU; None where the contents can't be read (sparse, meta, quantised, nested, or
+        freed storage).
     """
-    if not can_fingerprint(tensor):
+    words = _words_of(tensor)
+    if words is None:
         return None
-    flat = _memory_of(tensor.detach())
-    count = flat.numel() * flat.element_size()
-    if count and flat.untyped_storage().nbytes() == 0:
-        return None
-    raw = flat.view(torch.uint8)
-    whole = count // _WORD * _WORD
-    if whole < _WORD * BLOCK:
-        return raw.new_empty(0), raw.clone()
-    if raw.storage_offset() % _WORD:
-        raw = raw.clone()
-    words = raw[:whole].view(torch.int64)
-    blocks = words.numel() // BLOCK
-    rows = words[: blocks * BLOCK].view(blocks, BLOCK)
-    return torch.cat([rows.sum(1), rows.sum(0)]), raw[blocks * BLOCK * _WORD :].clone()
+    rows, rest = words
+    if rows is None:
+        return (rest.clone(),)
+    return rows.sum(1), rows.sum(0), rest.clone()
 
 
 def same_content(before: Fingerprint, tensor: Tensor) -> bool:
@@ -68,13 +62,43 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
 
     True where the contents can no longer be read: nothing is known to have changed.
     """
-    after = fingerprint(tensor)
-    if after is None:
+    words = _words_of(tensor)
+    if words is None:
         return True
-    return all(
-        old.shape == new.shape and torch.equal(old, new)
-        for old, new in zip(before, after, strict=True)
-    )
+    rows, rest = words
+    if not _equal(before[-1], rest):
+        return False
+    if rows is None:
+        return len(before) == 1
+    return len(before) > 1 and _equal(before[0], rows.sum(1)) and _equal(before[1], rows.sum(0))
+
+
+def _equal(old: Tensor, new: Tensor) -> bool:
+    return old.dtype == new.dtype and torch.equal(old, new)
+
+
+def _words_of(tensor: Tensor) -> tuple[Tensor | None, Tensor] | None:
+    """Return the memory of ``tensor`` as rows of words, None if it fills no row, and the rest."""
+    if not can_fingerprint(tensor):
+        return None
+    flat = _memory_of(tensor.detach() if tensor.requires_grad else tensor)
+    size = flat.element_size()
+    count = flat.numel() * size
+    if count and flat.data_ptr() == 0:
+        return None
+    blocks = count // (_WORD * BLOCK)
+    if not blocks:
+        return None, flat.view(_INTEGERS.get(size, torch.int64))
+    if count % _WORD == 0 and flat.storage_offset() * size % _WORD == 0:
+        words = flat.view(torch.int64)
+        rest = words[blocks * BLOCK :]
+    else:
+        raw = flat.view(torch.uint8)
+        if raw.storage_offset() % _WORD:
+            raw = raw.clone()
+        words = raw[: blocks * BLOCK * _WORD].view(torch.int64)
+        rest = raw[blocks * BLOCK * _WORD :]
+    return words.as_strided((blocks, BLOCK), (BLOCK, 1)), rest
 
 
 def _memory_of(tensor: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ as anything keeps one of its graphs, and the weak dictionaries here count the li
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._torch_compat import node_metadata
+from gradcheck_suite._torch_compat import node_metadata, node_sequence_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,6 +82,8 @@ class Generations:
         self._used: weakref.WeakValueDictionary[int, Generation] = weakref.WeakValueDictionary()
         self._births: weakref.WeakValueDictionary[int, Birth] = weakref.WeakValueDictionary()
         self._births[0] = self.birth
+        # Sequence numbers count by thread, and so does what they prove.
+        self._newest = threading.local()
 
     def open(
         self, index: int, roots: Iterable[Node], site: CallSite | None, step: int
@@ -91,6 +94,8 @@ class Generations:
         reaches back to one of those.
         """
         generation = Generation(index, site, step)
+        known_until = getattr(self._newest, "number", 0)
+        newest = known_until
         seen: set[Node] = set()
         waiting = list(roots)
         edge: list[Node] = list(waiting)
@@ -99,7 +104,13 @@ class Generations:
             if node in seen:
                 continue
             seen.add(node)
-            marked = node_metadata(node).get(MARK)
+            number = node_sequence_number(node)
+            if number is not None and number > newest:
+                newest = number
+            # A node younger than all that were looked at before bears no mark, and asking for one
+            # would make it a dictionary.
+            is_new = number is not None and number > known_until
+            marked = None if is_new else node_metadata(node).get(MARK)
             if isinstance(marked, Generation):
                 # Higher derivatives and inner loops reuse graphs within one step, as they should.
                 link = 1 if marked.step < step else 0
@@ -115,6 +126,7 @@ class Generations:
                 edge.append(node)
         for node in edge:
             node_metadata(node).setdefault(MARK, generation)
+        self._newest.number = newest
         self._used[index] = generation
         self.birth = Birth(index + 1, self._tick())
         self._births[index + 1] = self.birth

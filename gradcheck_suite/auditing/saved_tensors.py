@@ -24,7 +24,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import call_site
-from gradcheck_suite.auditing.checksums import can_fingerprint, fingerprint, same_content
+from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
 from gradcheck_suite.auditing.packed import Holder
 
@@ -108,7 +108,7 @@ class SavedTensors:
         if holder.address == _UNKNOWN or not _may_read(holder.tensor):
             self.without_fingerprint += 1
             return
-        with torch.no_grad(), without_torch_function(), contextlib.suppress(RuntimeError):
+        with without_torch_function(), contextlib.suppress(RuntimeError):
             # What can't be read is not covered: zero tensors, or no memory left for the sums.
             holder.fingerprint = fingerprint(holder.tensor)
         if holder.fingerprint is None:
@@ -160,7 +160,7 @@ class SavedTensors:
         if holder.fingerprint is None or not inside_backward() or not _may_read(tensor):
             return
         unchanged = True
-        with torch.no_grad(), without_torch_function(), contextlib.suppress(RuntimeError):
+        with without_torch_function(), contextlib.suppress(RuntimeError):
             unchanged = same_content(holder.fingerprint, tensor)
         if unchanged:
             return
@@ -194,7 +194,7 @@ def _may_read(tensor: Tensor) -> bool:
     Operators that run under a dispatch mode of the user's would show up there, and those that run
     while a CUDA graph is captured would become part of it.
     """
-    if dispatch_mode_is_active() or not can_fingerprint(tensor):
+    if dispatch_mode_is_active():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

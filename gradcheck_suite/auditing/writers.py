@@ -58,25 +58,18 @@ class _Watched:
     ``__torch_function__``, and programs look up there what they have registered by function.
     """
 
-    def __init__(
-        self,
-        original: Callable[..., Any],
-        name: str,
-        recorder: Recorder,
-        note: Callable[[object, str], None],
-    ) -> None:
+    def __init__(self, original: Callable[..., Any], name: str) -> None:
         functools.update_wrapper(self, original)
-        self._original = original
+        self.original = original
         self._name = name
-        self._recorder = recorder
-        self._note = note
+        self.writers: Writers | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._original(*args, **kwargs)
-        recorder = self._recorder
-        if _is_compiling() or recorder.inside_step or not recorder.running:
+        result = self.original(*args, **kwargs)
+        writers = self.writers
+        if writers is None or _is_compiling() or not writers.listening:
             return result
-        self._note(args[0] if args else kwargs.get("input"), self._name)
+        writers.note(args[0] if args else kwargs.get("input"), self._name)
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -84,14 +77,14 @@ class _Watched:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, _Watched):
-            other = other._original
-        return bool(self._original == other)
+            other = other.original
+        return bool(self.original == other)
 
     def __hash__(self) -> int:
-        return hash(self._original)
+        return hash(self.original)
 
     def __repr__(self) -> str:
-        return repr(self._original)
+        return repr(self.original)
 
     # Compilers copy the functions that they trace; a function is its own copy.
     def __copy__(self) -> _Watched:
@@ -101,10 +94,19 @@ class _Watched:
         return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        return self._original.__reduce_ex__(protocol)
+        return self.original.__reduce_ex__(protocol)
 
 
 _is_compiling = torch.compiler.is_compiling
+# Made once for each function, as there are hundreds: an audit begins and ends in little time.
+_WATCHED: dict[tuple[object, str], _Watched] = {}
+
+
+def _watched(owner: object, name: str, original: Callable[..., Any]) -> _Watched:
+    known = _WATCHED.get((owner, name))
+    if known is None or known.original is not original:
+        known = _WATCHED[owner, name] = _Watched(original, name)
+    return known
 
 
 class Writers:
@@ -113,27 +115,35 @@ class Writers:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._writes: dict[int, deque[Write]] = {}
-        self._replacements: list[Callable[..., Any]] = []
+        self._replacements: list[_Watched] = []
 
     def install(self, patches: Patches) -> None:
         """Replace every function that writes into its first argument."""
         for owner, name in in_place_functions():
             original = getattr(owner, name)
-            replacement = _Watched(original, name, self._recorder, self._note)
-            if teach_torchscript(replacement, original):
-                self._replacements.append(replacement)
+            replacement = _watched(owner, name, original)
+            replacement.writers = self
+            self._replacements.append(replacement)
+            teach_torchscript(replacement, original)
             patches.replace(owner, name, replacement)
         forget_compiler_tables()
 
     def uninstall(self) -> None:
         """Clear what other parts of torch know about the replacements, which are gone by now."""
         for replacement in self._replacements:
+            replacement.writers = None
             forget_torchscript(replacement)
         self._replacements.clear()
         self._writes.clear()
         forget_compiler_tables()
 
-    def _note(self, written: object, name: str) -> None:
+    @property
+    def listening(self) -> bool:
+        """Whether writes are the program's own now, and not an optimizer's."""
+        return self._recorder.running and not self._recorder.inside_step
+
+    def note(self, written: object, name: str) -> None:
+        """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
         targets = written if isinstance(written, (list, tuple)) else (written,)
         with without_torch_function():
             for tensor in targets:
