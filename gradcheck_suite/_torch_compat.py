@@ -158,16 +158,12 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return the version counter of ``tensor``, which in-place operations move.
+version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+"""Return the version counter of a tensor, which in-place operations move (torch 2.13).
 
-    Raises:
-        RuntimeError: ``tensor`` was made under ``torch.inference_mode``, which keeps no counter.
-    """
-    return _version_of(tensor)
-
-
-_version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+Raises RuntimeError for a tensor made under ``torch.inference_mode``, which keeps no counter. Not a
+function of Python's own, because it is called twice for each saved tensor.
+"""
 
 
 def inside_backward() -> bool:
@@ -354,10 +350,14 @@ def without_torch_function() -> AbstractContextManager[None]:
     return context
 
 
-def dispatch_mode_is_active() -> bool:
-    """Return whether a TorchDispatchMode of the user's would see each operator (torch 2.13)."""
-    count: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    return count is not None and count() > 0
+dispatch_mode_is_active: Callable[[], int] = getattr(
+    torch._C, "_len_torch_dispatch_stack", functools.partial(int, 0)
+)
+"""Return how many TorchDispatchModes of the user's would see each operator (torch 2.13).
+
+0 where torch can't tell. Not a function of Python's own, because it is called for each saved
+tensor.
+"""
 
 
 def without_dispatch_modes() -> AbstractContextManager[None]:

@@ -25,8 +25,8 @@ class AuditOptions:
             a look.
     """
 
-    checksum_first_steps: int = 3
-    checksum_every: int = 20
+    checksum_first_steps: int = 2
+    checksum_every: int = 50
     name_writers: bool = True
     graph_limit: int = 4
 

@@ -80,7 +80,7 @@ class SavedTensors:
                 holder.original = None
                 holder.producer = None
             else:
-                holder.tensor = _alias_of(tensor)
+                holder.tensor = _alias_of(tensor) if dispatch_mode_is_active() else tensor.detach()
                 holder.original = weak_reference(tensor)
                 holder.producer = type(tensor.grad_fn)
                 holder.output_number = tensor.output_nr
@@ -182,8 +182,7 @@ _UNKNOWN = -1
 
 
 def _alias_of(tensor: Tensor) -> Tensor:
-    if not dispatch_mode_is_active():
-        return tensor.detach()
+    """Alias ``tensor`` out of sight of the user's dispatch modes."""
     with without_dispatch_modes():
         return tensor.detach()
 

@@ -147,7 +147,10 @@ class Writers:
         targets = written if isinstance(written, (list, tuple)) else (written,)
         with without_torch_function():
             for tensor in targets:
-                if isinstance(tensor, torch.Tensor) and type(tensor) in _PLAIN:
+                if not (isinstance(tensor, torch.Tensor) and type(tensor) in _PLAIN):
+                    continue
+                # Not the counters that modules keep, such as batch norm's of its batches.
+                if tensor.dim() or tensor.is_floating_point():
                     self._note_tensor(tensor, name)
 
     def _note_tensor(self, tensor: Tensor, name: str) -> None:

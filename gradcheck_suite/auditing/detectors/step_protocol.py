@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -78,10 +78,16 @@ class _Used:
         "version",
     )
 
-    def __init__(self, parameter: Tensor, gradient: Tensor, content: Fingerprint | None) -> None:
-        self.parameter = weakref.ref(parameter)
-        self.gradient = weakref.ref(gradient)
-        self.version = version_of(gradient)
+    def __init__(
+        self,
+        parameter: weakref.ref[Tensor],
+        gradient: weakref.ref[Tensor],
+        version: int,
+        content: Fingerprint | None,
+    ) -> None:
+        self.parameter = parameter
+        self.gradient = gradient
+        self.version = version
         self.content = content
         self.seen_nonzero = False
         self.added_by: CallSite | None = None
@@ -94,10 +100,15 @@ class _Used:
         return gradient if gradient is not None and gradient is self.gradient() else None
 
 
+_Left: TypeAlias = "tuple[weakref.ref[Tensor], weakref.ref[Tensor], int, Fingerprint | None]"
+
+
 class _OptimizerState:
-    __slots__ = ("proven", "stale", "used", "want_content")
+    __slots__ = ("left", "proven", "stale", "used", "want_content")
 
     def __init__(self) -> None:
+        # What the last step has used: the arguments of _Used, most of which never comes to be one.
+        self.left: list[_Left] = []
         self.used: list[_Used] = []
         self.stale: list[_Used] = []
         self.want_content = False
@@ -181,12 +192,15 @@ class StepProtocolDetector:
         take = not state.proven and (state.want_content or event.index < first)
         state.want_content = False
         state.used = []
-        with torch.no_grad():
-            for parameter in _parameters(event.optimizer):
-                gradient = parameter.grad
-                if gradient is not None:
-                    content = fingerprint(gradient) if take else None
-                    state.used.append(_Used(parameter, gradient, content))
+        state.left = left = []
+        reference = weakref.ref
+        for parameter in _parameters(event.optimizer):
+            gradient = parameter.grad
+            if gradient is not None:
+                content = fingerprint(gradient) if take else None
+                left.append(
+                    (reference(parameter), reference(gradient), version_of(gradient), content)
+                )
 
     def _report(self, state: _OptimizerState, event: StepStarted | StepFinished) -> None:
         stale = [used for used in state.stale if self._still_holds_the_sum(used)]
@@ -229,6 +243,11 @@ class StepProtocolDetector:
 
 def _look_before_backward(state: _OptimizerState) -> None:
     """Keep the used gradients that are still there as the step left them, and not zero."""
+    # Mostly gone by now: zero_grad lets go of the gradients.
+    state.used += [_Used(*left) for left in state.left if left[1]() is not None]
+    state.left = []
+    if not state.used and not state.stale:
+        return
     state.stale = [used for used in state.stale if _is_nonzero(used.current())]
     kept: list[_Used] = []
     with torch.no_grad():
