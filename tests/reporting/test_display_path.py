@@ -101,11 +101,11 @@ def test_a_working_directory_that_is_gone(tmp_path):
     program = (
         "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
         "from gradcheck_suite.reporting.paths import display_path\n"
-        "print(display_path('/work/train.py'), display_path('train.py'))"
+        "print(display_path('/elsewhere/train.py'), display_path('train.py'))"
     )
     gone = tmp_path / "gone"
     gone.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", program, str(gone)], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["/work/train.py", "train.py"]
+    assert done.stdout.split() == ["/elsewhere/train.py", "train.py"]
