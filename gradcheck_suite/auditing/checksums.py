@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Fingerprint", "can_fingerprint", "fingerprint", "same_content"]
+__all__ = ["Fingerprint", "fingerprint", "same_content"]
 
 BLOCK = 509
 """The number of 64-bit words in a row of sums: a prime, for the reason given above."""
@@ -30,7 +30,7 @@ _WORD = 8
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def can_fingerprint(tensor: Tensor) -> bool:
+def _is_readable(tensor: Tensor) -> bool:
     """Return whether the contents of this tensor lie in plain memory that can be summed."""
     return (
         tensor.layout is torch.strided
@@ -79,7 +79,7 @@ def _equal(old: Tensor, new: Tensor) -> bool:
 
 def _words_of(tensor: Tensor) -> tuple[Tensor | None, Tensor] | None:
     """Return the memory of ``tensor`` as rows of words, None if it fills no row, and the rest."""
-    if not can_fingerprint(tensor):
+    if not _is_readable(tensor):
         return None
     flat = _memory_of(tensor.detach() if tensor.requires_grad else tensor)
     size = flat.element_size()

@@ -86,17 +86,15 @@ def _folder() -> Path:
 def _lint(script: str, stream: TextIO) -> Report:
     from gradcheck_lint.engine import lint_source  # noqa: PLC0415 - on demand
     from gradcheck_suite.findings import Report  # noqa: PLC0415 - on demand
-    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
 
     findings = lint_source(Path(script).read_bytes(), script)
     report = Report("gradcheck-lint", findings, summary={"files": 1})
-    stream.write(conclusion(report) + "\n")
+    _tell(report, stream)
     return report
 
 
 def _audit(script: str) -> Report:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
-    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
 
     outcome = audit_script(script)
     if outcome.exit_status:
@@ -104,16 +102,15 @@ def _audit(script: str) -> Report:
             f"the demo's training script {script} ended with status {outcome.exit_status}, "
             "expected 0; what it said is above"
         )
-    sys.stdout.write(conclusion(outcome.report) + "\n")
+    _tell(outcome.report, sys.stdout)
     return outcome.report
 
 
 def _verify(script: str, stream: TextIO) -> Report:
-    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
     from gradcheck_suite.verification import check_gradients  # noqa: PLC0415 - needs torch
 
     report = check_gradients(load_target(f"{script}:Swish"), _call(f"{script}:swish_inputs"))
-    stream.write(conclusion(report) + "\n")
+    _tell(report, stream)
     return report
 
 
@@ -124,6 +121,13 @@ def _picture(script: str, stream: TextIO, color: ColorChoice) -> Report:
     graph = trace_graph(loss, model=model)
     print_graph(graph, stream=stream, color=color)
     return graph.report
+
+
+def _tell(report: Report, stream: TextIO) -> None:
+    """Say in one line what a part found; the whole report comes last."""
+    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
+
+    stream.write(conclusion(report) + "\n")
 
 
 def _call(target: str) -> Any:
