@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
+from gradcheck_lint.edits import Edit, Fix, Insertion, NewImport, Removal, Replacement
 from gradcheck_suite.findings import JSON
 from gradcheck_suite.severity import Severity
 
@@ -16,14 +17,34 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_suite.catalogue import Entry
 
+__all__ = [
+    "Edit",
+    "Fix",
+    "Insertion",
+    "Invalid",
+    "NewImport",
+    "Removal",
+    "Replacement",
+    "Rule",
+    "Valid",
+    "Violation",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Source with the mistake, and the lines (from 1) that are reported."""
+    """Source with the mistake, and the lines (from 1) that are reported.
+
+    ``fixed`` is the whole source after all fixes of the rule, unsafe ones too; ``safely_fixed``
+    what ``--fix`` alone makes of it where that differs. Both are tested: the result parses, a
+    second run changes nothing, and the rule finds nothing in ``fixed``.
+    """
 
     source: str
     lines: tuple[int, ...]
     severity: Severity = Severity.ERROR
+    fixed: str | None = None
+    safely_fixed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +59,8 @@ class Valid:
 class Violation:
     """A mistake at a node; the engine turns nodes into lines and columns.
 
-    ``related`` are other nodes that explain it, each with what it did.
+    ``related`` are other nodes that explain it, each with what it did. ``fix`` is the change of
+    the parsed module that removes the mistake, where one is known.
     """
 
     node: cst.CSTNode
@@ -47,6 +69,7 @@ class Violation:
     hint: str | None = None
     related: tuple[tuple[cst.CSTNode, str], ...] = ()
     evidence: Mapping[str, JSON] = field(default_factory=dict)
+    fix: Fix | None = None
 
 
 class Rule(ABC):
