@@ -47,10 +47,13 @@ def test_any_report_is_sarif(any_report, assert_is_sarif, data):
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda log: log["runs"][0].pop("tool"), "lacks tool"),
-        (lambda log: log["runs"][0].update(colour="red"), "does not know"),
-        (lambda log: log["runs"][0]["results"][0].update(level="fatal"), "is none of"),
-        (lambda log: log["runs"][0]["results"][0].update(ruleIndex="0"), "is no int"),
+        (lambda log: log["runs"][0].pop("tool"), "'tool' is a required property"),
+        (lambda log: log["runs"][0].update(colour="red"), "'colour' was unexpected"),
+        (lambda log: log["runs"][0]["results"][0].update(level="fatal"), "'fatal' is not one of"),
+        (
+            lambda log: log["runs"][0]["results"][0].update(ruleIndex="0"),
+            "'0' is not of type 'integer'",
+        ),
     ],
 )
 def test_the_check_for_sarif_can_fail(reports_of_each_kind, assert_is_sarif, spoil, complaint):
