@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from gradcheck_suite.verification.calling import Output, Subject, build_subject
 from gradcheck_suite.verification.mistakes import find_mistakes
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
 from gradcheck_suite.verification.randomness import preserved_randomness
+from gradcheck_suite.verification.stages import Deadline, Known, Stage
 from gradcheck_suite.verification.survey import Survey
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ _TOOL = "gradcheck-suite verify"
 _CHECKED = (torch.float32, torch.float64)
 Pair = tuple[int, int]
 
+# In this order: variations of the inputs, order 2, whole Jacobian, forward mode, batched gradients,
+# compiled code. Each decides by the options whether it has anything to do.
+_LATER_STAGES: tuple[Stage, ...] = ()
+
 
 def check_gradients(
     fn_or_module: Any,
@@ -38,6 +44,14 @@ def check_gradients(
     probes: int | None = None,
     seed: int = 0,
     skip_outputs: Collection[str] = (),
+    order: int | None = None,
+    full: bool = False,
+    variations: Collection[str] | None = None,
+    forward_mode: bool = False,
+    batched: bool = False,
+    compiled: bool = False,
+    time_limit: float | None = None,
+    max_memory: int = 2**30,
 ) -> Report:
     """Compare every gradient with central differences and report which are wrong.
 
@@ -68,6 +82,15 @@ def check_gradients(
             report.
         skip_outputs: names of outputs that are not checked, as the report spells them
             (``"output[1]"``).
+        order: 2 checks the gradients of the gradients as well, 1 does not; by default they are
+            checked where custom Functions are involved and order 1 is right.
+        full: whether the whole Jacobian is compared as well, entry by entry.
+        variations: names of the variations of the inputs to try; all by default, ``()`` for none.
+        forward_mode: whether forward-mode derivatives are compared as well.
+        batched: whether batched gradients (vmap of backward) are compared as well.
+        compiled: whether the gradients of the compiled function are compared as well.
+        time_limit: seconds after which nothing further is begun; what was left out is told.
+        max_memory: bytes that the comparison of a whole Jacobian may take at a time.
 
     Returns:
         A report with a verdict for each output and input or parameter, and findings for what is
@@ -82,13 +105,22 @@ def check_gradients(
         probes=probes,
         seed=seed,
         skip_outputs=skip_outputs,
+        order=order,
+        full=full,
+        variations=variations,
+        forward_mode=forward_mode,
+        batched=batched,
+        compiled=compiled,
+        time_limit=time_limit,
+        max_memory=max_memory,
     )
+    deadline = Deadline.after(options.time_limit)
     with torch.inference_mode(mode=False), preserved_randomness():
         subject = build_subject(fn_or_module, inputs, kwargs, options)
-        return _check(subject, options)
+        return _check(subject, options, deadline)
 
 
-def _check(subject: Subject, options: CheckOptions) -> Report:
+def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Report:
     outputs, not_covered = _sorted_outputs(subject, subject.first_call(), options)
     verdicts = [
         Verdict(output.name, variable.name, "not covered", reason)
@@ -100,6 +132,7 @@ def _check(subject: Subject, options: CheckOptions) -> Report:
         *(f"output `{output.name}` {reason}" for output, reason in not_covered),
     ]
     findings: list[Finding] = []
+    covered: list[str] = []
     probes = 0
     if outputs:
         precision = precision_of(
@@ -120,6 +153,14 @@ def _check(subject: Subject, options: CheckOptions) -> Report:
                 f"{subject.title} gives different outputs for the same inputs and random state; "
                 "what that noise hides is not covered"
             )
+        known = Known(subject, survey, conclusions, options, deadline, tuple(findings))
+        for stage in _LATER_STAGES:
+            result = stage(known)
+            findings += result.findings
+            verdicts += result.verdicts
+            covered += result.covered
+            lines += result.not_covered
+            known = replace(known, findings=tuple(findings))
     summary: dict[str, JSON] = {
         "target": subject.title,
         "seed": options.seed,
@@ -128,6 +169,8 @@ def _check(subject: Subject, options: CheckOptions) -> Report:
         "evaluations": subject.evaluations,
         "verdicts": dict(Counter(verdict.status for verdict in verdicts)),
     }
+    if covered:
+        summary["covered"] = tuple(covered)
     return Report(
         tool=_TOOL,
         findings=tuple(findings),

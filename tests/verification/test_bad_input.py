@@ -46,6 +46,13 @@ CASES = [
     ((square, X), {"seed": -1}, "seed must be an integer from 0 to 2**32 - 1, got -1"),
     ((square, X), {"seed": None}, "seed must be an integer from 0 to 2**32 - 1, got None"),
     ((square, X), {"parameters": "no"}, "parameters must be True or False, got 'no'"),
+    ((square, X), {"full": 1}, "full must be True or False, got 1"),
+    ((square, X), {"order": 3}, "order must be 1, 2 or None, got 3"),
+    ((square, X), {"order": True}, "order must be 1, 2 or None, got True"),
+    ((square, X), {"time_limit": 0}, "time_limit must be a positive number of seconds or None"),
+    ((square, X), {"time_limit": float("nan")}, "time_limit must be a positive number of seconds"),
+    ((square, X), {"max_memory": 1.5}, "max_memory must be a positive number of bytes, got 1.5"),
+    ((square, X), {"variations": "expanded"}, "variations must be a collection of names of"),
     ((square, X), {"kwargs": [X]}, "kwargs must map argument names to values"),
     (
         (square, {"x": X}),
