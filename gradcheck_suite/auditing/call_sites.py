@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import site
 import sys
-import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from gradcheck_suite._frames import Owner, folder_prefix, owner_of_file
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
@@ -28,28 +27,7 @@ class CallSite(NamedTuple):
     offset: int
 
 
-def _folder(path: str | Path) -> str:
-    return os.path.join(os.path.realpath(path), "")  # noqa: PTH118 - keeps the separator
-
-
-_OURS = _folder(Path(__file__).parents[1])
-_TORCH = _folder(Path(torch.__file__).parent)
-_STANDARD = tuple(
-    _folder(path)
-    for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    if path
-)
-_PACKAGES = tuple(
-    _folder(path)
-    for path in {
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
-    if path
-)
-
+_TORCH = folder_prefix(Path(torch.__file__).parent)
 _USER, _LIBRARY, _MACHINERY = range(3)
 # By file, not by code object: the hash of a code object goes through all its constants.
 _KINDS: dict[str, int] = {}
@@ -137,15 +115,8 @@ def _kind(code: CodeType) -> int:
 
 
 def _kind_of_file(name: str) -> int:
-    if name.startswith("<"):
-        # Frozen modules and generated code (dataclasses, namedtuple) are machinery; a cell of a
-        # notebook or an exec of the user's is compiled under a name of its own.
-        return _MACHINERY if name.startswith(("<frozen", "<string>", "<eval")) else _USER
-    path = os.path.realpath(name)
-    if path.startswith((_OURS, _TORCH)):
-        return _MACHINERY
-    if path.startswith(_PACKAGES):
-        return _LIBRARY
-    if path.startswith(_STANDARD):
-        return _MACHINERY
-    return _USER
+    owner = owner_of_file(name)
+    if owner is Owner.USER:
+        return _USER
+    library = owner is Owner.PACKAGE and not os.path.realpath(name).startswith(_TORCH)
+    return _LIBRARY if library else _MACHINERY

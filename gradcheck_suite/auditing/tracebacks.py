@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gradcheck_suite._frames import is_ours
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["clean_exception", "hide_own_frames", "without_own_frames"]
 
-_OURS = str(Path(__file__).resolve().parents[1])
-
 
 def hide_own_frames(traceback: TracebackType | None) -> None:
     """Unlink our frames from a traceback, in place; the first entry stays whosever it is."""
     while traceback is not None:
         following = traceback.tb_next
-        while following is not None and _is_ours(following):
+        while following is not None and is_ours(following):
             following = following.tb_next
         traceback.tb_next = following
         traceback = following
@@ -25,7 +24,7 @@ def hide_own_frames(traceback: TracebackType | None) -> None:
 
 def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the first frame that is not ours, with ours unlinked."""
-    while traceback is not None and _is_ours(traceback):
+    while traceback is not None and is_ours(traceback):
         traceback = traceback.tb_next
     hide_own_frames(traceback)
     return traceback
@@ -42,7 +41,3 @@ def clean_exception(error: BaseException) -> None:
         seen.add(id(current))
         current.__traceback__ = without_own_frames(current.__traceback__)
         waiting += [current.__cause__, current.__context__]
-
-
-def _is_ours(traceback: TracebackType) -> bool:
-    return traceback.tb_frame.f_code.co_filename.startswith(_OURS)

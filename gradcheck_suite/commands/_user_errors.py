@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gradcheck_suite._frames import Owner, is_ours, owner_of_file
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-_OURS = str(Path(__file__).resolve().parents[1])
 
 
 def user_traceback(error: BaseException) -> str | None:
@@ -30,16 +29,12 @@ def user_traceback(error: BaseException) -> str | None:
 
 
 def _is_users(frames: TracebackType) -> bool:
-    file = frames.tb_frame.f_code.co_filename
-    return not file.startswith((_OURS, "<frozen")) and not _in_standard_library(file)
-
-
-def _in_standard_library(file: str) -> bool:
-    return Path(file).parent == Path(traceback.__file__).parent
+    owner = owner_of_file(frames.tb_frame.f_code.co_filename)
+    return owner in {Owner.USER, Owner.PACKAGE}
 
 
 def _raised_by_us(frames: TracebackType) -> bool:
     last = frames
     while last.tb_next is not None:
         last = last.tb_next
-    return last.tb_frame.f_code.co_filename.startswith(_OURS)
+    return is_ours(last)

@@ -1,0 +1,84 @@
+"""Whose code a frame runs: ours, Python's, an installed package's, or the user's."""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+from enum import Enum
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+__all__ = ["Owner", "folder_prefix", "is_ours", "owner_of_file"]
+
+
+class Owner(Enum):
+    """Whose a source file is."""
+
+    US = "gradcheck-suite"
+    PYTHON = "the standard library, frozen or generated code"
+    PACKAGE = "an installed package"
+    USER = "the user"
+
+
+def folder_prefix(path: str | Path) -> str:
+    """Return what the resolved names of all files in a folder start with."""
+    return os.path.join(os.path.realpath(path), "")  # noqa: PTH118 - keeps the separator
+
+
+def _folder_prefixes(paths: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple({folder_prefix(path) for path in paths if path})
+
+
+def _own_folders() -> Iterator[str]:
+    for package in ("gradcheck_suite", "gradcheck_lint", "pytest_gradcheck_suite"):
+        found = find_spec(package)
+        if found is not None and found.origin is not None:
+            yield folder_prefix(Path(found.origin).parent)
+
+
+_OURS = tuple(_own_folders())
+# The examples ship with the package, but they stand for a user's project.
+_EXAMPLES = folder_prefix(Path(__file__).parent / "_examples")
+_PACKAGES = _folder_prefixes(
+    [
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    ]
+)
+_STANDARD = _folder_prefixes([sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")])
+
+
+@cache
+def owner_of_file(name: str) -> Owner:
+    """Return whose a file is, by the name that its code objects carry.
+
+    Frozen modules and generated code (dataclasses, namedtuple) are Python's; a cell of a notebook
+    or an exec of the user's is compiled under a name of its own.
+    """
+    if name.startswith("<"):
+        generated = name.startswith(("<frozen", "<string>", "<eval"))
+        return Owner.PYTHON if generated else Owner.USER
+    path = os.path.realpath(name)
+    if path.startswith(_EXAMPLES):
+        return Owner.USER
+    if path.startswith(_OURS):
+        return Owner.US
+    if path.startswith(_PACKAGES):
+        return Owner.PACKAGE
+    if path.startswith(_STANDARD):
+        return Owner.PYTHON
+    return Owner.USER
+
+
+def is_ours(traceback: TracebackType) -> bool:
+    """Return whether this entry of a traceback is a frame of gradcheck-suite."""
+    return owner_of_file(traceback.tb_frame.f_code.co_filename) is Owner.US
