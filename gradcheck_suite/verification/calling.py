@@ -6,8 +6,9 @@ tensors, buffers and generators are only ever read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -25,13 +26,19 @@ from gradcheck_suite.verification.randomness import RandomState
 from gradcheck_suite.verification.trees import leaves_with_paths, replace_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from gradcheck_suite.verification.options import CheckOptions
 
-__all__ = ["Output", "Subject", "Variable", "build_subject"]
+__all__ = ["Arrangement", "Constant", "Output", "Subject", "Variable", "build_subject"]
 
 _CHECKED = (torch.float32, torch.float64)
+
+Arrangement: TypeAlias = Callable[
+    [Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+]
+"""Gives variables and constants another place in memory or other values, differentiably."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,15 @@ class Variable:
     name: str
     value: torch.Tensor
     kind: Literal["input", "parameter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that the function gets and that no gradient is checked for; our own copy."""
+
+    name: str
+    value: torch.Tensor
+    kind: Literal["input", "parameter", "buffer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,7 @@ class Subject:
     Attributes:
         title: what the user would call it.
         variables: the tensors that gradients are checked for.
+        constants: the other tensors that it gets.
         not_covered: sentences on what is held constant.
         evaluations: how often it has been called.
     """
@@ -65,16 +82,20 @@ class Subject:
         self,
         *,
         title: str,
-        call: Callable[[Sequence[torch.Tensor]], object],
+        call: Callable[[_Given], object],
         variables: tuple[Variable, ...],
+        constants: tuple[Constant, ...] = (),
         not_covered: tuple[str, ...],
         seed: int,
         cast: torch.dtype | None,
     ) -> None:
         self.title = title
         self.variables = variables
+        self.constants = constants
         self.not_covered = not_covered
-        self.evaluations = 0
+        self._seed = seed
+        self._count = [0]
+        self._arrangement: Arrangement | None = None
         self._call = call
         self._cast = cast
         self._randomness = RandomState.from_seed(seed)
@@ -86,8 +107,11 @@ class Subject:
             UsageError: it returns no tensor.
         """
         self._randomness.restore()
-        self.evaluations += 1
-        result = self._call(values)
+        self._count[0] += 1
+        constants: Sequence[torch.Tensor] = [constant.value.clone() for constant in self.constants]
+        if self._arrangement is not None:
+            values, constants = self._arrangement(values, constants)
+        result = self._call(_Given(values, constants))
         outputs = [
             Output(name, leaf)
             for name, leaf in leaves_with_paths(result, "output")
@@ -99,6 +123,48 @@ class Subject:
                 "tensors whose gradients are to be checked"
             )
         return outputs
+
+    @property
+    def evaluations(self) -> int:
+        """How often the function has been called, here and at other points."""
+        return self._count[0]
+
+    def elsewhere(
+        self,
+        *,
+        values: Sequence[torch.Tensor] | None = None,
+        constants: Sequence[torch.Tensor] | None = None,
+        arrangement: Arrangement | None = None,
+    ) -> Subject:
+        """Return the same function at another point, or with its tensors arranged differently.
+
+        Args:
+            values: for the variables, of any shape that the function takes.
+            constants: for the constants.
+            arrangement: what the variables and constants pass through before each call.
+        """
+        other = Subject(
+            title=self.title,
+            call=self._call,
+            variables=tuple(
+                Variable(variable.name, value.detach().clone(), variable.kind)
+                for variable, value in zip(self.variables, values, strict=True)
+            )
+            if values is not None
+            else self.variables,
+            constants=tuple(
+                Constant(constant.name, value.detach().clone(), constant.kind)
+                for constant, value in zip(self.constants, constants, strict=True)
+            )
+            if constants is not None
+            else self.constants,
+            not_covered=self.not_covered,
+            seed=self._seed,
+            cast=self._cast,
+        )
+        other._count = self._count
+        other._arrangement = arrangement
+        return other
 
     def first_call(self) -> list[Output]:
         """Call the function at the given point; what it raises there arrives unchanged.
@@ -147,18 +213,19 @@ def build_subject(
         state = builder.add_state(module)
     builder.require_variables(title, module=module)
 
-    def run(values: Sequence[torch.Tensor]) -> object:
-        args = tuple(template(values) for template in arguments)
-        named = {name: template(values) for name, template in keywords.items()}
+    def run(given: _Given) -> object:
+        args = tuple(template(given) for template in arguments)
+        named = {name: template(given) for name, template in keywords.items()}
         if module is None:
             return call(*args, **named)
-        tensors = {name: slot(values) for name, slot in state.items()}
+        tensors = {name: slot(given) for name, slot in state.items()}
         return functional_call(module, tensors, args, named)
 
     return Subject(
         title=title,
         call=run,
         variables=tuple(builder.variables),
+        constants=tuple(builder.constants),
         not_covered=(*builder.not_covered, *builder.shared_storage()),
         seed=options.seed,
         cast=options.cast,
@@ -166,17 +233,22 @@ def build_subject(
 
 
 @dataclass(frozen=True, slots=True)
+class _Given:
+    """The tensors of one call."""
+
+    values: Sequence[torch.Tensor]
+    constants: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a tensor of an argument comes from: a variable, or a constant that is copied."""
+    """Where a tensor of an argument comes from: the variable or the constant of this index."""
 
-    index: int | None
-    constant: torch.Tensor | None
+    index: int
+    varies: bool
 
-    def __call__(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self.index is not None:
-            return values[self.index]
-        assert self.constant is not None
-        return self.constant.clone()
+    def __call__(self, given: _Given) -> torch.Tensor:
+        return given.values[self.index] if self.varies else given.constants[self.index]
 
 
 class _Builder:
@@ -184,29 +256,30 @@ class _Builder:
 
     def __init__(self, options: CheckOptions) -> None:
         self.variables: list[Variable] = []
+        self.constants: list[Constant] = []
         self.not_covered: list[str] = []
         self._originals: list[tuple[str, torch.Tensor]] = []
-        self._constants: list[str] = []
+        self._seen: list[str] = []
         self._options = options
         self._floating: list[str] = []
         self._unsuited: list[str] = []
 
-    def add(self, argument: object, name: str) -> Callable[[Sequence[torch.Tensor]], object]:
+    def add(self, argument: object, name: str) -> Callable[[_Given], object]:
         """Return a function that makes the argument anew from the variables' values."""
         leaves = list(leaves_with_paths(argument, name))
         if not any(isinstance(leaf, torch.Tensor) for _, leaf in leaves):
-            return lambda _values: argument
+            return lambda _given: argument
         slots = [
             self._slot(leaf, path, "input") if isinstance(leaf, torch.Tensor) else None
             for path, leaf in leaves
         ]
 
-        def rebuild(values: Sequence[torch.Tensor]) -> object:
+        def rebuild(given: _Given) -> object:
             remaining = iter(slots)
 
             def fill(leaf: object) -> object:
                 slot = next(remaining)
-                return leaf if slot is None else slot(values)
+                return leaf if slot is None else slot(given)
 
             return replace_leaves(argument, fill)
 
@@ -228,12 +301,18 @@ class _Builder:
             if self._options.parameters:
                 slots[full_name] = self._slot(parameter, shown, "parameter")
             else:
-                slots[full_name] = _Slot(None, self._copy(parameter))
+                slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
         if slots and not self._options.parameters:
             self.not_covered.append("the module's parameters were held constant (parameters=False)")
         for full_name, buffer in module.named_buffers():
-            slots[full_name] = _Slot(None, self._copy(buffer))
+            slots[full_name] = self._constant(full_name, self._copy(buffer), "buffer")
         return slots
+
+    def _constant(
+        self, name: str, value: torch.Tensor, kind: Literal["input", "parameter", "buffer"]
+    ) -> _Slot:
+        self.constants.append(Constant(name, value, kind))
+        return _Slot(len(self.constants) - 1, varies=False)
 
     def require_variables(self, title: str, *, module: nn.Module | None) -> None:
         """Raise a UsageError that says why, if there is nothing to check."""
@@ -247,7 +326,7 @@ class _Builder:
             )
         kind = "inputs" if module is None else "inputs or parameters"
         details = f": {'; '.join(self.not_covered)}" if self.not_covered else ""
-        seen = ", ".join(self._constants[:5]) or "no tensors"
+        seen = ", ".join(self._seen[:5]) or "no tensors"
         raise UsageError(
             f"{title} has no {kind} of type float32 or float64 to check{details}; "
             f"got {seen}. Give a floating-point tensor that requires grad, such as "
@@ -274,15 +353,15 @@ class _Builder:
             self.variables.append(Variable(name, value, kind))
             if kind == "input":
                 self._originals.append((name, tensor))
-            return _Slot(len(self.variables) - 1, None)
-        self._constants.append(f"`{name}` of type {str(tensor.dtype).removeprefix('torch.')}")
+            return _Slot(len(self.variables) - 1, varies=True)
+        self._seen.append(f"`{name}` of type {str(tensor.dtype).removeprefix('torch.')}")
         if tensor.is_floating_point() or tensor.is_complex():
             self.not_covered.append(f"{kind} `{name}` {reason} and was held constant")
             if tensor.requires_grad:
                 self._unsuited.append(name)
             elif tensor.is_floating_point():
                 self._floating.append(name)
-        return _Slot(None, value)
+        return self._constant(name, value, kind)
 
     @staticmethod
     def _why_constant(tensor: torch.Tensor, value: torch.Tensor) -> str | None:
