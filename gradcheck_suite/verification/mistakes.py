@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification import wording
-from gradcheck_suite.verification.diagnosis import TracedCall, error_kind, find_wrong_entry
+from gradcheck_suite.verification.bisection import find_wrong_entry
+from gradcheck_suite.verification.diagnosis import TracedCall, error_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,7 +13,8 @@ from gradcheck_suite.verification.custom_functions import GraphPath, backward_lo
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gradcheck_suite.verification.diagnosis import ErrorKind, WrongEntry
+    from gradcheck_suite.verification.bisection import WrongEntry
+    from gradcheck_suite.verification.diagnosis import ErrorKind
     from gradcheck_suite.verification.probes import Measurement
 
 __all__ = [
@@ -75,7 +76,7 @@ def wrong_gradient(
         wrong = _what_is_wrong(kind, ratio, shown.relative_deviation, path)
         message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
-    message += "".join(_details(variable, shape, entry, function))
+    message += "".join(_details(output, variable, shape, entry, function))
     if also:
         message += f"; {len(also)} more gradients are wrong with it: {_listed(also)}"
     evidence: dict[str, JSON] = {
@@ -91,11 +92,14 @@ def wrong_gradient(
         evidence["ratio"] = ratio
     if entry is not None:
         evidence["entry"] = {
-            "index": list(entry.index),
+            "input_index": list(entry.input_index),
+            "output_index": None if entry.output_index is None else list(entry.output_index),
             "analytic": _finite(entry.analytic),
             "numeric": entry.numeric,
-            "wrong": entry.wrong,
-            "examined": entry.examined,
+            "bound": entry.bound,
+            "wrong": entry.count,
+            "total": entry.total,
+            "counted": entry.exact,
         }
     if path.functions:
         evidence["functions"] = [function.__qualname__ for function in path.functions]
@@ -213,18 +217,29 @@ def _what_is_wrong(kind: ErrorKind, ratio: float | None, relative: float, path: 
 
 
 def _details(
-    variable: str, shape: Sequence[int], entry: WrongEntry | None, function: type | None
+    output: str,
+    variable: str,
+    shape: Sequence[int],
+    entry: WrongEntry | None,
+    function: type | None,
 ) -> Iterator[str]:
     if entry is not None:
-        place = f"`{variable}[{', '.join(map(str, entry.index))}]`" if entry.index else ""
+        place = f"`{_at(variable, entry.input_index)}`" if entry.input_index else ""
         derivative = f"analytic {entry.analytic:.6g}, numeric {entry.numeric:.6g}"
-        if entry.examined > 1:
-            count = f"{entry.wrong} of {entry.examined} entries are wrong"
-            yield f"; {count}" if not place else f"; {count}, worst {place}: {derivative}"
+        if entry.output_index:
+            derivative = f"d `{_at(output, entry.output_index)}`: {derivative}"
+        if entry.count > 1:
+            about = "" if entry.exact else "about "
+            count = f"{about}{entry.count} of {entry.total} entries are wrong"
+            yield f"; {count}, worst {place}: {derivative}" if place else f"; {count}"
         elif place:
             yield f"; wrong at {place} of shape {tuple(shape)}: {derivative}"
     if function is not None:
         yield f"; made by {function.__qualname__}.backward"
+
+
+def _at(name: str, index: Sequence[int]) -> str:
+    return f"{name}[{', '.join(map(str, index))}]"
 
 
 def _hint(

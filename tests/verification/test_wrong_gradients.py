@@ -106,7 +106,7 @@ def test_the_worst_entry_comes_with_its_derivatives(wrong):
     (finding,) = check_gradients(wrong.MeanForSum, x).findings
     entry = finding.evidence["entry"]
 
-    assert entry["wrong"] == entry["examined"] == 9
+    assert entry["wrong"] == entry["total"] == 9
     assert entry["analytic"] == pytest.approx(1 / 9)
     assert entry["numeric"] == pytest.approx(1.0)
     assert finding.hint == "1/9: is a mean taken where forward takes a sum?"
