@@ -11,14 +11,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from gradcheck_lint.rules import RULES
+from gradcheck_lint import rules
+from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG
 from gradcheck_lint.unreadable import UNREADABLE_CODE, UNREADABLE_SLUG
 from gradcheck_suite.errors import UsageError
 
 _TABLE = "tool.gradcheck-suite.lint"
 _MARK = b"gradcheck-suite"
 
-_SLUGS: Final = {rule.slug: rule.code for rule in RULES} | {UNREADABLE_SLUG: UNREADABLE_CODE}
+_SLUGS: Final = rules.SLUGS | {UNREADABLE_SLUG: UNREADABLE_CODE, UNUSED_SLUG: UNUSED_CODE}
 ALL_CODES: Final = frozenset(_SLUGS.values())
 
 
@@ -208,9 +209,9 @@ def _per_file(value: object, path: Path) -> Iterable[tuple[str, frozenset[str]]]
             f"{path}: `per-file-ignores` must be a table of patterns and lists of rules, "
             f"got {_type_name(value)}"
         )
-    for pattern, rules in value.items():
+    for pattern, names in value.items():
         key = f"per-file-ignores.{pattern}"
-        yield str(pattern), expand(_strings(rules, key, path), f"{path}: `{key}`")
+        yield str(pattern), expand(_strings(names, key, path), f"{path}: `{key}`")
 
 
 def _strings(value: object, key: str, path: Path) -> list[str]:

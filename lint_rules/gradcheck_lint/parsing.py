@@ -76,6 +76,20 @@ def parse(source: bytes, path: str) -> cst.Module | Finding:
         return unreadable(path, f"its text can't be decoded: {error}")
 
 
+def decode(source: bytes) -> str:
+    """Return source as text, by its byte order mark or its declared encoding.
+
+    Line ends stay as they are. What can't be decoded becomes question marks.
+    """
+    import tokenize  # noqa: PLC0415 - only for diffs and editors
+
+    try:
+        encoding, _ = tokenize.detect_encoding(iter(source.splitlines(keepends=True)).__next__)
+    except SyntaxError:
+        encoding = "utf-8"
+    return source.decode(encoding, errors="replace")
+
+
 def _libcst_refuses(source: bytes) -> bool:
     return not hasattr(parse(source, ""), "body")
 

@@ -37,8 +37,12 @@ class Positions:
         self._line_starts = [0, *(match.end() for match in _LINE_END.finditer(text))]
         self._spans = state.spans
         self._statements = state.statements
-        self.comments = [(self._place(token)[0], comment) for token, comment in state.comments]
-        """Every comment of the module with its line."""
+        self._comments = state.comments
+
+    @property
+    def comments(self) -> list[tuple[int, int, cst.Comment]]:
+        """Every comment of the module with its line and column."""
+        return [(*self._place(token), comment) for token, comment in self._comments]
 
     def location(self, node: cst.CSTNode, path: str, function: str | None) -> Location:
         """Return where a node is; its end is exclusive."""
@@ -70,7 +74,7 @@ class _MarkingState(CodegenState):
         self.wanted = wanted
         self.spans: dict[int, _Span] = {}
         self.statements: dict[int, _Span] = {}
-        self.comments: list[tuple[int, str]] = []
+        self.comments: list[tuple[int, cst.Comment]] = []
         self._open: list[int] = []
         self._statement_start = 0
         self._in_statement: list[int] = []
@@ -80,7 +84,7 @@ class _MarkingState(CodegenState):
             self._statement_start = len(self.tokens)
             self._in_statement = []
         elif isinstance(node, cst.Comment):
-            self.comments.append((len(self.tokens), node.value))
+            self.comments.append((len(self.tokens), node))
         if id(node) in self.wanted:
             self._open.append(len(self.tokens))
             self._in_statement.append(id(node))

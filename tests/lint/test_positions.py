@@ -57,7 +57,8 @@ def test_only_the_wanted_nodes_are_looked_for():
 
 def test_comments_have_their_lines():
     module = cst.parse_module(_SOURCE)
-    assert Positions(module, []).comments == [(1, "# a comment"), (12, "# another")]
+    comments = [(line, column, node.value) for line, column, node in Positions(module, []).comments]
+    assert comments == [(1, 1, "# a comment"), (12, 16, "# another")]
 
 
 def test_statement_lines_are_the_first_and_the_last_of_the_statement():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from gradcheck_lint.engine import lint_source
+from gradcheck_lint.fixes import fix_source
 from gradcheck_lint.rules import RULES, load_rules
 from gradcheck_suite import catalogue
 
@@ -30,6 +33,35 @@ def test_invalid_example_is_reported_on_its_lines_and_by_no_other_rule(rule, exa
 @pytest.mark.parametrize("example", _VALID)
 def test_valid_example_is_silent(example):
     assert lint_source(example.source.encode(), "example.py") == ()
+
+
+_FIXED = [
+    pytest.param(rule, example, id=f"{rule.entry.slug}-{number}")
+    for rule in _RULES
+    for number, example in enumerate(rule.invalid)
+    if example.fixed is not None or example.safely_fixed is not None
+]
+
+
+@pytest.mark.skipif(not _FIXED, reason="no rule has a fix yet")
+@pytest.mark.parametrize(("rule", "example"), _FIXED)
+def test_fixed_example_is_as_written_and_has_nothing_left_to_fix(rule, example):
+    codes = [rule.entry.code]
+    whole = fix_source(example.source.encode(), "example.py", codes=codes, unsafe=True)
+    safe = fix_source(example.source.encode(), "example.py", codes=codes)
+    after_all = example.fixed if example.fixed is not None else example.safely_fixed
+    after_safe = example.safely_fixed if example.safely_fixed is not None else example.fixed
+    assert whole.source.decode() == after_all
+    assert safe.source.decode() == after_safe
+    assert whole.left == ()
+    assert fix_source(whole.source, "example.py", unsafe=True).source == whole.source
+    ast.parse(whole.source)
+
+
+@pytest.mark.parametrize(("rule", "example"), _INVALID)
+def test_example_with_a_fix_says_what_it_becomes(rule, example):
+    whole = fix_source(example.source.encode(), "example.py", codes=[rule.entry.code], unsafe=True)
+    assert whole.source == example.source.encode() or example.fixed or example.safely_fixed
 
 
 @pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule.entry.slug)

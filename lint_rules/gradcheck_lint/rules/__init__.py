@@ -62,6 +62,9 @@ RULES: Final = (
     ),
 )
 
+SLUGS: Final = {rule.slug: rule.code for rule in RULES}
+"""The code of each rule by its name."""
+
 
 def load_rules(codes: Collection[str] | None = None, source: bytes | None = None) -> list[Rule]:
     """Return the rules with these codes that concern ``source``, in the order of their codes."""
