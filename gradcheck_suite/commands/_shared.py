@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from gradcheck_suite._exit import CLEAN, FINDINGS, reader_may_leave
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
 from gradcheck_suite.severity import Severity
@@ -18,12 +19,7 @@ if TYPE_CHECKING:
 # argparse gives this type no public name.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
-CLEAN = 0
-FINDINGS = 1
-USAGE = 2
 NEVER = "never"
-INTERRUPTED = 130
-"""The status of a command that Ctrl-C ended: 128 + SIGINT, as shells count."""
 
 
 def add_report_options(
@@ -71,12 +67,13 @@ def emit(report: Report, arguments: argparse.Namespace) -> int:
     status = FINDINGS if fails else CLEAN
     path: Path | None = arguments.output_file
     if path is None:
-        write_report(
-            report,
-            output_format=arguments.output_format,
-            stream=sys.stdout,
-            color=arguments.color,
-        )
+        with reader_may_leave():
+            write_report(
+                report,
+                output_format=arguments.output_format,
+                stream=sys.stdout,
+                color=arguments.color,
+            )
         return status
     try:
         with path.open("w", encoding="utf-8", newline="\n") as stream:

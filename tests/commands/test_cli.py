@@ -11,6 +11,22 @@ import pytest
 from gradcheck_suite import cli
 from gradcheck_suite.commands import explain
 
+WRONG_BACKWARD = """
+import torch
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 3 * cotangent
+
+def make_inputs():
+    return torch.randn(3, dtype=torch.float64, requires_grad=True)
+"""
+
 
 def run(*arguments, **options):
     return subprocess.run(
@@ -58,7 +74,7 @@ def test_a_bug_of_ours_is_called_one_and_shows_no_traceback(monkeypatch, capsys)
     monkeypatch.setattr(explain, "run", broken)
     assert cli.main(["explain", "GCS301"]) == 2
     said = capsys.readouterr().err
-    assert "internal error in explain: RuntimeError: lost my way" in said
+    assert "internal error: RuntimeError: lost my way" in said
     assert "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print" in said
     assert "Traceback" not in said
     monkeypatch.setenv("GRADCHECK_SUITE_TRACEBACK", "1")
@@ -111,6 +127,22 @@ def test_a_reader_that_leaves_early_is_no_error():
     )
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("output_format", ["full", "json"])
+def test_a_reader_that_leaves_early_does_not_hide_that_there_are_findings(tmp_path, output_format):
+    file = tmp_path / "double.py"
+    file.write_text(WRONG_BACKWARD)
+    arguments = f"verify {file}:Double.apply --inputs {file}:make_inputs --output-format"
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradcheck_suite", *arguments.split(), output_format],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as command:
+        command.stdout.close()
+        complaints = command.stderr.read()
+    assert complaints == b""
+    assert command.returncode == 1
 
 
 def test_a_report_that_cannot_be_written_is_printed_instead(tmp_path):

@@ -1,0 +1,80 @@
+"""How every command ends: its exit status, whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from gradcheck_suite.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["CLEAN", "FINDINGS", "INTERRUPTED", "USAGE", "exit_status", "reader_may_leave"]
+
+CLEAN: Final = 0
+FINDINGS: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+"""The status of a command that Ctrl-C ended: 128 + SIGINT, as shells count."""
+
+
+def exit_status(
+    name: str,
+    run: Callable[[], int],
+    *,
+    explain: Callable[[Exception], str | None] = lambda _: None,
+) -> int:
+    """Run a command and turn whatever ends it into an exit status and a message.
+
+    Args:
+        name: what the command is called, put before each message.
+        run: does the work and returns the status.
+        explain: returns what to say of an exception that is not our fault, or None.
+    """
+    try:
+        status = run()
+        with reader_may_leave():
+            sys.stdout.flush()
+    except UsageError as error:
+        return _fail(name, str(error))
+    except BrokenPipeError:
+        _stop_writing()
+        return CLEAN
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - nothing of ours may end in a traceback
+        message = explain(error)
+        if message is not None:
+            return _fail(name, message)
+        if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
+            traceback.print_exception(error)
+        return _fail(
+            name,
+            f"internal error: {type(error).__name__}: {error}. This is a bug in gradcheck-suite; "
+            "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print",
+        )
+    return status
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Let the reader of our output (head, less) leave early, without losing the exit status."""
+    try:
+        yield
+    except BrokenPipeError:
+        _stop_writing()
+
+
+def _stop_writing() -> None:
+    # Python flushes stdout once more at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(name: str, message: str) -> int:
+    sys.stderr.write(f"{name}: error: {message}\n")
+    return USAGE
