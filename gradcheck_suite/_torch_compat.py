@@ -10,6 +10,7 @@ is missing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import operator
 import sys
@@ -21,7 +22,7 @@ import torch
 import torch.utils._python_dispatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
     from types import ModuleType
 
@@ -166,6 +167,18 @@ function of Python's own, because it is called twice for each saved tensor.
 """
 
 
+def sparse_coo_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return indices and values of a sparse COO tensor as they are stored (torch 2.13).
+
+    The public names refuse a tensor that is not coalesced; without the private ones such a tensor
+    is coalesced.
+    """
+    if tensor.is_coalesced() or not hasattr(tensor, "_indices"):
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    return tensor._indices(), tensor._values()
+
+
 def inside_backward() -> bool:
     """Return whether this thread is running part of a backward (torch 2.13)."""
     return _graph_task_id() != _NO_GRAPH_TASK
@@ -202,6 +215,33 @@ def saved_as(node: Node, packed: object) -> str | None:
             if getattr(saved, "data", None) is packed:
                 return name[len(prefix) :]
     return None
+
+
+def saved_input_edge(node: Node, name: str | None, tensor: Tensor) -> tuple[Node, int] | None:
+    """Return the node and output number that the input saved under ``name`` came from (torch 2.13).
+
+    The edges of a node are its inputs in the order of its arguments; those whose shape and type
+    are the tensor's own are looked at.
+
+    Returns:
+        None where no edge or several fit and the name does not tell.
+    """
+    fitting = []
+    for place, (maker, number) in enumerate(node.next_functions):
+        if maker is None or not maker.next_functions:
+            continue
+        kinds = node_output_types(maker)
+        kind = kinds[number] if number < len(kinds) else None
+        if kind is None or kind == (tuple(tensor.shape), tensor.dtype):
+            fitting.append((place, maker, number))
+    if len({(maker, number) for _, maker, number in fitting}) > 1:
+        wanted = _ARGUMENT_PLACES.get(name or "")
+        fitting = [found for found in fitting if found[0] == wanted]
+    return (fitting[0][1], fitting[0][2]) if fitting else None
+
+
+_ARGUMENT_PLACES = {"self": 0, "input": 0, "other": 1, "exponent": 1, "weight": 1}
+"""The edge of an argument, where it is the same for every op that saves one of this name."""
 
 
 def engine_entry_points() -> tuple[tuple[ModuleType, str], ...]:
@@ -253,6 +293,21 @@ def saved_tensors_hooks_are_disabled() -> bool:
     """Return whether torch refuses saved-tensors hooks here, as functorch does (torch 2.13)."""
     enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]  # not in the stubs
     return not enabled()
+
+
+def bound_method_maker(function: Callable[..., Any]) -> object:
+    """Return a class attribute that binds ``function`` to instances without running Python code.
+
+    CPython's C interface has had ``PyInstanceMethod_New`` since 3.0. Where it is missing, the
+    function itself is returned, which must bind itself.
+    """
+    make = getattr(getattr(ctypes, "pythonapi", None), "PyInstanceMethod_New", None)
+    if make is None:
+        return function
+    make.restype = ctypes.py_object
+    make.argtypes = (ctypes.py_object,)
+    bound: object = make(function)
+    return bound
 
 
 @functools.cache
@@ -316,23 +371,27 @@ def _writes(name: str) -> bool:
     return name.endswith("_") and not name.startswith("_") and name not in _CHANGE_NO_ELEMENT
 
 
-def teach_torchscript(replacement: Callable[..., Any], original: Callable[..., Any]) -> bool:
-    """Let ``torch.jit.script`` compile ``replacement`` as the operator ``original`` (torch 2.13).
+def teach_torchscript(replacements: Mapping[Any, Callable[..., Any]]) -> int:
+    """Let ``torch.jit.script`` compile each replacement as the operator it maps to (torch 2.13).
 
     Returns:
-        Whether ``original`` is an operator that TorchScript knows.
+        How many of the originals are operators that TorchScript knows.
     """
     table = _torchscript_table()
-    operator_name = table.get(id(original))
-    if operator_name is None:
-        return False
-    table[id(replacement)] = operator_name
-    return True
+    known = {
+        id(replacement): table[id(original)]
+        for replacement, original in replacements.items()
+        if id(original) in table
+    }
+    table.update(known)
+    return len(known)
 
 
-def forget_torchscript(replacement: Callable[..., Any]) -> None:
+def forget_torchscript(replacements: Iterable[Any]) -> None:
     """Undo ``teach_torchscript``: the table goes by address, which may come to be used again."""
-    _torchscript_table().pop(id(replacement), None)
+    table = _torchscript_table()
+    for replacement in replacements:
+        table.pop(id(replacement), None)
 
 
 def _torchscript_table() -> dict[int, str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.findings import JSON, Finding, Report, Verdict
+from gradcheck_suite.findings import JSON, Finding, Report, Verdict, VerdictStatus
 from gradcheck_suite.verification import wording
-from gradcheck_suite.verification.calling import Output, Subject, build_subject
+from gradcheck_suite.verification.building import build_subject
 from gradcheck_suite.verification.mistakes import find_mistakes
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
 from gradcheck_suite.verification.randomness import preserved_randomness
@@ -21,6 +21,7 @@ from gradcheck_suite.verification.survey import Survey
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.verdicts import Conclusion
 
 __all__ = ["check_gradients"]
@@ -216,7 +217,7 @@ def _why_not_checked(output: Output, options: CheckOptions) -> str | None:
         return f"is {_short(tensor.dtype)}, which has no gradient"
     if tensor.layout != torch.strided or tensor.dtype not in _CHECKED:
         strange = tensor.dtype if tensor.layout == torch.strided else tensor.layout
-        return f"is {_short(strange)}, which is not checked yet"
+        return f"is {_short(strange)}, which can't be checked"
     if tensor.numel() == 0:
         return "has no elements"
     if not bool(torch.isfinite(tensor).any()):
@@ -229,11 +230,12 @@ def _is_discrete(tensor: torch.Tensor) -> bool:
 
 
 def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Verdict]:
+    attached = survey.gradients.attached
     for (output, variable), conclusion in conclusions.items():
         evidence = wording.measurement_evidence(conclusion.shown)
         if conclusion.moved:
             evidence["measured_at"] = "a point close by, as a kink lies at the given one"
-        status = conclusion.status
+        status: VerdictStatus = conclusion.status
         reason = conclusion.reason
         if status == "fail":
             reason = "analytic and numeric gradient differ"
@@ -241,6 +243,16 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
             status, reason = "fail", "backward is not linear in the incoming gradient"
         if survey.breaches.differs((output, variable)):
             status, reason = "fail", "two identical backwards give different gradients"
+        fixed = survey.subject.variables[variable].fixed
+        if status == "pass" and fixed is not None:
+            status = "inconclusive"
+            reason = (
+                f"{int(fixed.sum())} of {fixed.numel()} values of the input are not finite (NaN or "
+                "Inf), where no derivative can be measured; the gradient at the others is right. "
+                "Give finite inputs"
+            )
+        if status == "fail" and not attached[output] and any(attached):
+            status, reason = "not covered", "does not require grad while other outputs do"
         yield Verdict(
             survey.point.outputs[output].name,
             survey.subject.variables[variable].name,
@@ -270,7 +282,7 @@ def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:
 def _dtype_name(subject: Subject, options: CheckOptions) -> str:
     if options.cast is not None:
         return _short(options.cast)
-    kinds = sorted({_short(variable.value.dtype) for variable in subject.variables})
+    kinds = sorted({_short(variable.dtype) for variable in subject.variables})
     return f"native ({', '.join(kinds)})"
 
 

@@ -51,6 +51,7 @@ def scales_of(values: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _root_mean_square(value: torch.Tensor) -> float:
+    value = value[torch.isfinite(value)]
     if value.numel() == 0:
         return 0.0
     peak = value.abs().max().double().item()

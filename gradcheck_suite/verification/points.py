@@ -53,17 +53,18 @@ def given_point(subject: Subject, first: Sequence[Output], *, eps: float) -> Poi
         eps: the machine epsilon of its values.
     """
     values = tuple(variable.value for variable in subject.variables)
-    copies = [value.clone() for value in values]
     try:
-        found = match_outputs(subject, first, evaluate(subject, copies, recorded=False))
+        found = match_outputs(subject, first, evaluate(subject, values, recorded=False))
     except Exception:  # noqa: BLE001 - such as a function that calls autograd.grad itself
         found = None
     if found is not None and _agree(first, found, roundings=0.0, eps=eps):
         return _point(values, first, found)
-    again = match_outputs(subject, first, evaluate(subject, copies, recorded=True))
+    again = match_outputs(subject, first, evaluate(subject, values, recorded=True))
     reliable = _agree(first, again, roundings=0.0, eps=eps)
     if found is not None and (not reliable or _agree(first, found, _FEW_ROUNDINGS, eps=eps)):
-        outputs = [Output(known.name, tensor) for known, tensor in zip(first, found, strict=True)]
+        outputs = [
+            replace(known, tensor=tensor) for known, tensor in zip(first, found, strict=True)
+        ]
         return _point(values, outputs, found if reliable else again)
     return replace(_point(values, first, again), recorded=True)
 
@@ -71,15 +72,18 @@ def given_point(subject: Subject, first: Sequence[Output], *, eps: float) -> Poi
 def point_beside(subject: Subject, point: Point, offsets: Sequence[torch.Tensor]) -> Point | None:
     """Look at a point close by; None if the function can't be evaluated there as it can here."""
     values = tuple(value + offset for value, offset in zip(point.values, offsets, strict=True))
-    found = []
-    for _ in range(2):
-        copies = [value.clone() for value in values]
-        try:
-            produced = evaluate(subject, copies, recorded=point.recorded)
-            found.append(match_outputs(subject, point.outputs, produced))
-        except Exception:  # noqa: BLE001 - the user's function may fail here in any way
-            return None
-    outputs = [Output(known.name, one) for known, one in zip(point.outputs, found[0], strict=True)]
+    try:
+        found = [
+            match_outputs(
+                subject, point.outputs, evaluate(subject, values, recorded=point.recorded)
+            )
+            for _ in range(2)
+        ]
+    except Exception:  # noqa: BLE001 - the user's function may fail here in any way
+        return None
+    outputs = [
+        replace(known, tensor=one) for known, one in zip(point.outputs, found[0], strict=True)
+    ]
     moved = _point(values, outputs, found[1])
     if not _as_finite(moved, point):
         return None
@@ -112,15 +116,19 @@ def match_outputs(
 def evaluate(subject: Subject, values: Sequence[torch.Tensor], *, recorded: bool) -> list[Output]:
     """Compute the function's values, with gradients recorded or not, and detach them.
 
-    They are copies: a function may return the same buffer on every call.
+    The function gets copies of the values, and its outputs are copied: it may write into its
+    inputs, and may return the same buffer on every call.
     """
     if recorded:
         with torch.enable_grad():
-            outputs = subject([value.detach().requires_grad_() for value in values])
+            outputs = subject(subject.leaves(values))
     else:
+        copies = [
+            variable.copy(value) for variable, value in zip(subject.variables, values, strict=True)
+        ]
         with torch.no_grad():
-            outputs = subject(values)
-    return [Output(output.name, output.tensor.detach().clone()) for output in outputs]
+            outputs = subject(copies)
+    return [replace(output, tensor=output.tensor.detach().clone()) for output in outputs]
 
 
 def _agree(
@@ -148,7 +156,7 @@ def _point(
         noise.append(difference if bool((difference != 0).any()) else None)
     return Point(
         values=values,
-        outputs=tuple(Output(output.name, output.tensor) for output in outputs),
+        outputs=tuple(outputs),
         finite=tuple(finite),
         noise=tuple(noise),
     )

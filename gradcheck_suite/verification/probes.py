@@ -147,7 +147,7 @@ def differentiate(
         UsageError: the function writes into one of its variables.
     """
     with torch.enable_grad():
-        leaves = [value.clone().requires_grad_() for value in point.values]
+        leaves = subject.leaves(point.values)
         tensors = match_outputs(subject, point.outputs, subject(leaves))
     _require_unwritten(subject, leaves, point.values)
     rows: list[tuple[torch.Tensor | None, ...]] = []
@@ -163,7 +163,12 @@ def differentiate(
         row: Sequence[torch.Tensor | None] = torch.autograd.grad(
             tensor, leaves, handed, retain_graph=later, allow_unused=True
         )
-        rows.append(tuple(None if part is None else part.detach() for part in row))
+        rows.append(
+            tuple(
+                None if part is None else _at_moved_entries(part.detach(), variable.fixed)
+                for part, variable in zip(row, subject.variables, strict=True)
+            )
+        )
         written.append(not torch.equal(given, handed))
     return Gradients(
         rows=tuple(rows),
@@ -177,7 +182,10 @@ def _require_unwritten(
     subject: Subject, leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> None:
     for variable, leaf, value in zip(subject.variables, leaves, values, strict=True):
-        if not torch.equal(leaf.detach(), value):
+        known = leaf.detach() == value
+        if variable.fixed is not None:
+            known |= variable.fixed
+        if not bool(known.all()):
             raise UsageError(
                 f"{subject.title} overwrites its {variable.kind} `{variable.name}` in place, so "
                 "its output belongs to other values than the given ones; give it a copy "
@@ -251,7 +259,7 @@ class _Ladder:
         cotangent = self.cotangents[index].double()
         centre = self._centres[index]
         expected = sum(
-            float((part * (ends[0][variable].double() - ends[1][variable].double())).sum())
+            float((part * self._displacement(ends, variable)).sum())
             for part, variable in self.rows[index]
         )
         slope = (float((cotangent * (high - low)).sum()) - expected) / (2.0 * step)
@@ -278,18 +286,24 @@ class _Ladder:
             unchanged=torch.equal(high, centre) and torch.equal(low, centre),
         )
 
+    def _displacement(
+        self, ends: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]], variable: int
+    ) -> torch.Tensor:
+        made = ends[0][variable].double() - ends[1][variable].double()
+        fixed = self.subject.variables[variable].fixed
+        return made if fixed is None else made.where(~fixed, 0.0)
+
     def _moved(self, step: float) -> list[torch.Tensor]:
         moved = []
         for variable, value in enumerate(self.point.values):
             along = self.direction.get(variable)
-            moved.append(value.clone() if along is None else value + step * along)
+            moved.append(value if along is None else value + step * along)
         return moved
 
     def _values(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Evaluate, or note why not; the user's exceptions count only at the given point."""
-        copies = [value.clone() for value in values]
         try:
-            produced = evaluate(self.subject, copies, recorded=self.point.recorded)
+            produced = evaluate(self.subject, values, recorded=self.point.recorded)
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises
             self.trouble = f"raises {type(error).__name__} at points around the given one"
             return None
@@ -381,6 +395,13 @@ def _measurement(ladder: _Ladder, index: int) -> Measurement:
 
 def _masked(values: torch.Tensor, finite: torch.Tensor | None) -> torch.Tensor:
     return values if finite is None else values.where(finite, 0.0)
+
+
+def _at_moved_entries(gradient: torch.Tensor, fixed: torch.Tensor | None) -> torch.Tensor:
+    """Make a gradient dense, and zero where the variable is never moved."""
+    if gradient.layout is not torch.strided:
+        gradient = gradient.to_dense()
+    return gradient if fixed is None else gradient.where(~fixed, 0.0)
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -130,6 +130,9 @@ class Survey:
         """Return how a variable moves per unit of step in a probe, the same on every call."""
         generator = generator_for(self._seed, _DIRECTIONS, probe, variable)
         drawn = spread_signs(self.point.values[variable], generator)
+        fixed = self.subject.variables[variable].fixed
+        if fixed is not None:
+            drawn = drawn.where(~fixed, 0.0)
         return drawn * self._scales[variable]
 
     def _variables(self) -> list[int]:
@@ -183,7 +186,7 @@ class Survey:
         ):
             return
         value = self.point.values[variable]
-        if bool((value == 0).any()):
+        if bool((value == 0).any()) or not bool(torch.isfinite(value).all()):
             return
         probe = _FIRST_CONFIRMATION
         direction = self.direction(probe, variable) / self._scales[variable] * value.abs()

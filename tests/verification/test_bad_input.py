@@ -26,11 +26,15 @@ CASES = [
     ((square, ()), {}, "square(x) can't be called with the given inputs: missing a required"),
     ((square, (X, X)), {}, "square(x) can't be called with the given inputs: too many positional"),
     ((square, {"y": X}), {}, "square(x) can't be called with the given inputs"),
-    ((square, 3.0), {}, "square has no inputs of type float32 or float64 to check; got no tensors"),
+    (
+        (square, 3.0),
+        {},
+        "square has no inputs of floating-point or complex type to check; got no tensors",
+    ),
     (
         (square, torch.arange(3)),
         {},
-        "float32 or float64 to check; got `x` of type int64. Give a float",
+        "floating-point or complex type to check; got `x` of type int64. Give a float",
     ),
     ((square, torch.ones(3)), {}, "no input of square requires grad"),
     ((square, torch.ones(3)), {}, "set requires_grad_() on the inputs to check (`x`)"),
@@ -72,10 +76,33 @@ def test_bad_input_is_a_usage_error(arguments, options, message):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_inputs_are_refused(value):
-    x = torch.tensor([1.0, value, value], requires_grad=True)
-    with pytest.raises(UsageError, match=r"`x` holds 2 non-finite values \(NaN or Inf\) of 3"):
+def test_inputs_without_a_finite_value_are_refused(value):
+    x = torch.full((3,), value, requires_grad=True)
+    with pytest.raises(UsageError, match=r"`x` holds no finite value \(all 3 are NaN or Inf\)"):
         check_gradients(square, x)
+
+
+@pytest.mark.parametrize("function", [square, torch.nansum, lambda x: x.softmax(0)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_inputs_with_some_non_finite_values_never_pass(function, value):
+    x = torch.tensor([1.0, value, 0.5, value], dtype=torch.float64, requires_grad=True)
+    report = check_gradients(function, x)
+    assert report.findings == ()
+    assert {verdict.status for verdict in report.verdicts} <= {"inconclusive", "not covered"}
+    assert any("2 of 4 values of `" in line for line in report.not_covered)
+
+
+def test_a_wrong_gradient_beside_non_finite_values_is_found(wrong):
+    x = torch.tensor([1.0, float("-inf"), 0.5], dtype=torch.float64, requires_grad=True)
+    report = check_gradients(wrong.Percent, x)
+    assert [verdict.status for verdict in report.verdicts] == ["fail"]
+
+
+def test_a_device_that_is_not_there_is_named():
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA")
+    with pytest.raises(UsageError, match="needs CUDA, which there is not here"):
+        check_gradients(lambda x: x.cuda(), X)
 
 
 def test_the_users_own_exception_arrives_unchanged():
@@ -127,7 +154,9 @@ def test_a_constant_input_may_be_overwritten(randn):
         return x * scratch.add_(1.0)
 
     scratch = torch.ones(3, dtype=torch.float64)
-    assert check_gradients(uses_up, (X, scratch)).ok
+    report = check_gradients(uses_up, (X, scratch))
+    assert report.ok
+    assert any("writes into its input `scratch`" in line for line in report.not_covered)
     assert scratch.tolist() == [1.0, 1.0, 1.0]
 
 

@@ -1,0 +1,297 @@
+"""Turn a function or module and its inputs into a subject: a function of named tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from gradcheck_suite import _torch_compat
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.verification.arguments import (
+    BoundMethod,
+    name_arguments,
+    resolve_target,
+    split_arguments,
+)
+from gradcheck_suite.verification.calling import Constant, Given, Subject, Variable
+from gradcheck_suite.verification.representations import (
+    LAYOUTS,
+    overlaps_itself,
+    represented,
+)
+from gradcheck_suite.verification.trees import leaves_with_paths, replace_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gradcheck_suite.verification.options import CheckOptions
+
+__all__ = ["build_subject"]
+
+_CHECKED = (torch.float32, torch.float64)
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def build_subject(
+    target: object,
+    inputs: object,
+    kwargs: Mapping[str, object] | None,
+    options: CheckOptions,
+) -> Subject:
+    """Make a pure function of named tensors of what the user gave.
+
+    Args:
+        target: a function, a module, a bound method of a module or an ``autograd.Function`` class.
+        inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        kwargs: further keyword arguments.
+        options: cast and parameters are obeyed here.
+
+    Raises:
+        UsageError: there is nothing to check, or it can't be called so.
+    """
+    call, module, signature_of, title = resolve_target(target)
+    positional, keyword = split_arguments(inputs, kwargs)
+    names = name_arguments(signature_of, positional, keyword, title)
+    builder = _Builder(options)
+    arguments = [builder.add(value, name) for value, name in zip(positional, names, strict=True)]
+    keywords = {name: builder.add(value, name) for name, value in keyword.items()}
+    state: dict[str, _Slot] = {}
+    if module is not None:
+        state = builder.add_state(module)
+    builder.require_variables(title, module=module)
+
+    def run(given: Given) -> object:
+        args = tuple(template(given) for template in arguments)
+        named = {name: template(given) for name, template in keywords.items()}
+        if module is None:
+            return call(*args, **named)
+        tensors = {name: slot(given) for name, slot in state.items()}
+        return functional_call(module, tensors, args, named)
+
+    return Subject(
+        title=title,
+        call=run,
+        variables=tuple(builder.variables),
+        constants=tuple(builder.constants),
+        not_covered=(*builder.not_covered, *builder.shared_storage()),
+        seed=options.seed,
+        cast=options.cast,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a tensor of an argument comes from: the variable or the constant of this index."""
+
+    index: int
+    varies: bool
+
+    def __call__(self, given: Given) -> torch.Tensor:
+        return given.values[self.index] if self.varies else given.constants[self.index]
+
+
+class _Builder:
+    """Collects variables and remembers how to put them back into the arguments."""
+
+    def __init__(self, options: CheckOptions) -> None:
+        self.variables: list[Variable] = []
+        self.constants: list[Constant] = []
+        self.not_covered: list[str] = []
+        self._originals: list[tuple[str, torch.Tensor]] = []
+        self._seen: list[str] = []
+        self._options = options
+        self._floating: list[str] = []
+        self._unsuited: list[str] = []
+
+    def add(self, argument: object, name: str) -> Callable[[Given], object]:
+        """Return a function that makes the argument anew from the variables' values."""
+        leaves = list(leaves_with_paths(argument, name))
+        if not any(isinstance(leaf, torch.Tensor) for _, leaf in leaves):
+            return lambda _given: argument
+        slots = [
+            self._slot(leaf, path, "input") if isinstance(leaf, torch.Tensor) else None
+            for path, leaf in leaves
+        ]
+
+        def rebuild(given: Given) -> object:
+            remaining = iter(slots)
+
+            def fill(leaf: object) -> object:
+                slot = next(remaining)
+                return leaf if slot is None else slot(given)
+
+            return replace_leaves(argument, fill)
+
+        return rebuild
+
+    def add_state(self, module: nn.Module) -> dict[str, _Slot]:
+        """Return where every parameter and buffer of the module comes from."""
+        prefix = "owner." if isinstance(module, BoundMethod) else ""
+        taken = {variable.name for variable in self.variables}
+        slots: dict[str, _Slot] = {}
+        for full_name, parameter in module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise UsageError(
+                    f"parameter {full_name} has no shape yet; call the lazy module once before "
+                    "its gradients are checked"
+                )
+            name = full_name.removeprefix(prefix)
+            shown = f"self.{name}" if name in taken else name
+            if self._options.parameters:
+                slots[full_name] = self._slot(parameter, shown, "parameter")
+            else:
+                slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
+        if slots and not self._options.parameters:
+            self.not_covered.append("the module's parameters were held constant (parameters=False)")
+        for full_name, buffer in module.named_buffers():
+            slots[full_name] = self._constant(full_name, self._copy(buffer), "buffer")
+        return slots
+
+    def _constant(
+        self, name: str, value: torch.Tensor, kind: Literal["input", "parameter", "buffer"]
+    ) -> _Slot:
+        self.constants.append(Constant(name, value, kind))
+        return _Slot(len(self.constants) - 1, varies=False)
+
+    def require_variables(self, title: str, *, module: nn.Module | None) -> None:
+        """Raise a UsageError that says why, if there is nothing to check."""
+        if self.variables:
+            return
+        if self._floating and not self._unsuited:
+            names = ", ".join(f"`{name}`" for name in self._floating[:5])
+            raise UsageError(
+                f"no input of {title} requires grad, so there is no gradient to check; set "
+                f"requires_grad_() on the inputs to check ({names})"
+            )
+        kind = "inputs" if module is None else "inputs or parameters"
+        details = f": {'; '.join(self.not_covered)}" if self.not_covered else ""
+        seen = ", ".join(self._seen[:5]) or "no tensors"
+        raise UsageError(
+            f"{title} has no {kind} of floating-point or complex type to check{details}; "
+            f"got {seen}. Give a floating-point tensor that requires grad, such as "
+            "torch.randn(4, 3, requires_grad=True)"
+        )
+
+    def shared_storage(self) -> list[str]:
+        """Say which inputs share memory: they are checked as if they did not."""
+        lines = []
+        for index, (name, tensor) in enumerate(self._originals):
+            for other_name, other in self._originals[:index]:
+                if other is tensor:
+                    how = "are the same tensor"
+                elif _share_memory(tensor, other):
+                    how = "share memory"
+                else:
+                    continue
+                lines.append(
+                    f"`{other_name}` and `{name}` {how}; they were checked as two independent "
+                    "tensors, each gradient as that with respect to one of them alone"
+                )
+        return lines
+
+    def _slot(self, tensor: torch.Tensor, name: str, kind: Literal["input", "parameter"]) -> _Slot:
+        reason = _why_constant(tensor, cast=self._options.cast)
+        if reason is None:
+            self._add_variable(tensor, name, kind)
+            return _Slot(len(self.variables) - 1, varies=True)
+        self._seen.append(f"`{name}` of type {_name(tensor.dtype)}")
+        if tensor.is_floating_point() or tensor.is_complex():
+            self.not_covered.append(f"{kind} `{name}` {reason} and was held constant")
+            if tensor.requires_grad:
+                self._unsuited.append(name)
+            else:
+                self._floating.append(name)
+        return self._constant(name, self._copy(tensor), kind)
+
+    def _add_variable(
+        self, tensor: torch.Tensor, name: str, kind: Literal["input", "parameter"]
+    ) -> None:
+        value, representation = represented(self._cast(tensor.detach()))
+        variable = Variable(name, value, kind, representation, _non_finite(value, name))
+        self.variables.append(variable)
+        if kind == "input":
+            self._originals.append((name, tensor))
+        if representation.layout is not torch.strided:
+            self.not_covered.append(
+                f"`{name}` is {_name(representation.layout)}: its specified values were moved and "
+                "its gradient was compared there (masked semantics); elsewhere it is not covered"
+            )
+        elif overlaps_itself(tensor):
+            self.not_covered.append(
+                f"`{name}` overlaps itself in memory (expanded); a dense copy of it was checked"
+            )
+        if variable.fixed is not None:
+            self.not_covered.append(
+                f"{int(variable.fixed.sum())} of {value.numel()} values of `{name}` are not "
+                "finite; they were not moved, and their gradients are not covered"
+            )
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._cast(tensor.detach().clone())
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = self._options.cast
+        if kind is None:
+            return tensor
+        if tensor.is_complex():
+            return tensor.to(_COMPLEX[kind])
+        return tensor.to(kind) if tensor.is_floating_point() else tensor
+
+
+def _why_constant(tensor: torch.Tensor, *, cast: torch.dtype | None) -> str | None:
+    if not tensor.requires_grad:
+        return "does not require grad"
+    if tensor.layout not in LAYOUTS:
+        return f"is {_name(tensor.layout)}, which can't be checked,"
+    if (cast or tensor.dtype.to_real()) not in _CHECKED:
+        return (
+            f"is {_name(tensor.dtype)}, in which a gradient can't be resolved "
+            "(dtype='float32' or 'float64' would),"
+        )
+    return None
+
+
+def _non_finite(value: torch.Tensor, name: str) -> torch.Tensor | None:
+    finite = torch.isfinite(value)
+    if bool(finite.all()):
+        return None
+    if not bool(finite.any()):
+        raise UsageError(
+            f"`{name}` holds no finite value (all {value.numel()} are NaN or Inf); no derivative "
+            "can be measured there. Give finite inputs"
+        )
+    return ~finite
+
+
+def _share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Say whether an entry of one tensor lies in the same place as an entry of the other.
+
+    Chunks of one storage that do not overlap, such as those of ``x.chunk(2)``, share none.
+    """
+    if torch.strided not in (first.layout, second.layout) or not first.numel() * second.numel():
+        return False
+    one, two = _torch_compat.storage_key(first), _torch_compat.storage_key(second)
+    if one is None or one != two:
+        return False
+    (start, stop), (begin, end) = _span(first), _span(second)
+    if first.dtype == second.dtype and (stop <= begin or end <= start):
+        return False
+    if first.dtype != second.dtype:
+        return True
+    taken = torch.zeros(max(stop, end), dtype=torch.bool)
+    taken.as_strided(first.size(), first.stride(), first.storage_offset()).fill_(True)
+    return bool(taken.as_strided(second.size(), second.stride(), second.storage_offset()).any())
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    start = int(tensor.storage_offset())
+    pairs = zip(tensor.size(), tensor.stride(), strict=True)
+    return start, start + sum((size - 1) * stride for size, stride in pairs) + 1
+
+
+def _name(kind: object) -> str:
+    return str(kind).removeprefix("torch.")
