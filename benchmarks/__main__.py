@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness import Benchmark, Row, as_markdown, machine
+from benchmarks.harness import Result, as_markdown, from_json, machine
 
 NAMES = ("audit_overhead", "lint_start")
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -19,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=", ".join(NAMES))
     names = parser.parse_args().names
-    benchmarks = [_run(name) for name in names]
+    benchmarks = [result for name in names for result in _run(name)]
     page = "\n\n".join([_HEAD.format(machine=machine()), *map(as_markdown, benchmarks)]) + "\n"
     print(page)
     if set(names) == set(NAMES):
@@ -27,7 +26,7 @@ def main() -> int:
     return 0 if all(benchmark.met for benchmark in benchmarks) else 1
 
 
-def _run(name: str) -> Benchmark:
+def _run(name: str) -> tuple[Result, ...]:
     print(f"{name} ...", file=sys.stderr, flush=True)
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--json"],
@@ -37,16 +36,13 @@ def _run(name: str) -> Benchmark:
     )
     if not done.stdout:
         sys.exit(f"benchmarks.{name} printed no figures and exited with {done.returncode}")
-    figures = json.loads(done.stdout)
-    figures.pop("machine")
-    rows = tuple(Row(**row) for row in figures.pop("rows"))
-    return Benchmark(rows=rows, **figures)
+    return from_json(done.stdout)
 
 
 _HEAD = """\
 # Benchmarks
 
-Written by `make bench`; never edited by hand. Every figure is a median over interleaved bursts in
+Written by `make bench`; never edited by hand. Every time is a median over interleaved bursts in
 one process, and every ratio is to the first row of its table, measured in the same round; the
 quartiles show how noisy the machine was. Read the ratios: the times are of one small machine
 ({machine})."""

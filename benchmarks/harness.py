@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -60,6 +60,24 @@ class Benchmark:
     rows: tuple[Row, ...]
     goal: str
     met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A finished benchmark of anything but time alone: counts, shares, bytes, and their goals.
+
+    ``rows`` holds one tuple of texts or numbers per line, as long as ``columns``.
+    """
+
+    title: str
+    command: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float, ...], ...]
+    goal: str
+    met: bool
+
+
+Result: TypeAlias = Benchmark | Scores
 
 
 def measure(
@@ -126,10 +144,21 @@ def as_table(benchmark: Benchmark) -> Table:
     return table
 
 
-def as_markdown(benchmark: Benchmark) -> str:
+def _as_table_of_scores(scores: Scores) -> Table:
+    table = Table(box=MARKDOWN, pad_edge=False)
+    for index, column in enumerate(scores.columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in scores.rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row))
+    return table
+
+
+def as_markdown(benchmark: Result) -> str:
     """Write a benchmark as a section of a Markdown page."""
     lines = io.StringIO()
-    Console(file=lines, width=120, no_color=True).print(as_table(benchmark))
+    timed = isinstance(benchmark, Benchmark)
+    table_ = as_table(benchmark) if timed else _as_table_of_scores(benchmark)
+    Console(file=lines, width=200, no_color=True).print(table_)
     table = "\n".join(line.strip() for line in lines.getvalue().strip().splitlines())
     verdict = "met" if benchmark.met else "missed"
     return (
@@ -143,15 +172,40 @@ def machine() -> str:
     return f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 
 
-def run_as_command(run: Callable[[], Benchmark]) -> int:
-    """Run one benchmark from the command line; return 1 if it misses its goal."""
+def as_json(results: Sequence[Result]) -> str:
+    """Write benchmarks as a JSON document that ``from_json`` reads."""
+    return json.dumps({"machine": machine(), "benchmarks": [asdict(r) for r in results]}, indent=2)
+
+
+def from_json(text: str) -> tuple[Result, ...]:
+    """Read what ``as_json`` wrote."""
+    return tuple(map(_result, json.loads(text)["benchmarks"]))
+
+
+def _result(figures: dict[str, Any]) -> Result:
+    rows = figures.pop("rows")
+    if "columns" in figures:
+        columns = tuple(figures.pop("columns"))
+        return Scores(columns=columns, rows=tuple(map(tuple, rows)), **figures)
+    return Benchmark(rows=tuple(Row(**row) for row in rows), **figures)
+
+
+def run_as_command(
+    run: Callable[..., Result | Sequence[Result]],
+    add_options: Callable[[argparse.ArgumentParser], object] | None = None,
+) -> int:
+    """Run one benchmark from the command line; return 1 if it misses a goal.
+
+    Args:
+        run: does the measuring. With ``add_options`` it is called with the parsed options.
+        add_options: adds options of its own to the parser.
+    """
     parser = argparse.ArgumentParser(description=sys.modules[run.__module__].__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    if add_options is not None:
+        add_options(parser)
     arguments = parser.parse_args()
-    benchmark = run()
-    if arguments.json:
-        json.dump({"machine": machine(), **asdict(benchmark)}, sys.stdout, indent=2)
-        print()
-    else:
-        print(as_markdown(benchmark))
-    return 0 if benchmark.met else 1
+    done = run() if add_options is None else run(arguments)
+    results: Sequence[Result] = [done] if isinstance(done, (Benchmark, Scores)) else done
+    print(as_json(results) if arguments.json else "\n\n".join(map(as_markdown, results)))
+    return 0 if all(result.met for result in results) else 1
