@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.expressions import element_of, read
-from gradcheck_lint.model.flow import Call
+from gradcheck_lint.model.flow import Call, GradMode
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
     Origin,
     Values,
+    cut_of,
     held_by,
     join_all,
     mentioned_by,
+    sites,
+    through_all,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +34,11 @@ class Arguments:
     positional: tuple[Values, ...]
     keywords: dict[str, Values]
     everything: Values
+
+    @property
+    def named(self) -> tuple[tuple[int | str, Values], ...]:
+        """Return what is passed, by position or by name."""
+        return (*enumerate(self.positional), *self.keywords.items())
 
 
 def read_arguments(reading: Reading, node: cst.Call) -> Arguments:
@@ -73,9 +81,17 @@ def record_call(
     method: str | None = None,
     receiver: Values = NOTHING,
     harmless: bool = False,
+    callee: Values = NOTHING,
+    owner: Values = NOTHING,
+    is_constructor: bool = False,
 ) -> Values:
-    """Record a call of which only the arguments are known."""
+    """Record a call of which only the arguments are known; ``callee`` is a model that is called."""
     mentions = mentioned_by(arguments.everything) | mentioned_by(receiver)
+    through = through_all(arguments.everything) | sites(callee)
+    if method is not None:
+        through |= through_all(receiver)
+    if reading.state.mode is GradMode.DISABLED:
+        through = frozenset()
     reading.recorder.event(
         Call,
         node,
@@ -85,10 +101,21 @@ def record_call(
         handed=held_by(arguments.everything) | held_by(receiver),
         mentions=mentions,
         harmless=harmless,
+        arguments=arguments.named if function is not None else (),
+        on=held_by(owner or receiver),
+        is_constructor=is_constructor,
     )
     if function is not None and reading.surroundings.returns_optimizer(function):
         return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})
-    return reading.recorder.unknown(node, origin=Origin.CALL, mentions=mentions)
+    made = reading.recorder.value(
+        Kind.UNKNOWN,
+        node,
+        origin=Origin.CALL,
+        mentions=mentions,
+        through=through,
+        cut=cut_of(arguments.everything),
+    )
+    return frozenset({made})
 
 
 def method_of(reading: Reading, receiver: Values, method: str) -> FunctionScope | None:

@@ -11,6 +11,7 @@ import libcst as cst
 from gradcheck_lint.model.arguments import Arguments, only_function, read_arguments, record_call
 from gradcheck_lint.model.expressions import container, element_of, read, same_graph
 from gradcheck_lint.model.flow import ZeroGrad
+from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
 from gradcheck_lint.model.methods import read_method
 from gradcheck_lint.model.syntax import dotted_name, keyword, positional
@@ -50,12 +51,15 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     if function is None and not _CLASS_NAME.match(name):
         owners = (value.site for value in callee if value.kind is not Kind.FUNCTION)
         reading.recorder.holders.update(owners)
+        if is_model(reading, name, callee):
+            return read_forward(reading, node, callee, arguments)
     return record_call(reading, node, arguments, function=function)
 
 
 def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Arguments) -> Values:
     scope = reading.scopes.classes[name]
-    record_call(reading, node, arguments, function=reading.scopes.method(scope, "__init__"))
+    maker = reading.scopes.method(scope, "__init__")
+    record_call(reading, node, arguments, function=maker, is_constructor=True)
     kind = Kind.INSTANCE
     if reading.scopes.derives_from(scope, "torch.optim."):
         kind = Kind.OPTIMIZER

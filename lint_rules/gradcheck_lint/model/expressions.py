@@ -11,6 +11,7 @@ from gradcheck_lint.model.flow import Block, Call, GradMode, ZeroGrad
 from gradcheck_lint.model.knowledge import (
     HARMLESS_BUILTINS,
     SCALAR_ATTRIBUTES,
+    SCALED,
     TORCH_MODULES_WITH_WEIGHTS,
     VIEW_ATTRIBUTES,
 )
@@ -30,11 +31,13 @@ from gradcheck_lint.model.values import (
     Values,
     all_are,
     carried_by_all,
+    cut_of,
     held_by,
     implied_by_all,
     join,
     join_all,
     mentioned_by,
+    through_all,
 )
 
 if TYPE_CHECKING:
@@ -255,8 +258,9 @@ def combine(
     make = reading.recorder.value
     mentions = mentioned_by(left) | mentioned_by(right)
     own = frozenset({id(node)})
+    is_scaled = any(value.name == SCALED for value in (*left, *right))
     if all_are(left, Kind.NUMBER) and all_are(right, Kind.NUMBER):
-        return frozenset({make(Kind.NUMBER, node)})
+        return frozenset({make(Kind.NUMBER, node, cut=cut_of(left, right))})
     if all_are(left, Kind.CONTAINER, Kind.TUPLE) and all_are(right, Kind.CONTAINER, Kind.TUPLE):
         parts = join_all(part for value in (*left, *right) for part in value.parts)
         return frozenset(
@@ -266,7 +270,7 @@ def combine(
     if reading.state.mode is GradMode.DISABLED or (
         all_are(left, *plain) and all_are(right, *plain)
     ):
-        return frozenset({make(Kind.PLAIN, node, mentions=mentions)})
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut_of(left, right))})
     grown = (*_LEAVES, Kind.HISTORY)
     kind = Kind.HISTORY if all_are(left, *grown) or all_are(right, *grown) else Kind.UNKNOWN
     implies = own
@@ -280,6 +284,9 @@ def combine(
         mentions=mentions,
         implies=implies,
         carries=own | carried_by_all(left) | carried_by_all(right),
+        through=through_all(left) | through_all(right),
+        cut=cut_of(left, right),
+        name=SCALED if is_scaled else "",
     )
     return frozenset({made})
 
@@ -315,7 +322,7 @@ def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
     mentions = mentioned_by(operand)
     plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
     if reading.state.mode is GradMode.DISABLED or all_are(operand, *plain):
-        return frozenset({make(Kind.PLAIN, node, mentions=mentions)})
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut_of(operand))})
     kind = Kind.HISTORY if all_are(operand, *_LEAVES, Kind.HISTORY) else Kind.UNKNOWN
     made = make(
         kind,
@@ -324,6 +331,9 @@ def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
         mentions=mentions,
         implies=own | implied_by_all(operand),
         carries=own | carried_by_all(operand),
+        through=through_all(operand),
+        cut=cut_of(operand),
+        name=SCALED if any(value.name == SCALED for value in operand) else "",
     )
     return frozenset({made})
 

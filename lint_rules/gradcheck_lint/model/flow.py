@@ -42,10 +42,17 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Backward(Event):
-    """``.backward()`` is called on ``values``."""
+    """``.backward()`` is called on ``values``.
+
+    ``scaled`` tells that a gradient scaler has multiplied them, ``partial`` that only some inputs
+    get gradients.
+    """
 
     values: Values = NOTHING
     retains_graph: bool = False
+    creates_graph: bool = False
+    scaled: bool = False
+    partial: bool = False
 
 
 class Proof(Enum):
@@ -58,7 +65,55 @@ class Proof(Enum):
 
 @dataclass(slots=True, eq=False)
 class Step(Event):
-    """An optimizer's ``step()`` is called; ``receiver`` is its dotted name, if it has one."""
+    """An optimizer's ``step()`` is called; ``receiver`` is its dotted name, if it has one.
+
+    ``scaler`` is the gradient scaler that makes the step, if one does.
+    """
+
+    receiver: str | None = None
+    values: Values = NOTHING
+    proof: Proof = Proof.PROVEN
+    scaler: Values = NOTHING
+    closure: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ZeroGrad(Event):
+    """Gradients are zeroed, deleted or overwritten: those of ``values`` if they are known.
+
+    ``clears`` is False where something else may take their place.
+    """
+
+    receiver: str | None = None
+    values: Values = NOTHING
+    clears: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Clip(Event):
+    """Gradients are clipped: those of the parameters in ``values``."""
+
+    values: Values = NOTHING
+
+
+@dataclass(slots=True, eq=False)
+class Unscale(Event):
+    """``scaler.unscale_(optimizer)``; ``values`` are the optimizer."""
+
+    values: Values = NOTHING
+    scaler: Values = NOTHING
+
+
+@dataclass(slots=True, eq=False)
+class ScalerUpdate(Event):
+    """``scaler.update()``."""
+
+    scaler: Values = NOTHING
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerStep(Event):
+    """A learning rate scheduler's ``step()`` is called."""
 
     receiver: str | None = None
     values: Values = NOTHING
@@ -66,8 +121,31 @@ class Step(Event):
 
 
 @dataclass(slots=True, eq=False)
-class ZeroGrad(Event):
-    """Gradients are zeroed, deleted or overwritten."""
+class ModeSwitch(Event):
+    """``model.train()`` or ``model.eval()``; ``training`` is None where that is not known."""
+
+    receiver: str | None = None
+    values: Values = NOTHING
+    training: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Forward(Event):
+    """A model is called; ``values`` are the model, ``passed`` what it is given."""
+
+    receiver: str = ""
+    values: Values = NOTHING
+    passed: Values = NOTHING
+    result: Values = NOTHING
+
+
+@dataclass(slots=True, eq=False)
+class Attach(Event):
+    """A layer or parameter is put into an attribute or item of an object."""
+
+    path: str = ""
+    values: Values = NOTHING
+    attached: Values = NOTHING
 
 
 class StoreKind(Enum):
@@ -95,6 +173,8 @@ class InPlace(Event):
     values: Values = NOTHING
     target: cst.BaseExpression | None = None
     operation: str = ""
+    written: Values = NOTHING
+    source: cst.BaseExpression | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +183,8 @@ class Call(Event):
 
     ``method`` is the name after the last dot of a method call. ``handed`` are the sites of the
     objects that it can reach, ``mentions`` those of the values that flow into it. A function that
-    is handed on as a value counts as called, with ``referenced`` True.
+    is handed on as a value counts as called, with ``referenced`` True. ``on`` are the objects
+    that a method is called on.
     """
 
     function: FunctionScope | None = None
@@ -112,6 +193,9 @@ class Call(Event):
     mentions: frozenset[int] = frozenset()
     harmless: bool = False
     referenced: bool = False
+    arguments: tuple[tuple[int | str, Values], ...] = ()
+    on: frozenset[int] = frozenset()
+    is_constructor: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +256,7 @@ class Branch:
 
     identity: int
     arms: list[Block]
+    test: cst.BaseExpression | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +269,7 @@ class Loop:
     otherwise: Block
     targets: frozenset[str]
     runs_once: bool
+    arms: tuple[tuple[int, int], ...] = ()
 
 
 Item: TypeAlias = Event | Branch | Loop

@@ -32,6 +32,9 @@ INPLACE_METHODS: Final = _words(
 on torch 2.13). ``requires_grad_``, ``detach_``, ``share_memory_`` and the ``logical_*_`` methods
 do not, and ``@=`` makes a new tensor."""
 
+SCALED: Final = "scaled"
+"""The name of a value that a gradient scaler has multiplied."""
+
 FACTORIES: Final = frozenset(
     f"torch.{name}"
     for name in _words(
@@ -68,6 +71,9 @@ SAME_GRAPH_METHODS: Final = _words(
 """Methods of one tensor whose result has a graph exactly if that tensor has one."""
 
 SCALAR_METHODS: Final = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "argmax"})
+CUTTING_METHODS: Final = frozenset({"item", "tolist", "numpy", "argmax"})
+"""Methods whose result has no graph whatever it is called on."""
+
 SCALAR_ATTRIBUTES: Final = frozenset(
     {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 )

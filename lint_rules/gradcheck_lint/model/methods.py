@@ -10,18 +10,28 @@ import libcst as cst
 from gradcheck_lint.model.arguments import Arguments, method_of, read_arguments, record_call
 from gradcheck_lint.model.expressions import container, element_of, read, same_graph
 from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
+from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import (
+    CUTTING_METHODS,
     INPLACE_METHODS,
     KEPT_MODULE_METHODS,
     OWNER_METHODS,
     SAME_GRAPH_METHODS,
     SCALAR_METHODS,
+    SCALED,
     TENSOR_METHODS,
     VIEW_METHODS,
 )
 from gradcheck_lint.model.state import as_kind
 from gradcheck_lint.model.syntax import boolean, dotted_name, positional
-from gradcheck_lint.model.training_calls import read_backward, read_step
+from gradcheck_lint.model.training_calls import (
+    is_scaler,
+    read_backward,
+    read_mode_switch,
+    read_step,
+    read_unscale,
+    read_update,
+)
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
@@ -51,8 +61,17 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
         if result is not None:
             return result
     if "zero_grad" in method:
-        reading.recorder.event(ZeroGrad, node, reading.state.mode)
+        if method_of(reading, receiver, method) is None:
+            reading.recorder.event(
+                ZeroGrad,
+                node,
+                reading.state.mode,
+                receiver=dotted_name(func.value),
+                values=receiver,
+            )
         reading.recorder.holders.update(value.site for value in receiver)
+        if method == "zero_grad" and method_of(reading, receiver, method) is None:
+            return frozenset({reading.recorder.value(Kind.NUMBER, node)})
     if method in INPLACE_METHODS:
         return _write_in_place(reading, node, func, receiver, arguments)
     tensor = _tensor_method(reading, node, method, receiver)
@@ -73,6 +92,11 @@ def _read_other_method(
         return record_call(reading, node, arguments, method=method, harmless=not node.args)
     if method in TENSOR_METHODS and function is None:
         return record_call(reading, node, arguments, method=method, harmless=True)
+    if function is None:
+        path = dotted_name(func)
+        callee = reading.look_up(path) if path is not None else NOTHING
+        if is_model(reading, path or "", callee):
+            return read_forward(reading, node, callee, arguments)
     used = reading.statement_value is not node
     result = record_call(
         reading,
@@ -81,6 +105,7 @@ def _read_other_method(
         function=function,
         method=method,
         receiver=NOTHING if used else receiver,
+        owner=receiver,
     )
     if root is not None and any(value.kind is Kind.INSTANCE for value in receiver):
         reading.state.forget_attributes(root, next(iter(result)))
@@ -94,14 +119,15 @@ def _tensor_method(
     if method in {"detach", "detach_"}:
         if method == "detach_":
             _change(reading, receiver, Kind.PLAIN)
-        return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver))})
+        return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=node)})
     if method in SCALAR_METHODS:
-        return frozenset({make(Kind.NUMBER, node)})
+        cut = node if method in CUTTING_METHODS else None
+        return frozenset({make(Kind.NUMBER, node, cut=cut)})
     tensors = (*_LEAVES, Kind.PLAIN, Kind.HISTORY, Kind.GRADIENT)
     if method in VIEW_METHODS and all_are(receiver, *_LEAVES):
         return frozenset({make(Kind.LEAF_VIEW, node)})
     if method in VIEW_METHODS | SAME_GRAPH_METHODS and (
-        all_are(receiver, *tensors) or method in {"mean", "sum", "clone"}
+        all_are(receiver, *tensors, Kind.NUMBER) or method in {"mean", "sum", "clone"}
     ):
         if method in _MAYBE_ITSELF and any(value.kind in _LEAVES for value in receiver):
             return reading.recorder.unknown(node, origin=Origin.CALL)
@@ -124,10 +150,11 @@ def _write_in_place(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> Values:
     method = func.attr.value
-    if all_are(receiver, Kind.GRADIENT) and method in {"zero_", "fill_", "copy_", "set_"}:
-        reading.recorder.event(ZeroGrad, node, reading.state.mode)
-    if _reads_gradient(func.value) and method in {"zero_", "fill_", "copy_", "set_"}:
-        reading.recorder.event(ZeroGrad, node, reading.state.mode)
+    overwrites = method in {"zero_", "fill_", "copy_", "set_"}
+    if overwrites and (all_are(receiver, Kind.GRADIENT) or _reads_gradient(func.value)):
+        reading.recorder.event(
+            ZeroGrad, node, reading.state.mode, values=receiver, clears=method == "zero_"
+        )
     reading.recorder.event(
         InPlace,
         node,
@@ -135,6 +162,7 @@ def _write_in_place(
         values=receiver,
         target=func.value,
         operation=f"{method}()",
+        written=arguments.everything,
     )
     plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
     grows = bool(arguments.everything) and not all_are(arguments.everything, *plain)
@@ -240,11 +268,15 @@ def _read_append(
 def _read_scale(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
-    del receiver
+    assert isinstance(node.func, cst.Attribute)
     if len(arguments.positional) != 1:
         return None
     scaled = same_graph(reading, node, arguments.positional[0])
-    return scaled if implied_by_all(scaled) else None
+    if not implied_by_all(scaled):
+        return None
+    if is_scaler(node.func.value, receiver):
+        scaled = frozenset(replace(value, name=SCALED) for value in scaled)
+    return scaled
 
 
 def _read_pairs(
@@ -268,6 +300,10 @@ _SPECIAL_METHODS = {
     "requires_grad_": _read_requires_grad,
     "parameters": _read_parameters,
     "named_parameters": _read_parameters,
+    "unscale_": read_unscale,
+    "update": read_update,
+    "train": read_mode_switch,
+    "eval": read_mode_switch,
     "append": _read_append,
     "appendleft": _read_append,
     "extend": _read_append,

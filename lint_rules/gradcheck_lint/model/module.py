@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
@@ -70,6 +70,16 @@ class ModuleModel:
         self._attributes: dict[tuple[str, str], Values] = {}
         self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
         self._interned: dict[Hashable, int] = {}
+        self._texts: dict[int, str] = {}
+        self.memo: dict[Hashable, Any] = {}
+        """What rules have found out and want to know again."""
+
+    def text(self, node: cst.CSTNode) -> str:
+        """Return the source of a node on one line."""
+        known = self._texts.get(id(node))
+        if known is None:
+            known = self._texts[id(node)] = " ".join(self.tree.code_for_node(node).split())
+        return known
 
     def functions(self) -> Iterator[FunctionModel]:
         """Yield the model of every function, the top level first."""

@@ -85,6 +85,7 @@ class Recorder:
     arms: tuple[tuple[int, int], ...] = ()
     expects_error: bool = False
     holders: set[int] = field(default_factory=set)
+    models: set[int] = field(default_factory=set)
     interned: dict[Hashable, int] = field(default_factory=dict)
 
     def intern(self, key: Hashable) -> int:
@@ -97,9 +98,11 @@ class Recorder:
         self.block.items.append(made)
         return made
 
-    def branch(self, node: cst.CSTNode, arms: list[Block]) -> None:
-        """Record that exactly one of ``arms`` happens."""
-        self.block.items.append(Branch(id(node), arms))
+    def branch(
+        self, node: cst.CSTNode, arms: list[Block], test: cst.BaseExpression | None = None
+    ) -> None:
+        """Record that exactly one of ``arms`` happens, the first if ``test`` holds."""
+        self.block.items.append(Branch(id(node), arms, test))
 
     def value(self, kind: Kind, node: cst.CSTNode, **details: Any) -> Value:
         """Make a value at ``node``; unless told otherwise it carries and holds itself alone."""

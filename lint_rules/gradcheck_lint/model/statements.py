@@ -14,6 +14,7 @@ from gradcheck_lint.model.expressions import (
     read,
 )
 from gradcheck_lint.model.flow import (
+    Attach,
     Block,
     Event,
     GradMode,
@@ -35,6 +36,7 @@ from gradcheck_lint.model.syntax import (
     dotted_name,
     integer,
     is_literal,
+    is_none,
 )
 from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are, join_all
 
@@ -122,12 +124,30 @@ class StatementReader:
         if isinstance(target, cst.Attribute):
             base = read(self._reading, target.value)
             if target.attr.value == "grad":
-                self._event(ZeroGrad, target)
+                reading = self._reading
+                reading.recorder.event(
+                    ZeroGrad, target, reading.state.mode, values=base, clears=is_none(source)
+                )
             elif target.attr.value == "requires_grad":
                 set_requires_grad(self._reading, target, base, wanted=boolean(source))
+            self._note_attached(target, base, values)
         if path is not None:
             self._note_running_sum(target, path, source)
             self._reading.bind(path, values)
+
+    def _note_attached(self, target: cst.BaseExpression, base: Values, values: Values) -> None:
+        """Record ``model.head = nn.Linear(...)``."""
+        if not all_are(values, Kind.MODULE, Kind.LEAF) or all_are(base, Kind.INSTANCE):
+            return
+        reading = self._reading
+        reading.recorder.event(
+            Attach,
+            target,
+            reading.state.mode,
+            path=dotted_name(target) or "",
+            values=base,
+            attached=values,
+        )
 
     def _note_running_sum(
         self, target: cst.BaseExpression, path: str, source: cst.BaseExpression
@@ -173,7 +193,11 @@ class StatementReader:
         reading = self._reading
         base = read(reading, target.value)
         indices = read(reading, target) and self._index_values(target)
-        self._write(target, target.value, base, "subscript assignment")
+        self._write(
+            target, target.value, base, "subscript assignment", written=values, source=source
+        )
+        if isinstance(target.value, cst.Attribute):
+            self._note_attached(target, base, values)
         path = dotted_name(target.value)
         loops = reading.recorder.loops
         if path and loops and any(loops[-1] in value.loops for value in indices):
@@ -200,6 +224,9 @@ class StatementReader:
         target: cst.BaseExpression,
         values: Values,
         operation: str,
+        *,
+        written: Values = NOTHING,
+        source: cst.BaseExpression | None = None,
     ) -> None:
         self._reading.recorder.event(
             InPlace,
@@ -208,6 +235,8 @@ class StatementReader:
             values=values,
             target=target,
             operation=operation,
+            written=written,
+            source=source,
         )
 
     def _read_augmented(self, node: cst.AugAssign) -> None:
@@ -227,7 +256,7 @@ class StatementReader:
                 reading.bind(path, combine(reading, node, node.operator, held, added))
             return
         operator = _OPERATORS.get(type(node.operator), "augmented assignment")
-        self._write(node, root, held, f"`{operator}`")
+        self._write(node, root, held, f"`{operator}`", written=added, source=node.value)
         if path is None:
             return
         if all_are(held, Kind.CONTAINER) and isinstance(node.value, (cst.List, cst.Tuple)):
@@ -304,7 +333,7 @@ class StatementReader:
         else:
             arms.append(Block())
             ends.append(before)
-        reading.recorder.branch(node, arms)
+        reading.recorder.branch(node, arms, node.test if len(arms) > 1 else None)
         self._join(ends)
 
     def _read_arm(
@@ -384,7 +413,7 @@ class StatementReader:
             self.read_body(node.orelse.body)
             recorder.block = outer_block
         recorder.block.items.append(
-            Loop(id(node), node, body, otherwise, _targets(node), _runs_once(node))
+            Loop(id(node), node, body, otherwise, _targets(node), _runs_once(node), recorder.arms)
         )
         after = reading.state
         if isinstance(node, cst.While) and boolean(node.test) and exits:

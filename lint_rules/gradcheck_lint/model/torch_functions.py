@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.model.arguments import record_call
 from gradcheck_lint.model.expressions import same_graph
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace, ZeroGrad
+from gradcheck_lint.model.forward import loss_of
 from gradcheck_lint.model.knowledge import (
     FACTORIES,
     GRAD_MODE_CONTEXTS,
@@ -17,12 +18,13 @@ from gradcheck_lint.model.knowledge import (
     VARIABLE_CLASSES,
 )
 from gradcheck_lint.model.syntax import boolean, has_star, is_none, keyword, positional
-from gradcheck_lint.model.training_calls import retains_graph
+from gradcheck_lint.model.training_calls import note_clip, retains_graph
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
     Values,
     all_are,
+    cut_of,
     held_by,
 )
 
@@ -44,8 +46,15 @@ def read_torch_call(
     made = _made_by_class(node, qualified, arguments)
     if made is not None:
         holds = frozenset({id(node)}) | held_by(arguments.everything)
-        details = {"name": qualified, "holds": holds} if made in _OWNERS else {}
+        details: dict[str, object] = {}
+        if made in _OWNERS:
+            details = {"name": qualified, "holds": holds}
+        elif qualified in _COPIES:
+            # A tensor made of a number or tensor that was computed: its graph ends here.
+            details = {"cut": node if has_graph_or_cut(first) else cut_of(first)}
         return frozenset({reading.recorder.value(made, node, **details)})
+    if last in _CLIPPERS and ".nn.utils." in qualified:
+        note_clip(reading, node, arguments)
     if "zero" in last and "_foreach" in last:
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
     if qualified == "torch.autograd.backward":
@@ -54,10 +63,26 @@ def read_torch_call(
         )
     if qualified == f"torch.{last}" and last in SAME_GRAPH_METHODS and first:
         return same_graph(reading, node, first)
+    if qualified.startswith("torch.nn.functional.") and first:
+        record_call(reading, node, arguments, harmless=True)
+        return loss_of(reading, node, arguments)
     return record_call(reading, node, arguments, harmless=True)
 
 
-_OWNERS = {Kind.OPTIMIZER, Kind.MODULE}
+_COPIES = frozenset({"torch.tensor", "torch.Tensor", "torch.FloatTensor", "torch.from_numpy"})
+
+
+def has_graph_or_cut(values: Values) -> bool:
+    """Tell whether this may have a graph, or had one that was cut."""
+    return any(
+        value.kind is Kind.HISTORY or value.through or value.cut is not None for value in values
+    )
+
+
+_OWNERS = {Kind.OPTIMIZER, Kind.MODULE, Kind.SCALER, Kind.SCHEDULER}
+_CLIPPERS = frozenset(
+    {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
+)
 
 
 def makes_optimizer(qualified: str) -> bool:
@@ -67,6 +92,14 @@ def makes_optimizer(qualified: str) -> bool:
         and qualified.rpartition(".")[2][:1].isupper()
         and "lr_scheduler" not in qualified
         and "swa_utils" not in qualified
+    )
+
+
+def makes_scheduler(qualified: str) -> bool:
+    """Tell whether this is the full name of a learning rate scheduler class of torch."""
+    return (
+        qualified.startswith(("torch.optim.lr_scheduler.", "torch.optim.swa_utils.SWALR"))
+        and qualified.rpartition(".")[2][:1].isupper()
     )
 
 
@@ -83,6 +116,11 @@ def _made_by_class(node: cst.Call, qualified: str, arguments: Arguments) -> Kind
         kind = Kind.UNKNOWN if kind is Kind.PLAIN else kind
     elif makes_optimizer(qualified):
         kind = Kind.OPTIMIZER
+    elif makes_scheduler(qualified):
+        kind = Kind.SCHEDULER
+    elif qualified.startswith("torch.") and qualified.endswith(".GradScaler"):
+        wanted = keyword(node, "enabled")
+        kind = Kind.SCALER if wanted is None or boolean(wanted) is not False else Kind.UNKNOWN
     elif qualified.startswith("torch.nn.") and ".utils." not in qualified:
         kind = Kind.MODULE if qualified.rpartition(".")[2][:1].isupper() else None
     return kind

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.arguments import Arguments, method_of, only_function, record_call
-from gradcheck_lint.model.flow import Backward, Proof, Step
+from gradcheck_lint.model.flow import (
+    Backward,
+    Clip,
+    ModeSwitch,
+    Proof,
+    ScalerUpdate,
+    SchedulerStep,
+    Step,
+    Unscale,
+)
+from gradcheck_lint.model.knowledge import SCALED
 from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, is_none, keyword, positional
-from gradcheck_lint.model.values import Kind, Origin, Values, all_are
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
@@ -34,8 +44,15 @@ def read_backward(
         reading.state.mode,
         values=receiver,
         retains_graph=retains_graph(node),
+        creates_graph=_is_true(keyword(node, "create_graph")),
+        scaled=any(value.name == SCALED for value in receiver),
+        partial=keyword(node, "inputs") is not None,
     )
     return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _is_true(node: cst.BaseExpression | None) -> bool:
+    return boolean(node) is True
 
 
 def _is_cotangent(reading: Reading, node: cst.BaseExpression, arguments: Arguments) -> bool:
@@ -64,8 +81,20 @@ def read_step(
     target: cst.BaseExpression = node.func.value
     values = receiver
     handed = positional(node)
+    if is_scheduler(target, receiver):
+        reading.recorder.event(
+            SchedulerStep,
+            node,
+            reading.state.mode,
+            receiver=dotted_name(target),
+            values=receiver,
+            proof=Proof.PROVEN if all_are(receiver, Kind.SCHEDULER) else Proof.NAMED,
+        )
+        return reading.recorder.unknown(node, origin=Origin.CALL)
+    scaler = NOTHING
     if handed and _proof(target, receiver) is None:
         # `scaler.step(optimizer)`: the optimizer is the argument.
+        scaler = receiver if is_scaler(target, receiver) else NOTHING
         target, values, handed = handed[0], arguments.positional[0], []
     proof = _proof(target, values)
     closure = handed[0] if handed else keyword(node, "closure")
@@ -86,9 +115,101 @@ def read_step(
         receiver=dotted_name(target),
         values=values,
         proof=proof,
+        scaler=scaler,
+        closure=closure is not None and not is_none(closure),
     )
     reading.recorder.holders.update(value.site for value in values)
     return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def is_scaler(target: cst.BaseExpression, values: Values) -> bool:
+    """Tell whether this is a gradient scaler of torch, or named like one."""
+    return _is_or_is_named(target, values, Kind.SCALER, "scaler")
+
+
+def is_scheduler(target: cst.BaseExpression, values: Values) -> bool:
+    """Tell whether this is a learning rate scheduler of torch, or named like one."""
+    return _is_or_is_named(target, values, Kind.SCHEDULER, "sched")
+
+
+def _is_or_is_named(target: cst.BaseExpression, values: Values, kind: Kind, word: str) -> bool:
+    if all_are(values, kind):
+        return True
+    if any(value.kind not in {Kind.UNKNOWN, Kind.NUMBER, kind} for value in values):
+        return False
+    return word in (dotted_name(target) or "").rpartition(".")[2].lower()
+
+
+def read_unscale(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``scaler.unscale_(optimizer)``."""
+    reading.recorder.event(
+        Unscale,
+        node,
+        reading.state.mode,
+        values=arguments.everything,
+        scaler=receiver,
+    )
+    return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def read_update(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``scaler.update()``; None for other things that update."""
+    assert isinstance(node.func, cst.Attribute)
+    if not is_scaler(node.func.value, receiver):
+        return None
+    del arguments
+    reading.recorder.event(ScalerUpdate, node, reading.state.mode, scaler=receiver)
+    return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def read_mode_switch(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``model.train()`` and ``model.eval()``, which return the model."""
+    assert isinstance(node.func, cst.Attribute)
+    if method_of(reading, receiver, node.func.attr.value) is not None:
+        return None
+    training: bool | None = False
+    if node.func.attr.value == "train":
+        handed = positional(node)
+        wanted = handed[0] if handed else keyword(node, "mode")
+        if has_star(node) or len(node.args) > 1:
+            return None
+        training = True if wanted is None else boolean(wanted)
+    elif node.args:
+        return None
+    del arguments
+    reading.recorder.event(
+        ModeSwitch,
+        node,
+        reading.state.mode,
+        receiver=dotted_name(node.func.value),
+        values=receiver,
+        training=training,
+    )
+    reading.recorder.holders.update(value.site for value in receiver)
+    return receiver
+
+
+def note_clip(reading: Reading, node: cst.Call, arguments: Arguments) -> None:
+    """Record ``clip_grad_norm_(parameters, limit)`` unless the limit is none."""
+    handed = positional(node)
+    limit = handed[1] if len(handed) > 1 else keyword(node, "max_norm")
+    if limit is not None and _is_infinite(limit):
+        return
+    values = arguments.positional[0] if arguments.positional else NOTHING
+    values = values or arguments.keywords.get("parameters", NOTHING)
+    reading.recorder.event(Clip, node, reading.state.mode, values=values)
+
+
+def _is_infinite(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.Call):
+        return dotted_name(node.func) == "float"
+    return (dotted_name(node) or "").rpartition(".")[2] in {"inf", "Inf", "infty"}
 
 
 def _proof(target: cst.BaseExpression, values: Values) -> Proof | None:

@@ -27,6 +27,8 @@ class Kind(Enum):
     CONTAINER = "container"
     TUPLE = "tuple"
     OPTIMIZER = "optimizer"
+    SCALER = "gradient scaler"
+    SCHEDULER = "learning rate scheduler"
     MODULE = "torch module"
     INSTANCE = "instance of a class of this file"
     PARAMETERS = "parameters of a module"
@@ -54,6 +56,8 @@ class Value:
     one; ``mentions`` are all sites that flowed into it; ``holds`` are the objects that somebody
     who is handed this value can reach. ``parts`` are the elements of a tuple, or the one set of
     possible elements of a container. ``certain`` is False where frozen parameters are possible.
+    ``through`` are the sites of the models that its graph may go through; ``cut`` is the call that
+    took the graph away, if one did.
     """
 
     kind: Kind
@@ -68,6 +72,8 @@ class Value:
     holds: frozenset[int] = frozenset()
     parts: tuple[frozenset[Value], ...] = ()
     certain: bool = True
+    through: frozenset[int] = field(default=frozenset(), compare=False)
+    cut: cst.CSTNode | None = field(default=None, compare=False, repr=False)
     function: FunctionScope | None = field(default=None, compare=False, repr=False)
 
 
@@ -104,6 +110,8 @@ def _merge(left: Value, right: Value) -> Value:
         holds=left.holds | right.holds,
         parts=parts,
         certain=left.certain and right.certain,
+        through=left.through | right.through,
+        cut=left.cut or right.cut,
     )
 
 
@@ -147,6 +155,20 @@ def implied_by_all(values: Values) -> frozenset[int]:
 def mentioned_by(values: Values) -> frozenset[int]:
     """Return every site that may have flowed into these values."""
     return frozenset().union(*(value.mentions | {value.site} for value in values))
+
+
+def through_all(values: Values) -> frozenset[int]:
+    """Return the models that the graph of these values may go through."""
+    return frozenset().union(*(value.through for value in values))
+
+
+def cut_of(*sets: Values) -> cst.CSTNode | None:
+    """Return the call that took the graph away from the first of these values that has one."""
+    for values in sets:
+        for value in sorted(values, key=lambda value: value.site):
+            if value.cut is not None:
+                return value.cut
+    return None
 
 
 def held_by(values: Values) -> frozenset[int]:

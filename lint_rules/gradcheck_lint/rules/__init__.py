@@ -60,6 +60,48 @@ RULES: Final = (
         "MissingZeroGrad",
         ((b"backward",), (b"step",), (b"for", b"while")),
     ),
+    RuleReference(
+        "GCS302",
+        "zero-grad-misplaced",
+        "gradcheck_lint.rules.zero_grad_misplaced",
+        "ZeroGradMisplaced",
+        ((b"backward",), (b"step",), (b"zero_grad", b".grad")),
+    ),
+    RuleReference(
+        "GCS303",
+        "step-without-backward",
+        "gradcheck_lint.rules.step_without_backward",
+        "StepWithoutBackward",
+        ((b"step(",), (b"optim", b"opt")),
+    ),
+    RuleReference(
+        "GCS304",
+        "clip-misplaced",
+        "gradcheck_lint.rules.clip_misplaced",
+        "ClipMisplaced",
+        ((b"clip_grad",), (b"backward",)),
+    ),
+    RuleReference(
+        "GCS305",
+        "clip-before-unscale",
+        "gradcheck_lint.rules.clip_before_unscale",
+        "ClipBeforeUnscale",
+        ((b"clip_grad",), (b"scale(",)),
+    ),
+    RuleReference(
+        "GCS306",
+        "scheduler-before-step",
+        "gradcheck_lint.rules.scheduler_before_step",
+        "SchedulerBeforeStep",
+        ((b"sched",), (b"step(",)),
+    ),
+    RuleReference(
+        "GCS310",
+        "scaler-misuse",
+        "gradcheck_lint.rules.scaler_misuse",
+        "ScalerMisuse",
+        ((b"scale",), (b"step(",)),
+    ),
 )
 
 SLUGS: Final = {rule.slug: rule.code for rule in RULES}

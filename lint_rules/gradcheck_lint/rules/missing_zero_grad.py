@@ -17,8 +17,10 @@ from gradcheck_lint.model.flow import (
     can_repeat,
 )
 from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.values import Kind, Origin
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._verdicts import covers
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -37,7 +39,7 @@ class _Effects:
 
     backwards: list[tuple[Event, Backward]] = field(default_factory=list)
     steps: list[tuple[Event, Step, FunctionModel]] = field(default_factory=list)
-    zeroes: bool = False
+    zeroes: list[tuple[ZeroGrad, FunctionModel]] = field(default_factory=list)
     unclear: bool = False
 
 
@@ -59,7 +61,7 @@ class MissingZeroGrad(Rule):
                 if id(step) in handled:
                     continue
                 handled.add(id(step))
-                if effects.zeroes or effects.unclear or loop.runs_once:
+                if effects.unclear or loop.runs_once or _is_zeroed(step, owner, effects):
                     continue
                 severity = self._severity(function, loop, leading, effects, step)
                 if severity is None or _is_made_anew(loop, step, owner, function):
@@ -350,6 +352,15 @@ def whole_epoch(model, loader, optimizer, last):
     )
 
 
+def _is_zeroed(step: Step, owner: FunctionModel, effects: _Effects) -> bool:
+    """Tell whether a reset in the loop clears, or may clear, what the step uses."""
+    used = Occurrence(step, step, owner, {})
+    return any(
+        covers(Occurrence(zero, zero, where, {}), used) is not False
+        for zero, where in effects.zeroes
+    )
+
+
 def _effects_of(block: Block, function: FunctionModel) -> _Effects:
     effects = _Effects()
     for event in block.events():
@@ -366,7 +377,7 @@ def _collect(
 ) -> None:
     """Add one event, and what the functions that it calls do."""
     if isinstance(event, ZeroGrad):
-        effects.zeroes = True
+        effects.zeroes.append((event, function))
     elif isinstance(event, Backward):
         effects.backwards.append((leading, event))
     elif isinstance(event, Step):

@@ -1,0 +1,82 @@
+"""Read calls of models, and say what goes through them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.model.arguments import Arguments, record_call
+from gradcheck_lint.model.expressions import same_graph
+from gradcheck_lint.model.flow import Forward, GradMode
+from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.values import Kind, Values, all_are, cut_of, mentioned_by
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    from gradcheck_lint.model.reading import Reading
+
+_MODEL_NAME = re.compile(
+    r"model|(?:^|_)net[a-z]?(?:$|_|\d)|net$|network|critic|actor|generator|discriminator|encoder"
+    r"|decoder|backbone|unet|classifier|policy"
+)
+_NOT_A_MODEL = re.compile(
+    r"model_?name|^(?:get|make|create|build|load|init|save)_|_fn$|loader|path"
+)
+_LOSS_CLASS = re.compile(r"torch\.nn\.\w*Loss$")
+
+
+def is_model(reading: Reading, name: str, callee: Values) -> bool:
+    """Tell whether a model is called: it is one, or its name says so."""
+    if all_are(callee, Kind.MODULE):
+        return True
+    if all_are(callee, Kind.INSTANCE):
+        return all(
+            reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
+            for value in callee
+        )
+    if not all_are(callee, Kind.UNKNOWN):
+        return False
+    last = name.rpartition(".")[2]
+    return (
+        bool(last.islower() or last[:1].islower())
+        and _MODEL_NAME.search(last.lower()) is not None
+        and not _NOT_A_MODEL.search(last.lower())
+    )
+
+
+def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Arguments) -> Values:
+    """Record the call of a model; without recording, its result has no graph."""
+    is_loss = all(_LOSS_CLASS.match(value.name) for value in callee)
+    made = record_call(reading, node, arguments, callee=frozenset() if is_loss else callee)
+    if is_loss and arguments.positional:
+        made = loss_of(reading, node, arguments)
+    elif reading.state.mode is GradMode.DISABLED:
+        mentions = mentioned_by(arguments.everything)
+        made = frozenset({reading.recorder.value(Kind.PLAIN, node, mentions=mentions, cut=node)})
+    if not is_loss:
+        reading.recorder.event(
+            Forward,
+            node,
+            reading.state.mode,
+            receiver=dotted_name(node.func) or "",
+            values=callee,
+            passed=arguments.everything,
+            result=made,
+        )
+    return made
+
+
+def loss_of(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
+    """Return what a differentiable function of all its arguments makes."""
+    make = reading.recorder.value
+    everything = arguments.everything
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is not GradMode.DISABLED and not all_are(everything, *plain):
+        made = same_graph(reading, node, arguments.positional[0])
+        if all_are(arguments.positional[0], *plain):
+            made = record_call(reading, node, arguments, harmless=True)
+        return made
+    return frozenset(
+        {make(Kind.PLAIN, node, mentions=mentioned_by(everything), cut=cut_of(everything))}
+    )

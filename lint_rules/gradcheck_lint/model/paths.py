@@ -1,0 +1,390 @@
+"""Follow the paths through a loop or function, with what the functions it calls do."""
+
+# ruff: noqa: PLR0911 - each kind of event has its own answer
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import (
+    Backward,
+    Block,
+    Branch,
+    Call,
+    Clip,
+    Event,
+    Jump,
+    JumpKind,
+    Loop,
+    Return,
+    ScalerUpdate,
+    SchedulerStep,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.syntax import dotted_name
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from gradcheck_lint.model.values import Values
+
+PROTOCOL: Final = (
+    Backward,
+    Step,
+    ZeroGrad,
+    Clip,
+    Unscale,
+    ScalerUpdate,
+    SchedulerStep,
+)
+"""What belongs to the order of a training step."""
+
+_MOST_PATHS: Final = 64
+_MOST_CALLS: Final = 5
+
+Binding: TypeAlias = "Mapping[int, frozenset[int]]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occurrence:
+    """An event on a path.
+
+    ``leading`` is the event of the function in question that leads to it, ``owner`` the function
+    that it is written in, ``binding`` what the owner's parameters are there. ``turn`` counts the
+    iterations of the loop in question.
+    """
+
+    event: Event
+    leading: Event
+    owner: FunctionModel
+    binding: Binding
+    turn: int = 0
+
+    @property
+    def is_unclear(self) -> bool:
+        """Tell whether this is a call that might do anything to gradients."""
+        return isinstance(self.event, Call)
+
+    def again(self, turn: int) -> Occurrence:
+        """Return the same event in another iteration."""
+        return Occurrence(self.event, self.leading, self.owner, self.binding, turn)
+
+    def keys(self, values: Values, receiver: str | None = None) -> frozenset[Hashable]:
+        """Return what identifies the objects in ``values``, across functions of the file."""
+        found: set[Hashable] = set()
+        for value in values:
+            found.update(self.binding.get(value.site, (value.site,)))
+        scope = self.owner.scope
+        first = scope.first_parameter
+        if receiver and first and scope.owner and receiver.startswith(first + "."):
+            found.add((scope.owner.name, receiver.removeprefix(first + ".")))
+        return frozenset(found)
+
+    def held(self, values: Values) -> frozenset[int]:
+        """Return the objects that can be reached from ``values``, as the caller knows them."""
+        found: set[int] = set()
+        for value in values:
+            for site in value.holds:
+                found.update(self.binding.get(site, (site,)))
+        return frozenset(found)
+
+
+Path: TypeAlias = "tuple[Occurrence, ...]"
+
+
+class TooManyPathsError(Exception):
+    """There are more paths than are worth following."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    events: Path = ()
+    decisions: tuple[tuple[str, int], ...] = ()
+    left_by: JumpKind | None = None
+    returned: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        return self.left_by is None and not self.returned
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (tuple(id(item.event) for item in self.events), self.left_by, self.returned)
+
+
+@dataclass(slots=True)
+class _Walk:
+    function: FunctionModel
+    binding: Binding
+    leading: Event | None = None
+    seen: frozenset[int] = frozenset()
+    unclear: dict[int, bool] = field(default_factory=dict)
+
+
+def matters(function: FunctionModel) -> bool:
+    """Tell whether a function has events of a training step itself."""
+    return any(isinstance(event, PROTOCOL) for event in function.events())
+
+
+def turns(loop: Loop, function: FunctionModel) -> list[Path]:
+    """Return the paths through two iterations of a loop; empty if there are too many."""
+    try:
+        once = _block(loop.body, _start(function), [_Partial()])
+    except TooManyPathsError:
+        return []
+    ways = [way for way in _distinct(once) if way.left_by is not JumpKind.RAISE]
+    first = [way for way in ways if way.left_by in {None, JumpKind.CONTINUE} and not way.returned]
+    pairs = [
+        (left, right)
+        for left in first
+        for right in ways
+        if _agree(left.decisions, right.decisions, loop)
+    ]
+    if len(pairs) > _MOST_PATHS * 4:
+        pairs = [(way, way) for way in first]
+    return [(*left.events, *(item.again(1) for item in right.events)) for left, right in pairs]
+
+
+def once(function: FunctionModel) -> list[Path]:
+    """Return the paths through a function; empty if there are too many."""
+    try:
+        ways = _block(function.block, _start(function), [_Partial()])
+    except TooManyPathsError:
+        return []
+    return [way.events for way in _distinct(ways) if way.left_by is not JumpKind.RAISE]
+
+
+def _start(function: FunctionModel) -> _Walk:
+    return _Walk(function, {}, seen=frozenset({id(function.scope)}))
+
+
+def _distinct(ways: Sequence[_Partial]) -> list[_Partial]:
+    return list({(*way.key, way.decisions): way for way in ways}.values())
+
+
+def _agree(left: Sequence[tuple[str, int]], right: Sequence[tuple[str, int]], loop: Loop) -> bool:
+    """Tell whether two iterations decide alike where a test can't change between them."""
+    known = dict(left)
+    return all(known.get(text, arm) == arm for text, arm in right if not _may_change(text, loop))
+
+
+def _may_change(text: str, loop: Loop) -> bool:
+    return (
+        "%" in text
+        or "(" in text
+        or any(name in text for name in loop.targets)
+        or (any(mark in text for mark in "<>=") and " is " not in text)
+    )
+
+
+def _block(block: Block, walk: _Walk, before: list[_Partial]) -> list[_Partial]:
+    ways = before
+    for item in block.items:
+        going = [way for way in ways if way.goes_on]
+        if not going:
+            break
+        gone = [way for way in ways if not way.goes_on]
+        ways = gone + _item(item, walk, going)
+        if len(ways) > 8:  # noqa: PLR2004 - worth a look only when they are many
+            ways = list({(way.key, way.decisions): way for way in ways}.values())
+        if len(ways) > _MOST_PATHS:
+            ways = _forget_decisions(ways)
+    return ways
+
+
+def _forget_decisions(ways: list[_Partial]) -> list[_Partial]:
+    merged = {way.key: _Partial(way.events, (), way.left_by, way.returned) for way in ways}
+    if len(merged) > _MOST_PATHS:
+        raise TooManyPathsError
+    return list(merged.values())
+
+
+def _item(item: Event | Branch | Loop, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
+    if isinstance(item, Branch):
+        return _branch(item, walk, ways)
+    if isinstance(item, Loop):
+        return _inner_loop(item, walk, ways)
+    if isinstance(item, PROTOCOL):
+        return _extend(ways, _occurrence(item, walk))
+    if isinstance(item, Call):
+        return _call(item, walk, ways)
+    if isinstance(item, Jump):
+        return [_Partial(way.events, way.decisions, item.how) for way in ways]
+    if isinstance(item, Return):
+        return [_Partial(way.events, way.decisions, None, returned=True) for way in ways]
+    return ways
+
+
+def _extend(ways: list[_Partial], occurrence: Occurrence) -> list[_Partial]:
+    return [_Partial((*way.events, occurrence), way.decisions) for way in ways]
+
+
+def _occurrence(event: Event, walk: _Walk) -> Occurrence:
+    return Occurrence(event, walk.leading or event, walk.function, walk.binding)
+
+
+def _branch(branch: Branch, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
+    if not any(_has_effect(arm, walk, 0) for arm in branch.arms):
+        return ways
+    decision = _decision(branch, walk)
+    result: list[_Partial] = []
+    for index, arm in enumerate(branch.arms):
+        for way in ways:
+            chosen = way
+            if decision is not None:
+                text, is_negated = decision
+                choice = index ^ is_negated
+                known = dict(way.decisions).get(text)
+                if known is not None and known != choice:
+                    continue
+                if known is None:
+                    chosen = _Partial(way.events, (*way.decisions, (text, choice)))
+            result.extend(_block(arm, walk, [chosen]))
+    return result
+
+
+def _decision(branch: Branch, walk: _Walk) -> tuple[str, int] | None:
+    """Return the text of a test and whether it's negated, so that equal tests decide alike."""
+    test = branch.test
+    if test is None or len(branch.arms) != 2:  # noqa: PLR2004 - yes and no
+        return None
+    is_negated = 0
+    while isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        test, is_negated = test.expression, 1 - is_negated
+    text = walk.function.module.text(test)
+    for negation, plain in ((" is not None", " is None"), (" != ", " == ")):
+        if negation in text:
+            text, is_negated = text.replace(negation, plain), 1 - is_negated
+    return text, is_negated
+
+
+def _has_effect(block: Block, walk: _Walk, depth: int) -> bool:
+    for item in block.items:
+        if isinstance(item, (*PROTOCOL, Jump, Return)):
+            return True
+        if isinstance(item, Call) and (_is_unclear(item, walk) or item.function is not None):
+            return True
+        if isinstance(item, Branch) and any(_has_effect(arm, walk, depth + 1) for arm in item.arms):
+            return True
+        if isinstance(item, Loop) and _has_effect(item.body, walk, depth + 1):
+            return True
+    return False
+
+
+def _inner_loop(loop: Loop, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
+    """Take one way through an inner loop's body, and each again."""
+    if not _has_effect(loop.body, walk, 0):
+        return ways
+    bodies = [
+        body
+        for body in {way.key: way for way in _block(loop.body, walk, [_Partial()])}.values()
+        if body.left_by is not JumpKind.RAISE
+    ]
+    result: list[_Partial] = []
+    for way in ways:
+        for body in bodies:
+            events = (*way.events, *body.events)
+            if body.returned:
+                result.append(_Partial(events, way.decisions, None, returned=True))
+                continue
+            if loop.runs_once or body.left_by is JumpKind.BREAK or not body.events:
+                result.append(_Partial(events, way.decisions))
+            else:
+                result.append(_Partial((*events, *body.events), way.decisions))
+    return result
+
+
+def _call(call: Call, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
+    if call.function is None:
+        return _extend(ways, _occurrence(call, walk)) if _is_unclear(call, walk) else ways
+    scope = call.function
+    if id(scope) in walk.seen:
+        return ways
+    called = walk.function.module.function(scope)
+    if not _may_matter(called, walk):
+        return ways
+    if len(walk.seen) > _MOST_CALLS:
+        return _extend(ways, _occurrence(call, walk))
+    inside = _Walk(called, _bind(call, called, walk), walk.leading or call, walk.seen | {id(scope)})
+    bodies = list({way.key: way for way in _block(called.block, inside, [_Partial()])}.values())
+    return [
+        _Partial((*way.events, *body.events), way.decisions)
+        for way in ways
+        for body in bodies
+        if body.left_by is not JumpKind.RAISE
+    ]
+
+
+def _may_matter(called: FunctionModel, walk: _Walk) -> bool:
+    del walk
+    memo = called.module.memo
+    key = ("matters", id(called.scope))
+    if key not in memo:
+        memo[key] = False
+        memo[key] = any(
+            isinstance(event, PROTOCOL)
+            or (
+                isinstance(event, Call)
+                and (
+                    bool(event.function is None and not event.harmless)
+                    or bool(
+                        event.function is not None
+                        and _may_matter(called.module.function(event.function), _start(called))
+                    )
+                )
+            )
+            for event in called.events()
+        )
+    return bool(memo[key])
+
+
+def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:
+    """Say which objects of the caller the parameters of a called function are."""
+    node = called.scope.node
+    if isinstance(node, cst.Module):
+        return {}
+    ordered = [*node.params.posonly_params, *node.params.params]
+    if call.method is not None or (called.scope.owner and call.is_constructor):
+        ordered = ordered[1:]
+    named = {
+        parameter.name.value: parameter for parameter in (*ordered, *node.params.kwonly_params)
+    }
+    bound: dict[int, frozenset[int]] = {}
+    for place, values in call.arguments:
+        parameter = (
+            (ordered[place] if place < len(ordered) else None)
+            if isinstance(place, int)
+            else named.get(place)
+        )
+        if parameter is not None:
+            sites: set[int] = set()
+            for value in values:
+                sites.update(walk.binding.get(value.site, (value.site,)))
+            bound[id(parameter)] = frozenset(sites)
+    return bound
+
+
+def _is_unclear(call: Call, walk: _Walk) -> bool:
+    """Tell whether a call that can't be looked into might do something to gradients."""
+    if call.function is not None:
+        return False
+    name = call.method
+    if isinstance(call.node, cst.Call):
+        name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
+    if name is not None and "backward" in name:
+        return True
+    return not call.harmless and bool(call.handed & walk.function.holders)
+
+
+def occurrences(paths: Sequence[Path], turn: int) -> Iterator[tuple[Path, int, Occurrence]]:
+    """Yield every event of one iteration with its path and its place on it."""
+    for path in paths:
+        for index, item in enumerate(path):
+            if item.turn == turn:
+                yield path, index, item

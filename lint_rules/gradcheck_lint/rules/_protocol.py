@@ -1,0 +1,97 @@
+"""Judge the order of backward, zero_grad, clipping and steps on every path, once for all rules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.model.flow import (
+    Call,
+    Clip,
+    SchedulerStep,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from gradcheck_lint.model.paths import Path, matters, once, turns
+from gradcheck_lint.rules._clipping import judge_clip
+from gradcheck_lint.rules._scaling import judge_unscale
+from gradcheck_lint.rules._stepping import judge_scheduler, judge_step, judge_zero
+from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+
+def problems(function: FunctionModel, code: str) -> list[Problem]:
+    """Return what is out of order in one function, as far as it concerns one rule."""
+    memo = function.module.memo
+    if "protocol" not in memo:
+        memo["protocol"] = _all_problems(function.module)
+    found: dict[tuple[str, int], list[Problem]] = memo["protocol"]
+    return found.get((code, id(function.scope)), [])
+
+
+def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
+    found: dict[tuple[str, int], list[Problem]] = defaultdict(list)
+    if module.scopes.uses_engine:
+        return found
+    reported: set[tuple[str, int]] = set()
+    for function in list(module.functions()):
+        if not _is_candidate(function):
+            continue
+        for problem in _problems_of(function):
+            key = (problem.code, id(problem.event.node))
+            if key in reported or problem.event.expects_error:
+                continue
+            reported.add(key)
+            found[problem.code, id(problem.function.scope)].append(problem)
+    return found
+
+
+def _is_candidate(function: FunctionModel) -> bool:
+    if matters(function):
+        return True
+    # A loop that only calls functions of the file: `for x in data: self.step(x)`.
+    return any(
+        isinstance(event, Call) and event.function is not None and event.loops
+        for event in function.events()
+    )
+
+
+def _problems_of(function: FunctionModel) -> Iterator[Problem]:
+    for loop in reversed(list(function.loops())):
+        paths = turns(loop, function)
+        if paths:
+            yield from _judge(paths, Unit(function, loop))
+    paths = once(function)
+    if paths:
+        yield from _judge(paths, Unit(function, None))
+
+
+def _judge(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
+    """Yield what every path shows that has the event in question."""
+    verdicts: dict[int, list[Problem | None]] = defaultdict(list)
+    for path in paths:
+        for index, item in enumerate(path):
+            judge = _JUDGES.get(type(item.event))
+            if judge is None or not unit.owns(item):
+                continue
+            for slot, verdict in enumerate(judge(path, index, unit)):
+                if verdict is not ABSENT:
+                    verdicts[id(item.event) * 4 + slot].append(verdict)
+    for found in verdicts.values():
+        first = found[0]
+        if first is not None and all(verdict is not None for verdict in found):
+            yield first
+
+
+_JUDGES = {
+    Step: judge_step,
+    Clip: judge_clip,
+    Unscale: judge_unscale,
+    SchedulerStep: judge_scheduler,
+    ZeroGrad: judge_zero,
+}

@@ -1,0 +1,266 @@
+"""Judge what gradients a step finds along a path, and what a reset discards."""
+
+# ruff: noqa: PLR0911 - each return is a verdict of its own
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import (
+    Backward,
+    Call,
+    SchedulerStep,
+    Step,
+    ZeroGrad,
+)
+from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.values import Kind
+from gradcheck_lint.rules._scaling import judge_scaled_step
+from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, covers, last_of, same
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.paths import Occurrence, Path
+
+
+def judge_step(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
+    item = path[index]
+    if item.turn != unit.turn:
+        return ()
+    return (_misplaced(path, index, unit), *judge_scaled_step(path, index, unit))
+
+
+def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
+    """Judge the gradients that a step finds: none at all, or cleared ones."""
+    item = path[index]
+    step = item.event
+    assert isinstance(step, Step)
+    segment = _since_last_step(path, index)
+    if any(other.is_unclear for other in segment) or step.expects_error:
+        return None
+    last = last_of(segment, Backward)
+    if last is None:
+        return _without_backward(path, index, segment, unit)
+    zeros = [
+        other
+        for other in segment[last + 1 :]
+        if isinstance(other.event, ZeroGrad) and covers(other, item) is not False
+    ]
+    sure = [other for other in zeros if _surely_clears(other, item, path)]
+    if not sure or any(not zero.event.clears for zero in zeros if isinstance(zero.event, ZeroGrad)):
+        return None
+    zero, backward = sure[0], segment[last]
+    if backward.turn != item.turn:
+        return Problem("GCS303", "order", step, item.owner, (zero.event, backward.event))
+    return Problem(
+        "GCS302",
+        "between",
+        zero.event,
+        zero.owner,
+        (backward.event, step),
+        certain=covers(zero, item) is True,
+    )
+
+
+def _surely_clears(zero: Occurrence, step: Occurrence, path: Path) -> bool:
+    known = covers(zero, step)
+    if known is not None or not isinstance(zero.event, ZeroGrad) or not zero.event.values:
+        return known is True
+    # `model.zero_grad()` with one optimizer in sight.
+    if zero.event.receiver is None:
+        return False
+    steps = {id(other.event) for other in path if isinstance(other.event, Step)}
+    zeroed = {other.event.receiver for other in path if isinstance(other.event, ZeroGrad)}
+    return len(steps) == 1 and len(zeroed) == 1
+
+
+def _without_backward(
+    path: Path, index: int, segment: Sequence[Occurrence], unit: Unit
+) -> Problem | None:
+    item = path[index]
+    step = item.event
+    assert isinstance(step, Step)
+    if step.closure or any(
+        isinstance(other.event, ZeroGrad) and not other.event.clears for other in segment
+    ):
+        return None
+    function = unit.function
+    if _may_differentiate(function, unit, item):
+        return None
+    if unit.loop is not None:
+        if any(isinstance(other.event, Backward) for other in path if other.turn == 0):
+            previous = index - len(segment) - 1
+            if previous >= 0 and path[previous].turn == item.turn:
+                return Problem("GCS303", "twice", step, item.owner, (path[previous].event,))
+        zeroes = [other.event for other in segment if isinstance(other.event, ZeroGrad)]
+        return Problem("GCS303", "none", step, item.owner, tuple(zeroes[:1]))
+    previous = index - len(segment) - 1
+    if previous >= 0:
+        return Problem("GCS303", "twice", step, item.owner, (path[previous].event,))
+    zeros = [
+        other
+        for other in segment
+        if isinstance(other.event, ZeroGrad) and covers(other, item) is True
+    ]
+    if not zeros:
+        return None
+    later = [other.event for other in path[index:] if isinstance(other.event, Backward)]
+    kind = "order" if later else "none"
+    return Problem("GCS303", kind, step, item.owner, (zeros[0].event, *later[:1]))
+
+
+def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) -> bool:
+    """Tell whether a call that can't be looked into may compute the gradients of this step."""
+    holders = function.holders | item.owner.holders
+    for owner in {id(function): function, id(item.owner): item.owner}.values():
+        for event in owner.events():
+            if isinstance(event, Call) and event.function is None:
+                if (
+                    unit.loop is not None
+                    and owner is function
+                    and (unit.loop.identity not in event.loops)
+                ):
+                    continue
+                if _computes_gradients(event, holders):
+                    return True
+    return _writes_gradients(function) or _writes_gradients(item.owner)
+
+
+def _computes_gradients(call: Call, holders: frozenset[int]) -> bool:
+    name = call.method
+    if isinstance(call.node, cst.Call):
+        name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
+    if name and ("backward" in name or "grad" in name or "step" in name):
+        return True
+    if call.harmless:
+        return False
+    return bool((call.handed | call.on) & holders)
+
+
+def _writes_gradients(function: FunctionModel) -> bool:
+    """Tell whether gradients may come from elsewhere, as by `p.grad = g`."""
+    memo = function.module.memo
+    key = ("writes gradients", id(function.scope))
+    if key not in memo:
+        memo[key] = any(
+            isinstance(node, cst.Attribute)
+            and node.attr.value in {"grad", "_grad", "all_reduce", "backward", "opt_step"}
+            for node in walk(function.scope.node)
+        )
+        backwards = sum(isinstance(event, Backward) for event in function.events())
+        if memo[key]:
+            texts = sum(
+                isinstance(node, cst.Attribute)
+                and node.attr.value in {"grad", "_grad", "all_reduce", "backward", "opt_step"}
+                for node in walk(function.scope.node)
+            )
+            memo[key] = texts > backwards
+    return bool(memo[key])
+
+
+def _since_last_step(path: Path, index: int) -> Sequence[Occurrence]:
+    """Return what lies between the previous step of the same optimizer and this one."""
+    item = path[index]
+    step = item.event
+    assert isinstance(step, Step)
+    for start in range(index - 1, -1, -1):
+        other = path[start]
+        if isinstance(other.event, Step) and (
+            other.event is step or same(other, other.event.values, item, step.values)
+        ):
+            return path[start + 1 : index]
+    return path[:index]
+
+
+def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
+    """Judge a reset on each micro-batch of a window."""
+    item = path[index]
+    event = item.event
+    assert isinstance(event, ZeroGrad)
+    if unit.loop is None or item.turn != 1 or not event.clears:
+        return ()
+    if any(other.is_unclear for other in path):
+        return (None,)
+    first = [other for other in path if other.turn == 0]
+    if any(isinstance(other.event, Step) for other in first):
+        return (ABSENT,)
+    steps = [other for other in path[index:] if isinstance(other.event, Step)]
+    own = [other for other in first if isinstance(other.event, Backward)]
+    if not steps or not own or steps[0].event.expects_error:
+        return (ABSENT,)
+    step = steps[0]
+    if not _surely_clears(item, step, path) or not _is_window(step, unit):
+        return (None,)
+    if any(
+        isinstance(other.event, ZeroGrad) and other.event is event for other in path[index + 1 :]
+    ):
+        return (None,)
+    return (
+        Problem("GCS302", "window", event, item.owner, (step.event, own[0].event), certain=False),
+    )
+
+
+def _is_window(step: Occurrence, unit: Unit) -> bool:
+    """Tell whether a step happens every so many iterations."""
+    assert unit.loop is not None
+    tests = unit.function.module.memo.setdefault("tests", {})
+    key = id(unit.loop)
+    if key not in tests:
+        tests[key] = {
+            id(node): node.test for node in walk(unit.loop.node) if isinstance(node, cst.If)
+        }
+    for branch, _ in step.leading.arms:
+        test = tests[key].get(branch)
+        if test is not None and any(
+            isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo)
+            for node in walk(test)
+        ):
+            return True
+    return False
+
+
+def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
+    item = path[index]
+    event = item.event
+    assert isinstance(event, SchedulerStep)
+    if item.turn != 0:
+        return (ABSENT,)
+    if unit.loop is None or event.expects_error:
+        return (None,)
+    if item.leading.arms != unit.loop.arms or item.event.arms[: len(item.event.arms)] != (
+        item.leading.arms if item.event is item.leading else ()
+    ):
+        return (None,)
+    steps = [
+        other
+        for other in path
+        if isinstance(other.event, Step) and other.turn == 0 and _may_drive(item, other)
+    ]
+    if any(other.is_unclear for other in path[:index]):
+        return (None,)
+    earlier = [other for other in path[:index] if isinstance(other.event, Step)]
+    if not steps or any(_may_drive(item, other) for other in earlier):
+        return (None,)
+    before_loop = any(
+        isinstance(other, Step) and unit.loop.identity not in other.loops
+        for other in unit.function.events()
+    )
+    if before_loop:
+        return (None,)
+    return (Problem("GCS306", "first", event, item.owner, (steps[0].event,), certain=False),)
+
+
+def _may_drive(scheduler: Occurrence, step: Occurrence) -> bool:
+    """Tell whether the scheduler may belong to the optimizer that steps."""
+    assert isinstance(scheduler.event, SchedulerStep)
+    assert isinstance(step.event, Step)
+    if all(value.kind is Kind.SCHEDULER for value in scheduler.event.values) and all(
+        value.kind is Kind.OPTIMIZER for value in step.event.values
+    ):
+        return bool(scheduler.held(scheduler.event.values) & step.keys(step.event.values))
+    return True

@@ -1,0 +1,168 @@
+"""GCS310: GradScaler calls that are missing, doubled or out of order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.rules._protocol import problems
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.rules._verdicts import Problem
+
+
+class ScalerMisuse(Rule):
+    """Calls of a ``GradScaler`` are missing, doubled or out of order."""
+
+    entry = catalogue.SCALER_MISUSE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every call of a scaler that is out of order on each path it lies on."""
+        for problem in problems(function, self.entry.code):
+            yield _violation(problem)
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        optimizer.step()
+""",
+            lines=(10,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+""",
+            lines=(8,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+            lines=(10,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+            why="scale, step, update",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer, use_amp):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        if use_amp:
+            scaler.scale(loss).backward()
+        else:
+            loss.backward()
+        if use_amp:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+""",
+            why="the same test decides both times",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(G, D, loader, opt_g, opt_d):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        opt_d.zero_grad()
+        scaler.scale(D(x).mean()).backward()
+        scaler.step(opt_d)
+        opt_g.zero_grad()
+        scaler.scale(D(G(x)).mean()).backward()
+        scaler.step(opt_g)
+        scaler.update()
+""",
+            why="one update for two optimizers",
+        ),
+    )
+
+
+_MESSAGES = {
+    "step": (
+        "the loss was scaled, but the optimizer steps without the scaler: it uses gradients that "
+        "are thousands of times too large"
+    ),
+    "unscaled-backward": (
+        "the scaler makes the step, but backward() was called on a loss that it did not scale: "
+        "gradients are divided by a factor that they don't have, or torch raises"
+    ),
+    "no-update": (
+        "no update() of the scaler follows this step before the next one: torch raises there"
+    ),
+    "unscale-twice": "unscale_() runs a second time before update(): torch raises here",
+    "unscale-after-step": "unscale_() runs after the scaler's step: torch raises here",
+}
+_HINTS = {
+    "step": "call `scaler.step(optimizer)` and then `scaler.update()`",
+    "unscaled-backward": "call `scaler.scale(loss).backward()`",
+    "no-update": "call `scaler.update()` once, after all steps of the iteration",
+    "unscale-twice": "call it once for each optimizer and step",
+    "unscale-after-step": "call it between backward() and step()",
+}
+
+
+def _violation(problem: Problem) -> Violation:
+    return Violation(
+        problem.event.node,
+        _MESSAGES[problem.kind],
+        Severity.ERROR,
+        _HINTS[problem.kind],
+        tuple(
+            (event.node, "together with this")
+            for event in problem.others
+            if event is not problem.event
+        ),
+    )

@@ -1,0 +1,186 @@
+"""GCS303: step() with no fresh gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.rules._protocol import problems
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.rules._verdicts import Problem
+
+
+class StepWithoutBackward(Rule):
+    """An optimizer steps with gradients that no backward has renewed."""
+
+    entry = catalogue.STEP_WITHOUT_BACKWARD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every step that is out of order on each path it lies on."""
+        for problem in problems(function, self.entry.code):
+            yield _violation(problem)
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        optimizer.step()
+        loss.backward()
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        optimizer.step()
+""",
+            lines=(8,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.step()
+""",
+            lines=(8,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+            why="backward comes first",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer, engine):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        engine.backward(loss)
+        optimizer.step()
+""",
+            why="somebody else calls backward",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        grads = torch.autograd.grad(model(x).mean(), list(model.parameters()))
+        for p, g in zip(model.parameters(), grads):
+            p.grad = g
+        optimizer.step()
+""",
+            why="the gradients are put in by hand",
+        ),
+        Valid(
+            """\
+import torch
+
+def fit(model, x, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        return loss
+    for _ in range(20):
+        optimizer.step(closure)
+""",
+            why="the closure calls backward",
+        ),
+        Valid(
+            """\
+import torch
+from .engine import train_one_batch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = train_one_batch(model, x)
+        optimizer.step()
+""",
+            why="a function of another file may call backward",
+        ),
+        Valid(
+            """\
+import torch
+
+def warm_up(optimizer, scheduler, steps):
+    optimizer.zero_grad()
+    for _ in range(steps):
+        scheduler.step()
+""",
+            why="only the schedule steps",
+        ),
+    )
+
+
+_MESSAGES = {
+    "order": (
+        "step() comes before this iteration's backward(): the gradients have just been cleared, so "
+        "the step changes nothing"
+    ),
+    "none": "step() runs, but no backward() on any path gives it gradients",
+    "twice": "step() runs a second time without a backward() since the first: it applies the same "
+    "gradients again",
+}
+_RELATED = {
+    "order": ("cleared here", "backward comes here, after the step"),
+    "none": ("cleared here",),
+    "twice": ("the step that has used the gradients",),
+}
+_HINTS = {
+    "order": "call backward() before step()",
+    "none": "call backward() on the loss before step()",
+    "twice": "remove one of the two",
+}
+
+
+def _violation(problem: Problem) -> Violation:
+    related = tuple(
+        (event.node, words)
+        for event, words in zip(problem.others, _RELATED[problem.kind], strict=False)
+        if event is not problem.event
+    )
+    return Violation(
+        problem.event.node,
+        _MESSAGES[problem.kind],
+        Severity.ERROR,
+        _HINTS[problem.kind],
+        related,
+    )
