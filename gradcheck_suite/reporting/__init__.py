@@ -1,4 +1,4 @@
-"""Write a report as text, JSON, SARIF or GitHub annotations; nothing here decides anything.
+"""Write a report as text, a page, or what machines read; nothing here decides anything.
 
 Each format has a module of its own, which is imported when it is first asked for: importing this
 package costs next to nothing, and only the "full" format needs rich.
@@ -6,7 +6,8 @@ package costs next to nothing, and only the "full" format needs rich.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,10 +25,12 @@ __all__ = [
     "write_report",
 ]
 
-OutputFormat: TypeAlias = Literal["full", "concise", "json", "sarif", "github"]
+OutputFormat: TypeAlias = Literal["full", "concise", "json", "sarif", "github", "html"]
 ColorChoice: TypeAlias = Literal["auto", "always", "never"]
 
-OUTPUT_FORMATS: tuple[OutputFormat, ...] = ("full", "concise", "json", "sarif", "github")
+# Each has a module of its name here, whose ``render(report)`` returns the text; "full" is for
+# terminals and takes more.
+OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
 
 
 def write_report(
@@ -55,22 +58,8 @@ def write_report(
         from gradcheck_suite.reporting import console  # noqa: PLC0415 - loads rich
 
         text = console.render_for(report, stream=stream, color=color)
-    elif output_format == "concise":
-        from gradcheck_suite.reporting import concise  # noqa: PLC0415 - on demand
-
-        text = concise.render(report)
-    elif output_format == "json":
-        from gradcheck_suite.reporting import json  # noqa: PLC0415 - on demand
-
-        text = json.render(report)
-    elif output_format == "sarif":
-        from gradcheck_suite.reporting import sarif  # noqa: PLC0415 - on demand
-
-        text = sarif.render(report)
-    elif output_format == "github":
-        from gradcheck_suite.reporting import github  # noqa: PLC0415 - on demand
-
-        text = github.render(report)
+    elif output_format in OUTPUT_FORMATS:
+        text = import_module(f"{__name__}.{output_format}").render(report)
     else:
         raise ValueError(
             f"output_format must be one of {', '.join(OUTPUT_FORMATS)}; got {output_format!r}"

@@ -139,7 +139,7 @@ def test_signs_are_those_that_the_encoding_has(train_file, reports_of_each_kind)
 
 
 def test_an_unknown_format_is_refused(reports_of_each_kind):
-    with pytest.raises(ValueError, match="one of full, concise, json, sarif, github; got 'xml'"):
+    with pytest.raises(ValueError, match=r"one of full, concise, .*; got 'xml'"):
         write_report(reports_of_each_kind["graph"], output_format="xml", stream=io.StringIO())
 
 
