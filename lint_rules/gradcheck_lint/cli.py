@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
-from gradcheck_suite._version import __version__
+from gradcheck_lint.options import build_parser
+from gradcheck_lint.output import say, write, write_diff
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradcheck_lint.config import Settings, SettingsFinder
-    from gradcheck_lint.runner import SettingsFor
-    from gradcheck_suite.findings import Report
+    from gradcheck_lint.runner import Options, Run, SettingsFor
 
 CLEAN: Final = 0
 FINDINGS: Final = 1
@@ -26,17 +25,7 @@ USAGE: Final = 2
 INTERRUPTED: Final = 130
 """The status of a command that Ctrl-C ended: 128 + SIGINT, as shells count."""
 
-_FORMATS = ("full", "concise", "json", "sarif", "github")
-_SEVERITIES = ("error", "warning", "note")
 _STDIN = "-"
-_EPILOG = """\
-other uses:
-  gradcheck-lint explain RULE...   what a rule is about, with an example
-  gradcheck-lint rules             every rule of the linter
-
-exit status: 0 nothing found, 1 findings at or above --fail-on, 2 usage,
-configuration or internal failure. A file that can't be parsed is a finding.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,160 +41,153 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINDINGS
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
             raise
-        return _fail(
-            f"internal error: {type(error).__name__}: {error}. This is a bug in gradcheck-suite; "
-            "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print"
-        )
+        return _fail(_INTERNAL.format(f"{type(error).__name__}: {error}"))
     return status
 
 
 def _run(words: list[str]) -> int:
     if words and words[0] in _WORDS and not os.path.lexists(words[0]):
         return _WORDS[words[0]](words[1:])
-    arguments = _build_parser().parse_args(words)
-    report = _lint(arguments)
-    status = CLEAN
-    if report.at_least(Severity(arguments.fail_on)) and not arguments.exit_zero:
-        status = FINDINGS
+    arguments = build_parser().parse_args(words)
+    if arguments.explain is not None:
+        return _explain([arguments.explain, f"--color={arguments.color}"])
+    _refuse_contradictions(arguments)
+    finder = _finder(arguments)
+    settings_for = _adjusted(finder, arguments)
+    # The options are checked even if there is no file to apply them to.
+    settings = settings_for(".")
+    paths: list[str] = arguments.paths or ["."]
+    run = (
+        _on_stdin(arguments, settings_for)
+        if _STDIN in paths
+        else _on_files(paths, arguments, settings_for, settings)
+    )
+    if arguments.write_baseline or arguments.add_noqa:
+        return _adopt(run, arguments, settings)
+    run = _without_known(run, arguments, settings)
+    status = _status(run, Severity(arguments.fail_on or settings.fail_on), arguments)
     try:
-        _write(report, arguments)
+        _tell(run, arguments, on_stdin=_STDIN in paths)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gradcheck-lint",
-        description="Find autograd mistakes in PyTorch source; torch is not needed.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        help="files and directories, or - for standard input (default: the current directory)",
-    )
-    _add_rule_options(parser.add_argument_group("rules"))
-    _add_file_options(parser.add_argument_group("files"))
-    _add_report_options(parser.add_argument_group("report"))
-    parser.add_argument("--version", action="version", version=f"gradcheck-lint {__version__}")
-    return parser
-
-
-def _add_rule_options(group: argparse._ArgumentGroup) -> None:
-    for option, text in (
-        ("--select", "apply these rules alone"),
-        ("--extend-select", "apply these rules as well"),
-        ("--ignore", "don't apply these rules"),
-    ):
-        group.add_argument(
-            option,
-            type=_names,
-            action="extend",
-            metavar="RULE,...",
-            help=f"{text}: codes, names, beginnings of codes, or ALL",
-        )
-
-
-def _add_file_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="take the settings from this TOML file instead of the nearest pyproject.toml",
-    )
-    group.add_argument("--isolated", action="store_true", help="read no configuration at all")
-    group.add_argument(
-        "--force-exclude",
-        action="store_true",
-        help="leave excluded files out even if they are named (pre-commit names files)",
-    )
-    group.add_argument(
-        "--stdin-filename",
-        metavar="FILE",
-        help="the name that standard input goes by in the report and in the configuration",
-    )
-
-
-def _add_report_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--output-format",
-        choices=_FORMATS,
-        help="how the report is written (default: full on a terminal, concise elsewhere)",
-    )
-    group.add_argument(
-        "--output-file",
-        type=Path,
-        metavar="FILE",
-        help="write the report to FILE instead of standard output",
-    )
-    group.add_argument(
-        "--fail-on",
-        choices=_SEVERITIES,
-        default="error",
-        help="exit with status 1 if a finding is at least this severe (default: error)",
-    )
-    group.add_argument(
-        "--exit-zero", action="store_true", help="exit with status 0 whatever is found"
-    )
-    group.add_argument(
-        "--statistics", action="store_true", help="count the findings of each rule at the end"
-    )
-    group.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colour the report (default: auto, which colours a terminal)",
-    )
-    group.add_argument(
-        "-q", "--quiet", action="store_true", help="write nothing if nothing is found"
-    )
-
-
-def _names(text: str) -> list[str]:
-    return [name for name in text.replace(",", " ").split() if name]
-
-
-def _lint(arguments: argparse.Namespace) -> Report:
-    from gradcheck_lint.runner import lint_paths  # noqa: PLC0415 - not for --help
-
-    finder = _finder(arguments)
-    paths: list[str] = arguments.paths or ["."]
-    if _STDIN in paths:
-        if len(paths) > 1:
+def _refuse_contradictions(arguments: argparse.Namespace) -> None:
+    if _STDIN in arguments.paths:
+        if len(arguments.paths) > 1:
             raise UsageError("standard input (-) can't be linted together with files")
-        return _lint_stdin(arguments, finder)
-    report = lint_paths(
-        paths, settings_for=_adjusted(finder, arguments), force_exclude=arguments.force_exclude
+        if arguments.add_noqa or arguments.write_baseline:
+            raise UsageError("--add-noqa and --write-baseline need files, not standard input")
+    if arguments.unsafe_fixes and not (arguments.fix or arguments.diff):
+        raise UsageError("--unsafe-fixes says which fixes to make; give --fix or --diff with it")
+    if arguments.add_noqa and (arguments.fix or arguments.diff or arguments.write_baseline):
+        raise UsageError("--add-noqa can't be combined with --fix, --diff or --write-baseline")
+    if arguments.write_baseline and (arguments.fix or arguments.diff):
+        raise UsageError("--write-baseline can't be combined with --fix or --diff")
+    if arguments.isolated and arguments.config:
+        raise UsageError("--isolated reads no configuration, so --config can't be given with it")
+
+
+def _status(run: Run, fail_on: Severity, arguments: argparse.Namespace) -> int:
+    if run.failures:
+        return USAGE
+    if arguments.exit_zero:
+        return CLEAN
+    if arguments.diff:
+        return FINDINGS if any(before != after for _, before, after in run.changes) else CLEAN
+    return FINDINGS if run.report.at_least(fail_on) else CLEAN
+
+
+def _tell(run: Run, arguments: argparse.Namespace, *, on_stdin: bool) -> None:
+    if arguments.diff:
+        write_diff(run.changes)
+    elif arguments.fix and on_stdin:
+        # The fixed source is what standard output is for; the report goes beside it.
+        sys.stdout.flush()
+        for _, _, after in run.changes:
+            sys.stdout.buffer.write(after)
+        sys.stdout.buffer.flush()
+        write(run.report, arguments, sys.stderr)
+    else:
+        write(run.report, arguments)
+    if run.fixed and not arguments.quiet:
+        would = "would be fixed" if arguments.diff else "fixed"
+        say(f"{_plural(len(run.fixed), 'mistake')} {would} in {_plural(len(run.changes), 'file')}")
+    for failure in run.failures:
+        say(f"error: {_INTERNAL.format(failure)}")
+
+
+def _plural(count: int, noun: str) -> str:
+    from gradcheck_suite.reporting.text import plural  # noqa: PLC0415 - on demand
+
+    return plural(count, noun)
+
+
+def _on_files(
+    paths: list[str],
+    arguments: argparse.Namespace,
+    settings_for: SettingsFor,
+    settings: Settings,
+) -> Run:
+    from gradcheck_lint.runner import fix_paths, lint_paths  # noqa: PLC0415 - not for --help
+
+    options = _options(arguments, settings)
+    if arguments.fix or arguments.diff:
+        run = fix_paths(
+            paths,
+            settings_for=settings_for,
+            options=options,
+            unsafe=arguments.unsafe_fixes,
+            write=not arguments.diff,
+        )
+    else:
+        run = lint_paths(paths, settings_for=settings_for, options=options)
+    if run.report.summary.get("files") == 0 and not arguments.quiet:
+        say(f"no Python files to lint in {', '.join(paths)}")
+    return run
+
+
+def _options(arguments: argparse.Namespace, settings: Settings) -> Options:
+    from gradcheck_lint.cache import open_cache  # noqa: PLC0415 - not for --help
+    from gradcheck_lint.runner import Options  # noqa: PLC0415 - as above
+
+    return Options(
+        force_exclude=arguments.force_exclude,
+        respect_gitignore=settings.respect_gitignore and not arguments.no_gitignore,
+        jobs=arguments.jobs,
+        cache=open_cache(arguments.cache_dir, enabled=not arguments.no_cache),
     )
-    if report.summary.get("files") == 0 and not arguments.quiet:
-        _say(f"no Python files to lint in {', '.join(paths)}")
-    return report
 
 
-def _lint_stdin(arguments: argparse.Namespace, finder: SettingsFinder) -> Report:
-    from gradcheck_lint.runner import TOOL, is_excluded, lint_text  # noqa: PLC0415 - as above
+def _on_stdin(arguments: argparse.Namespace, settings_for: SettingsFor) -> Run:
+    from gradcheck_lint.runner import (  # noqa: PLC0415 - as above
+        TOOL,
+        Run,
+        fix_text,
+        is_excluded,
+        lint_text,
+    )
     from gradcheck_suite.findings import Report  # noqa: PLC0415 - as above
 
     name: str = arguments.stdin_filename or "<stdin>"
-    settings = _adjusted(finder, arguments)(arguments.stdin_filename or ".")
+    settings = settings_for(arguments.stdin_filename or ".")
+    source = sys.stdin.buffer.read()
     if arguments.force_exclude and is_excluded(name, settings):
-        return Report(tool=TOOL, summary={"files": 0})
-    return lint_text(sys.stdin.buffer.read(), name, settings=settings)
+        return Run(Report(tool=TOOL, summary={"files": 0}), changes=((name, source, source),))
+    if arguments.fix or arguments.diff:
+        return fix_text(source, name, settings=settings, unsafe=arguments.unsafe_fixes)
+    return Run(lint_text(source, name, settings=settings))
 
 
 def _finder(arguments: argparse.Namespace) -> SettingsFinder:
     from gradcheck_lint.config import Settings, SettingsFinder, read_settings  # noqa: PLC0415
 
-    if arguments.isolated and arguments.config:
-        raise UsageError("--isolated reads no configuration, so --config can't be given with it")
     if arguments.isolated:
         return SettingsFinder(Settings(Path.cwd()))
     if arguments.config:
@@ -214,7 +196,6 @@ def _finder(arguments: argparse.Namespace) -> SettingsFinder:
 
 
 def _adjusted(finder: SettingsFinder, arguments: argparse.Namespace) -> SettingsFor:
-
     adjusted: dict[int, Settings] = {}
 
     def settings_for(path: str) -> Settings:
@@ -228,44 +209,47 @@ def _adjusted(finder: SettingsFinder, arguments: argparse.Namespace) -> Settings
             )
         return known
 
-    # The options are checked even if there is no file to apply them to.
-    settings_for(".")
     return settings_for
 
 
-def _write(report: Report, arguments: argparse.Namespace) -> None:
-    output_format = arguments.output_format
-    if arguments.output_file is not None:
-        _write_file(report, arguments.output_file, output_format or "concise", arguments.color)
-        return
-    if output_format is None:
-        output_format = "full" if sys.stdout.isatty() else "concise"
-    for_people = output_format in {"full", "concise"}
-    if arguments.quiet and for_people and not report.findings:
-        return
-    _write_to(sys.stdout, report, output_format, arguments.color)
-    if arguments.statistics and for_people:
-        counts = Counter((finding.code, finding.rule) for finding in report.findings)
-        for (code, rule), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            sys.stdout.write(f"{count:>6}  {code}  {rule}\n")
+def _baseline_path(arguments: argparse.Namespace, settings: Settings) -> Path | None:
+    if arguments.baseline is not None:
+        path: Path = arguments.baseline
+        return path
+    return None if settings.baseline is None else settings.root / settings.baseline
 
 
-def _write_file(report: Report, path: Path, output_format: str, color: str) -> None:
-    try:
-        with path.open("w", encoding="utf-8", newline="\n") as stream:
-            _write_to(stream, report, output_format, "never" if color == "auto" else color)
-    except OSError as error:
-        _write_to(sys.stdout, report, "concise", "never")
-        raise UsageError(
-            f"cannot write the report to {path}: {error.strerror or error}; it is printed above "
-            "instead. Give --output-file a path in a folder that exists and can be written"
-        ) from error
+def _adopt(run: Run, arguments: argparse.Namespace, settings: Settings) -> int:
+    """Accept the findings as they are: in a baseline, or by comments."""
+    from gradcheck_lint import baseline, noqa  # noqa: PLC0415 - rare
+
+    if arguments.write_baseline:
+        path = _baseline_path(arguments, settings)
+        if path is None:
+            raise UsageError("--write-baseline needs to know where: give --baseline FILE")
+        count = baseline.write(path, run.report.findings)
+        say(f"{_plural(count, 'finding')} listed in {path}")
+    else:
+        added, left = noqa.add_noqa(run.report.findings)
+        say(f"{_plural(added, 'finding')} silenced")
+        for message in left:
+            say(message)
+    for failure in run.failures:
+        say(f"error: {_INTERNAL.format(failure)}")
+    return USAGE if run.failures else CLEAN
 
 
-def _write_to(stream: TextIO, report: Report, output_format: str, color: str) -> None:
-    from gradcheck_suite.reporting import write_report  # noqa: PLC0415 - not for --help
+def _without_known(run: Run, arguments: argparse.Namespace, settings: Settings) -> Run:
+    path = _baseline_path(arguments, settings)
+    if path is None:
+        return run
+    from dataclasses import replace  # noqa: PLC0415 - as below
 
-    write_report(report, output_format=output_format, stream=stream, color=color)  # type: ignore[arg-type]  # argparse checked both
+    from gradcheck_lint import baseline  # noqa: PLC0415 - rare
+
+    new = baseline.read(path).without_known(run.report.findings)
+    summary = {**run.report.summary, "in_baseline": len(run.report.findings) - len(new)}
+    return replace(run, report=replace(run.report, findings=new, summary=summary))
 
 
 def _explain(words: Sequence[str]) -> int:
@@ -298,13 +282,27 @@ def _rules(words: Sequence[str]) -> int:
     return CLEAN
 
 
-_WORDS = {"explain": _explain, "rules": _rules}
+def _server(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="gradcheck-lint server",
+        description="Serve editors the Language Server Protocol on standard input and output.",
+    )
+    # Some clients give this word to every server.
+    parser.add_argument("--stdio", action="store_true", help=argparse.SUPPRESS)
+    parser.parse_args(words)
+    from gradcheck_lint.server import serve  # noqa: PLC0415 - needs pygls
+
+    serve()
+    return CLEAN
 
 
-def _say(message: str) -> None:
-    sys.stderr.write(f"gradcheck-lint: {message}\n")
+_WORDS = {"explain": _explain, "rules": _rules, "server": _server}
+_INTERNAL: Final = (
+    "internal error: {}. This is a bug in gradcheck-suite; "
+    "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print"
+)
 
 
 def _fail(message: str) -> int:
-    _say(f"error: {message}")
+    say(f"error: {message}")
     return USAGE

@@ -28,7 +28,7 @@ class Settings:
     """What to look for, and where not to look.
 
     ``root`` is the directory that patterns are relative to. ``select`` is None where nothing was
-    chosen, which means every rule.
+    chosen, which means every rule. ``baseline`` is a path relative to ``root``.
     """
 
     root: Path
@@ -37,6 +37,9 @@ class Settings:
     extend_select: frozenset[str] = frozenset()
     exclude: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, frozenset[str]], ...] = ()
+    respect_gitignore: bool = True
+    fail_on: str = "error"
+    baseline: str | None = None
 
     def codes_for(self, path: str) -> frozenset[str]:
         """Return the rules that apply to one file."""
@@ -106,6 +109,7 @@ class SettingsFinder:
     def __init__(self, fixed: Settings | None = None) -> None:
         self._fixed = fixed
         self._by_directory: dict[Path, Settings] = {}
+        self._by_name: dict[str, Settings] = {}
 
     def settings_for(self, path: str) -> Settings:
         """Return the settings of the nearest pyproject.toml that has our table.
@@ -115,8 +119,14 @@ class SettingsFinder:
         """
         if self._fixed is not None:
             return self._fixed
-        absolute = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links stay
-        return self._in(absolute if absolute.is_dir() else absolute.parent)
+        name = os.path.dirname(path)  # noqa: PTH120 - str in
+        known = self._by_name.get(name)
+        if known is None or os.path.isdir(path):  # noqa: PTH112 - str in
+            absolute = Path(os.path.abspath(path))  # noqa: PTH100 - symbolic links stay
+            if absolute.is_dir():
+                return self._in(absolute)
+            known = self._by_name[name] = self._in(absolute.parent)
+        return known
 
     def _in(self, directory: Path) -> Settings:
         known = self._by_directory.get(directory)
@@ -178,7 +188,17 @@ def _our_table(document: Mapping[str, object], path: Path) -> Mapping[str, objec
     return current
 
 
-_KEYS = ("select", "ignore", "extend-select", "exclude", "per-file-ignores")
+_KEYS = (
+    "select",
+    "ignore",
+    "extend-select",
+    "exclude",
+    "per-file-ignores",
+    "respect-gitignore",
+    "fail-on",
+    "baseline",
+)
+_SEVERITIES = ("error", "warning", "note")
 
 
 def _settings(table: Mapping[str, object], path: Path) -> Settings:
@@ -200,7 +220,32 @@ def _settings(table: Mapping[str, object], path: Path) -> Settings:
         extend_select=codes.get("extend-select", frozenset()),
         exclude=tuple(_strings(table.get("exclude", []), "exclude", path)),
         per_file_ignores=tuple(_per_file(table.get("per-file-ignores", {}), path)),
+        respect_gitignore=_boolean(table.get("respect-gitignore", True), "respect-gitignore", path),
+        fail_on=_severity(table.get("fail-on", "error"), path),
+        baseline=_string(table["baseline"], "baseline", path) if "baseline" in table else None,
     )
+
+
+def _boolean(value: object, key: str, path: Path) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{path}: `{key}` must be true or false, got {_type_name(value)}")
+    return value
+
+
+def _string(value: object, key: str, path: Path) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{path}: `{key}` must be a string, got {_type_name(value)}")
+    return value
+
+
+def _severity(value: object, path: Path) -> str:
+    text = _string(value, "fail-on", path)
+    if text not in _SEVERITIES:
+        raise UsageError(
+            f"{path}: `fail-on` must be one of {', '.join(_SEVERITIES)}, got {text!r}"
+            f"{_closest(text, _SEVERITIES)}"
+        )
+    return text
 
 
 def _per_file(value: object, path: Path) -> Iterable[tuple[str, frozenset[str]]]:

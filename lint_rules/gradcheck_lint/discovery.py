@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 EXCLUDED_DIRECTORIES: Final = frozenset(
     {
@@ -22,7 +24,7 @@ EXCLUDED_DIRECTORIES: Final = frozenset(
 )
 """Directories that are never entered, beside those whose names start with a dot."""
 
-_SUFFIXES = (".py", ".pyi")
+_SUFFIXES = (".py", ".pyi", ".ipynb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,11 @@ class Found:
     error: str | None = None
 
 
-IsExcluded = Callable[[str], bool]
+class IsExcluded(Protocol):
+    """Tell whether a file, or a directory with all that is in it, is left out."""
+
+    def __call__(self, path: str, *, is_directory: bool) -> bool:
+        """Answer for one path."""
 
 
 def find_files(paths: Iterable[str], *, is_excluded: IsExcluded) -> Iterator[Found]:
@@ -47,14 +53,30 @@ def find_files(paths: Iterable[str], *, is_excluded: IsExcluded) -> Iterator[Fou
     up below a directory are left alone: what they lead to inside the tree is found where it is,
     and what is outside was not asked for.
     """
+    roots = list(paths)
     seen: set[str] = set()
-    for path in paths:
+    real_directories: dict[str, str] = {}
+    for path in roots:
         found = _walk(path, is_excluded) if _is_directory(path) else [Found(path, explicit=True)]
+        if len(roots) == 1:
+            # No link is followed on the way, so nothing turns up twice.
+            yield from found
+            continue
         for item in found:
-            key = os.path.realpath(item.path)
+            key = _real_path(item, real_directories)
             if key not in seen:
                 seen.add(key)
                 yield item
+
+
+def _real_path(found: Found, real_directories: dict[str, str]) -> str:
+    if found.explicit:
+        return os.path.realpath(found.path)
+    directory, name = os.path.split(found.path)
+    real = real_directories.get(directory)
+    if real is None:
+        real = real_directories[directory] = os.path.realpath(directory)
+    return os.path.join(real, name)  # noqa: PTH118 - str in
 
 
 def is_hidden(path: str) -> bool:
@@ -92,9 +114,9 @@ def _walk(directory: str, is_excluded: IsExcluded) -> Iterator[Found]:
                 continue
             path = os.path.join(current, entry.name)  # noqa: PTH118 - as the user spelt it
             if entry.is_dir(follow_symlinks=False):
-                if not _is_skipped(entry.name) and not is_excluded(path):
+                if not _is_skipped(entry.name) and not is_excluded(path, is_directory=True):
                     below.append(path)
-            elif _is_source(entry) and not is_excluded(path):
+            elif _is_source(entry) and not is_excluded(path, is_directory=False):
                 yield Found(_tidy(path))
         waiting.extend(reversed(below))
 

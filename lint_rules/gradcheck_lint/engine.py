@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, mentions_us
@@ -40,37 +40,64 @@ def lint_source(
     ``codes`` are the rules to apply, all by default. Source without the word "torch" is not
     parsed. Source that can't be parsed is a finding.
     """
-    return inspect_source(source, path, codes=codes).findings if concerns(source) else ()
+    plan = _plan(source, path, codes)
+    if not isinstance(plan, _Plan):
+        return plan
+    with _collector_off():
+        return _inspect(source, path, plan).findings
 
 
 def inspect_source(source: bytes, path: str, *, codes: Collection[str] | None = None) -> Inspection:
     """Return what is wrong in one file and how to fix it; as ``lint_source``."""
     from gradcheck_lint.inspection import Inspection  # noqa: PLC0415 - needs libcst
 
-    if not concerns(source):
-        return Inspection()
+    plan = _plan(source, path, codes)
+    if not isinstance(plan, _Plan):
+        from gradcheck_lint.inspection import Inspected  # noqa: PLC0415 - as above
+
+        return Inspection(tuple(map(Inspected, plan)))
     with _collector_off():
-        return _inspect(source, path, codes)
+        return _inspect(source, path, plan)
 
 
-def _inspect(source: bytes, path: str, codes: Collection[str] | None) -> Inspection:
-    from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415 - needs libcst
-    from gradcheck_lint.parsing import check_source, parse  # noqa: PLC0415 - only for torch files
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which rules to apply to source that has to be parsed.
+
+    ``answerable`` are those whose suppressions can be told to be unused; None to tell none.
+    """
+
+    codes: tuple[str, ...]
+    answerable: tuple[str, ...] | None
+
+
+def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tuple[Finding, ...]:
+    """Return what to look for, or the findings of source that libcst isn't needed for."""
+    if not concerns(source):
+        return ()
+    from gradcheck_lint.parsing import check_source  # noqa: PLC0415 - only for torch files
     from gradcheck_lint.rules import RULES  # noqa: PLC0415 - as above
 
-    wanted = [rule.code for rule in RULES if codes is None or rule.code in codes]
-    applied = [rule.code for rule in RULES if rule.code in wanted and rule.concerns(source)]
-    reports_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
-    unreadable_source = check_source(source, path) if MARK in source else None
-    if unreadable_source is not None:
-        return Inspection((Inspected(unreadable_source),))
-    if not applied and not reports_unused:
-        return Inspection()
+    wanted = tuple(rule.code for rule in RULES if codes is None or rule.code in codes)
+    applied = tuple(rule.code for rule in RULES if rule.code in wanted and rule.concerns(source))
+    tells_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
+    problem = check_source(source, path)
+    if problem is not None:
+        return (problem,) if MARK in source else ()
+    if not applied and not tells_unused:
+        return ()
+    return _Plan(applied if MARK in source else (), wanted if tells_unused else None)
+
+
+def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
+    from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415 - needs libcst
+    from gradcheck_lint.parsing import parse  # noqa: PLC0415 - only for torch files
+
     tree = parse(source, path)
     if isinstance(tree, Finding):
         return Inspection((Inspected(tree),))
     try:
-        return _check(tree, source, path, applied, wanted if reports_unused else None)
+        return _check(tree, source, path, plan)
     except RecursionError:
         from gradcheck_lint.unreadable import unreadable  # noqa: PLC0415 - rare path
 
@@ -78,13 +105,7 @@ def _inspect(source: bytes, path: str, codes: Collection[str] | None) -> Inspect
         return Inspection((Inspected(unreadable(path, reason)),))
 
 
-def _check(
-    tree: cst.Module,
-    source: bytes,
-    path: str,
-    codes: Collection[str],
-    codes_to_use: Collection[str] | None,
-) -> Inspection:
+def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspection:
     # These need libcst, which takes a third of a second to import.
     from gradcheck_lint.inspection import Inspection  # noqa: PLC0415
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415
@@ -93,16 +114,16 @@ def _check(
     from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415
 
     found: list[tuple[Rule, FunctionModel, Violation]] = []
-    if codes:
+    if plan.codes:
         model = ModuleModel(tree, source)
-        rules = load_rules(codes)
+        rules = load_rules(plan.codes)
         found = [
             (rule, function, violation)
             for function in model.functions()
             for rule in rules
             for violation in rule.check(function)
         ]
-    if not found and codes_to_use is None:
+    if not found and plan.answerable is None:
         return Inspection(tree=tree)
     positions = Positions(tree, _nodes(found))
     suppressions = Suppressions(positions.comments)
@@ -111,11 +132,11 @@ def _check(
         item = _inspected(rule, function, violation, positions, path)
         if not suppressions.silence(item.finding, positions.statement_lines(violation.node)):
             items.append(item)
-    if codes_to_use is not None:
+    if plan.answerable is not None:
         from gradcheck_lint.rules import SLUGS  # noqa: PLC0415 - as above
 
         items.extend(
-            _unused(unused, path, tree) for unused in suppressions.unused(codes_to_use, SLUGS)
+            _unused(unused, path, tree) for unused in suppressions.unused(plan.answerable, SLUGS)
         )
     items.sort(key=lambda item: _place(item.finding))
     return Inspection(tuple(items), tree, positions)

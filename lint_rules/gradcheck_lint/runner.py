@@ -1,15 +1,20 @@
-"""Lint files and standard input, and gather the findings into a report."""
+"""Lint or fix files and standard input, and gather the findings into a report."""
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from gradcheck_lint.cache import Cache
 from gradcheck_lint.discovery import Found, find_files, is_hidden
-from gradcheck_lint.engine import lint_source
+from gradcheck_lint.engine import concerns
+from gradcheck_lint.files import read_source, replace_source
+from gradcheck_lint.gitignore import GitIgnored
+from gradcheck_lint.tasks import Outcome, Task, What, perform
 from gradcheck_lint.unreadable import UNREADABLE_CODE, unreadable
+from gradcheck_lint.workers import perform_all, worker_count
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
 
@@ -17,48 +22,135 @@ if TYPE_CHECKING:
     from gradcheck_lint.config import Settings
 
 TOOL: Final = "gradcheck-lint"
-_LARGEST_READ: Final = 64 << 20
 
 SettingsFor = Callable[[str], "Settings"]
 
 
-def lint_paths(
-    paths: Sequence[str], *, settings_for: SettingsFor, force_exclude: bool = False
-) -> Report:
-    """Lint every file below ``paths``.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to go about it.
 
-    ``force_exclude`` leaves excluded paths out even if they are named.
+    ``force_exclude`` leaves excluded paths out even if they are named. ``respect_gitignore``
+    leaves out what git would not add. ``jobs`` is the number of processes, None for as many as
+    the work is worth. ``cache`` remembers findings between runs.
+    """
+
+    force_exclude: bool = False
+    respect_gitignore: bool = True
+    jobs: int | None = None
+    cache: Cache | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run over files came to.
+
+    ``failures`` are files that the linter itself failed on, each with the reason; ``changes`` the
+    files that fixes change, with their bytes before and after; ``fixed`` what was fixed.
+    """
+
+    report: Report
+    failures: tuple[str, ...] = ()
+    changes: tuple[tuple[str, bytes, bytes], ...] = ()
+    fixed: tuple[Finding, ...] = ()
+
+
+class _Slot:
+    """One file of the run, in its place among the others, and what is known of it."""
+
+    __slots__ = ("codes", "failure", "findings", "path", "settings", "size")
+
+    def __init__(self, path: str, settings: Settings) -> None:
+        self.path = path
+        self.settings = settings
+        self.codes = settings.codes_for(path)
+        self.size = 0
+        self.findings: tuple[Finding, ...] = ()
+        self.failure: str | None = None
+
+
+_FIX: Final[dict[bool, What]] = {False: "fix", True: "fix-unsafe"}
+
+
+def lint_paths(
+    paths: Sequence[str], *, settings_for: SettingsFor, options: Options | None = None
+) -> Run:
+    """Lint every file below ``paths``.
 
     Raises:
         UsageError: a path does not exist, or a configuration can't be used.
     """
+    return _run_of(_lint(paths, settings_for, options or Options()))
+
+
+def fix_paths(
+    paths: Sequence[str],
+    *,
+    settings_for: SettingsFor,
+    options: Options | None = None,
+    unsafe: bool = False,
+    write: bool = True,
+) -> Run:
+    """Fix what can be fixed in every file below ``paths``; the report tells what is left.
+
+    A file is replaced as a whole or left as it is. One that can't be written is a finding more.
+    With ``write`` False nothing is written, and the changes are only told.
+
+    Raises:
+        UsageError: as ``lint_paths``.
+    """
     from gradcheck_suite.reporting.progress import progress  # noqa: PLC0415 - not for stdin
 
-    for path in paths:
-        if not os.path.lexists(path):
-            raise UsageError(f"there is no file or directory {path!r}")
-    if force_exclude:
-        paths = [path for path in paths if not is_excluded(path, settings_for(path))]
-    files = find_files(paths, is_excluded=lambda path: settings_for(path).excludes(path))
-    findings: list[Finding] = []
-    count = 0
-    with progress("Linting") as bar:
-        for found in files:
-            count += 1
-            bar.describe(f"Linting {found.path}")
-            settings = settings_for(found.path)
-            try:
-                findings.extend(_lint_file(found, settings))
-            except Exception as error:
-                raise RuntimeError(f"{found.path}: {type(error).__name__}: {error}") from error
+    options = options or Options()
+    slots = _lint(paths, settings_for, options)
+    waiting = [slot for slot in slots if is_fixable(slot.findings, unsafe=unsafe)]
+    changes: list[tuple[str, bytes, bytes]] = []
+    fixed: list[Finding] = []
+    with progress("Fixing", total=len(waiting)) as bar:
+        for slot, task, outcome in _performed(waiting, options.jobs, _FIX[unsafe]):
             bar.advance()
-    return Report(tool=TOOL, findings=tuple(findings), summary={"files": count})
+            slot.failure = outcome.failure
+            new = outcome.source
+            if new is None or new == task.source:
+                continue
+            try:
+                if write:
+                    replace_source(slot.path, old=task.source, new=new)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                slot.findings += (unreadable(slot.path, reason, undone="fixed"),)
+                continue
+            changes.append((slot.path, task.source, new))
+            fixed.extend(outcome.fixed)
+            slot.findings = outcome.findings
+    run = _run_of(slots)
+    return replace(run, changes=tuple(changes), fixed=tuple(fixed))
 
 
 def lint_text(source: bytes, filename: str, *, settings: Settings) -> Report:
-    """Lint source that did not come from a file of this name, as an editor's does not."""
-    findings = _wanted(lint_source(source, filename, codes=settings.codes_for(filename)), settings)
-    return Report(tool=TOOL, findings=tuple(findings), summary={"files": 1})
+    """Lint source that did not come from a file of this name, as an editor's does not.
+
+    Raises:
+        RuntimeError: the linter itself failed on it.
+    """
+    outcome = perform(Task(filename, source, settings.codes_for(filename)))
+    if outcome.failure is not None:
+        raise RuntimeError(f"{filename}: {outcome.failure}")
+    return Report(tool=TOOL, findings=_wanted(outcome.findings, settings), summary={"files": 1})
+
+
+def fix_text(source: bytes, filename: str, *, settings: Settings, unsafe: bool) -> Run:
+    """Fix source that did not come from a file of this name.
+
+    Raises:
+        RuntimeError: the linter itself failed on it.
+    """
+    outcome = perform(Task(filename, source, settings.codes_for(filename), _FIX[unsafe]))
+    if outcome.failure is not None:
+        raise RuntimeError(f"{filename}: {outcome.failure}")
+    report = Report(tool=TOOL, findings=_wanted(outcome.findings, settings), summary={"files": 1})
+    new = source if outcome.source is None else outcome.source
+    return Run(report, changes=((filename, source, new),), fixed=outcome.fixed)
 
 
 def is_excluded(path: str, settings: Settings) -> bool:
@@ -66,35 +158,117 @@ def is_excluded(path: str, settings: Settings) -> bool:
     return is_hidden(path) or settings.excludes(path)
 
 
-def _lint_file(found: Found, settings: Settings) -> Iterable[Finding]:
+def is_fixable(findings: Iterable[Finding], *, unsafe: bool) -> bool:
+    """Tell whether one of the findings has a fix that is safe, or any fix."""
+    return any(finding.fixable or (unsafe and "fix" in finding.evidence) for finding in findings)
+
+
+def _lint(paths: Sequence[str], settings_for: SettingsFor, options: Options) -> list[_Slot]:
+    from gradcheck_suite.reporting.progress import progress  # noqa: PLC0415 - not for stdin
+
+    cache = options.cache
+    slots: list[_Slot] = []
+    waiting: list[_Slot] = []
+    with progress("Linting") as bar:
+        for found in _files(paths, settings_for, options):
+            settings = settings_for(found.path)
+            slot = _Slot(found.path, settings)
+            slots.append(slot)
+            if _must_be_linted(slot, found, cache):
+                waiting.append(slot)
+            else:
+                bar.advance()
+        try:
+            for slot, task, outcome in _performed(waiting, options.jobs, "lint"):
+                bar.describe(f"Linted {slot.path}")
+                bar.advance()
+                slot.findings, slot.failure = outcome.findings, outcome.failure
+                if cache is not None and outcome.failure is None:
+                    cache.put(slot.path, cache.digest(task.source, task.codes), outcome.findings)
+        finally:
+            # What an interrupted run has found need not be found again.
+            if cache is not None:
+                cache.save()
+    return slots
+
+
+def _files(paths: Sequence[str], settings_for: SettingsFor, options: Options) -> Iterator[Found]:
+    for path in paths:
+        if not os.path.lexists(path):
+            raise UsageError(f"there is no file or directory {path!r}")
+    ignored = GitIgnored() if options.respect_gitignore else None
+
+    def is_left_out(path: str, *, is_directory: bool) -> bool:
+        if settings_for(path).excludes(path):
+            return True
+        return ignored is not None and ignored.ignores(path, is_directory=is_directory)
+
+    if options.force_exclude:
+        paths = [
+            path
+            for path in paths
+            if not is_hidden(path) and not is_left_out(path, is_directory=os.path.isdir(path))  # noqa: PTH112 - str in
+        ]
+    yield from find_files(paths, is_excluded=is_left_out)
+
+
+def _must_be_linted(slot: _Slot, found: Found, cache: Cache | None) -> bool:
+    """Look at a file; unless its findings are known by that, it has to be linted."""
     if found.error is not None:
-        return _wanted(
-            [unreadable(found.path, f"its directory can't be read: {found.error}")], settings
-        )
+        reason = f"its directory can't be read: {found.error}"
+        slot.findings = (unreadable(found.path, reason),)
+        return False
+    source = _read(slot)
+    if source is None or not concerns(source):
+        return False
+    slot.size = len(source)
+    if cache is not None:
+        known = cache.get(slot.path, cache.digest(source, slot.codes))
+        if known is not None:
+            slot.findings = known
+            return False
+    return True
+
+
+def _read(slot: _Slot) -> bytes | None:
     try:
-        source = _read(found.path)
+        return read_source(slot.path)
     except OSError as error:
-        return _wanted([unreadable(found.path, error.strerror or str(error))], settings)
-    codes = settings.codes_for(found.path)
-    return _wanted(lint_source(source, found.path, codes=codes), settings)
+        slot.findings = (unreadable(slot.path, error.strerror or str(error)),)
+        return None
 
 
-def _read(path: str) -> bytes:
-    status = os.stat(path)  # noqa: PTH116 - str in
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(0, "it is not a regular file")
-    if status.st_size > _LARGEST_READ:
-        raise OSError(0, f"it has {status.st_size:,} bytes")
-    with open(path, "rb") as stream:  # noqa: PTH123 - str in
-        return stream.read()
+def _performed(
+    slots: Sequence[_Slot], jobs: int | None, what: What
+) -> Iterator[tuple[_Slot, Task, Outcome]]:
+    workers = worker_count(jobs, sum(slot.size for slot in slots), len(slots))
+    by_task: dict[int, _Slot] = {}
+
+    def tasks() -> Iterator[Task]:
+        # Sources are read again, one at a time: all of them at once may be a lot of memory.
+        for slot in slots:
+            source = _read(slot)
+            if source is not None:
+                task = Task(slot.path, source, slot.codes, what)
+                by_task[id(task)] = slot
+                yield task
+
+    for task, outcome in perform_all(tasks(), workers=workers):
+        yield by_task.pop(id(task)), task, outcome
 
 
-def _wanted(findings: Iterable[Finding], settings: Settings) -> list[Finding]:
+def _run_of(slots: Sequence[_Slot]) -> Run:
+    findings = tuple(finding for slot in slots for finding in _wanted(slot.findings, slot.settings))
+    failures = tuple(f"{slot.path}: {slot.failure}" for slot in slots if slot.failure is not None)
+    return Run(Report(tool=TOOL, findings=findings, summary={"files": len(slots)}), failures)
+
+
+def _wanted(findings: Iterable[Finding], settings: Settings) -> tuple[Finding, ...]:
     """Leave out unreadable files where the configuration ignores them."""
-    return [
+    return tuple(
         finding
         for finding in findings
         if finding.code != UNREADABLE_CODE
         or finding.location is None
         or not settings.ignores_unreadable(finding.location.path)
-    ]
+    )

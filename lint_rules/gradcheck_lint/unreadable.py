@@ -12,14 +12,19 @@ UNREADABLE_SLUG: Final = "unreadable-file"
 
 
 def unreadable(
-    path: str, reason: str, *, line: int | None = None, column: int | None = None
+    path: str,
+    reason: str,
+    *,
+    line: int | None = None,
+    column: int | None = None,
+    undone: str = "linted",
 ) -> Finding:
-    """Return the finding for a file that can't be read or parsed."""
+    """Return the finding for a file that can't be read or parsed; ``undone`` is what it was not."""
     return Finding(
         code=UNREADABLE_CODE,
         rule=UNREADABLE_SLUG,
         severity=Severity.ERROR,
-        message=f"this file was not linted: {reason}",
+        message=f"this file was not {undone}: {reason}",
         detector="lint",
         location=Location(path, line or 1, column),
         hint="correct the file, or leave it out with `exclude`",

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests off the user's cache."""
+    monkeypatch.setenv("GRADCHECK_LINT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def lint() -> Callable[[str], tuple[Finding, ...]]:
     """Lint source, which may be indented as a whole."""

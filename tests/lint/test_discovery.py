@@ -23,7 +23,7 @@ def tree(tmp_path, monkeypatch):
     return make
 
 
-def _found(*paths, is_excluded=lambda _: False):
+def _found(*paths, is_excluded=lambda *_, **__: False):
     return [item.path.replace(os.sep, "/") for item in find_files(paths, is_excluded=is_excluded)]
 
 
@@ -74,7 +74,7 @@ def test_link_that_is_named_is_followed(tree):
 
 def test_excluded_directory_is_not_entered(tree):
     tree("keep/a.py", "drop/b.py")
-    assert _found(".", is_excluded=lambda path: path.endswith("drop")) == ["keep/a.py"]
+    assert _found(".", is_excluded=lambda path, **_: path.endswith("drop")) == ["keep/a.py"]
 
 
 def test_directory_that_cannot_be_read_is_told(tree, monkeypatch):
@@ -87,7 +87,7 @@ def test_directory_that_cannot_be_read_is_told(tree, monkeypatch):
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    items = list(find_files(["."], is_excluded=lambda _: False))
+    items = list(find_files(["."], is_excluded=lambda *_, **__: False))
     assert [(item.path, item.error) for item in items if item.error] == [
         (f".{os.sep}locked", "Permission denied")
     ]
@@ -104,14 +104,14 @@ def test_hidden_means_below_the_working_directory(tree):
 def test_file_that_vanishes_is_a_finding_and_the_others_are_linted(tree, monkeypatch, buggy):
     root = tree("a.py", "b.py")
     (root / "b.py").write_text(buggy)
-    real = os.stat
+    real = os.open
 
-    def stat(path, **options):
+    def vanished(path, *arguments, **options):
         if str(path).endswith("a.py"):
             raise FileNotFoundError(2, "No such file or directory")
-        return real(path, **options)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr("gradcheck_lint.runner.os.stat", stat)
-    report = lint_paths(["."], settings_for=lambda _: Settings(root))
+    monkeypatch.setattr("gradcheck_lint.files.os.open", vanished)
+    report = lint_paths(["."], settings_for=lambda _: Settings(root)).report
     assert [finding.code for finding in report.findings] == ["GCS000", "GCS301"]
     assert report.summary["files"] == 2

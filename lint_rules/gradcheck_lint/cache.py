@@ -1,0 +1,233 @@
+"""Remember the findings of sources that have not changed since.
+
+A finding is kept under a digest of the source, the rules that were applied, and everything that
+decides what they say: the version, the sources of the linter and of the catalogue, Python and
+libcst. One JSON file holds the sources of one directory. It is replaced as a whole, so two runs
+at once can only cost one another's news; what can't be read is ignored and written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gradcheck_suite._version import __version__
+from gradcheck_suite.findings import JSON, Finding, Location, Related
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+ENVIRONMENT_VARIABLE: Final = "GRADCHECK_LINT_CACHE_DIR"
+_FORGOTTEN_AFTER: Final = 30 * 24 * 3600
+_READ_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+
+_Entry = tuple[str, Any]
+
+
+def default_directory() -> Path:
+    """Return the directory of the cache: the environment's, or the platform's for this user."""
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    if named:
+        return Path(named)
+    from platformdirs import user_cache_path  # noqa: PLC0415 - only where there is work to save
+
+    return user_cache_path("gradcheck-lint", appauthor=False)
+
+
+class Cache:
+    """What earlier runs found, by the place and the contents of files.
+
+    Nothing that goes wrong with it is an error: a cache that can't be read or written is none.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory
+        self._directory = directory / _fingerprint()
+        self._shards: dict[str, dict[str, _Entry]] = {}
+        self._changed: set[str] = set()
+        self._prefixes: dict[frozenset[str] | None, bytes] = {}
+
+    def digest(self, source: bytes, codes: frozenset[str] | None) -> str:
+        """Return what stands for a source and the rules that are applied to it."""
+        prefix = self._prefixes.get(codes)
+        if prefix is None:
+            text = "*" if codes is None else ",".join(sorted(codes))
+            prefix = self._prefixes[codes] = blake2b(text.encode(), digest_size=16).digest()
+        return blake2b(source, key=prefix, digest_size=16).hexdigest()
+
+    def get(self, path: str, digest: str) -> tuple[Finding, ...] | None:
+        """Return the findings of a source that is known, None for any other."""
+        directory, name = os.path.split(path)
+        entry = self._shard(directory).get(name)
+        if entry is None or entry[0] != digest:
+            return None
+        try:
+            return tuple(_decoded(item, path) for item in entry[1])
+        except _READ_ERRORS:
+            return None
+
+    def put(self, path: str, digest: str, findings: Iterable[Finding]) -> None:
+        """Remember the findings of a source."""
+        directory, name = os.path.split(path)
+        self._shard(directory)[name] = (digest, [_encoded(finding) for finding in findings])
+        self._changed.add(directory)
+
+    def save(self) -> None:
+        """Write what is new."""
+        if not self._changed:
+            return
+        with contextlib.suppress(OSError):
+            if not self._directory.is_dir():
+                self._directory.mkdir(parents=True, exist_ok=True)
+                _forget_old(self._root)
+        for directory in sorted(self._changed):
+            # Another run may have written since.
+            entries = {**self._read(directory), **self._shards[directory]}
+            present = {
+                name: entry
+                for name, entry in entries.items()
+                if os.path.lexists(os.path.join(directory, name))  # noqa: PTH118 - str in
+            }
+            self._write(directory, present)
+        self._changed.clear()
+
+    def _shard(self, directory: str) -> dict[str, _Entry]:
+        known = self._shards.get(directory)
+        if known is None:
+            known = self._shards[directory] = self._read(directory)
+        return known
+
+    def _file(self, directory: str) -> str:
+        whole = os.path.abspath(directory)  # noqa: PTH100 - symbolic links stay
+        name = blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return f"{self._directory}{os.sep}{name}.json"
+
+    def _read(self, directory: str) -> dict[str, _Entry]:
+        try:
+            with open(self._file(directory), "rb") as stream:  # noqa: PTH123 - str in
+                document = json.loads(stream.read())
+            return {name: (digest, items) for name, (digest, items) in document.items()}
+        except (OSError, *_READ_ERRORS):
+            return {}
+
+    def _write(self, directory: str, entries: Mapping[str, _Entry]) -> None:
+        target = self._file(directory)
+        temporary = f"{target}.{os.getpid()}.{time.monotonic_ns()}"
+        try:
+            with open(temporary, "w", encoding="ascii") as stream:  # noqa: PTH123 - str in
+                json.dump(entries, stream, separators=(",", ":"))
+            os.replace(temporary, target)  # noqa: PTH105 - str in
+        except (OSError, *_READ_ERRORS):
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108 - str in
+
+
+def _fingerprint() -> str:
+    """Return what stands for all that decides what is found, but the sources and the settings."""
+    digest = blake2b(digest_size=12)
+    digest.update(f"{__version__} {sys.version_info} 1".encode())
+    packages = [(Path(__file__).parent, "**/*.py")]
+    suite = Path(__file__)
+    for name, pattern in (("gradcheck_suite.catalogue", "*.py"), ("libcst", "_version.py")):
+        spec = find_spec(name)
+        if spec is not None and spec.origin:
+            suite = Path(spec.origin)
+            packages.append((suite.parent, pattern))
+    for folder, pattern in packages:
+        for file in sorted(folder.glob(pattern)):
+            with contextlib.suppress(OSError):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _forget_old(root: Path) -> None:
+    """Remove what other versions wrote, unless they did so lately."""
+    import shutil  # noqa: PLC0415 - once for each version
+
+    limit = time.time() - _FORGOTTEN_AFTER
+    for folder in root.iterdir():
+        if len(folder.name) == 24 and folder.is_dir() and folder.stat().st_mtime < limit:  # noqa: PLR2004 - the length of a fingerprint
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _encoded(finding: Finding) -> list[Any]:
+    return [
+        finding.code,
+        finding.rule,
+        finding.severity.value,
+        finding.message,
+        _encoded_place(finding.location),
+        [[_encoded_place(related.location), related.message] for related in finding.related],
+        finding.hint,
+        finding.evidence,
+        finding.fixable,
+    ]
+
+
+def _encoded_place(place: Location | None) -> list[Any] | None:
+    if place is None:
+        return None
+    return [place.line, place.column, place.end_line, place.end_column, place.function]
+
+
+def _decoded(item: Sequence[Any], path: str) -> Finding:
+    code, rule, severity, message, place, related, hint, evidence, fixable = item
+    if not (isinstance(code, str) and isinstance(message, str) and isinstance(evidence, dict)):
+        raise TypeError("a finding was expected")
+    return Finding(
+        code=code,
+        rule=rule,
+        severity=Severity(severity),
+        message=message,
+        detector="lint",
+        location=_decoded_place(place, path),
+        related=tuple(_decoded_related(one, path) for one in related),
+        hint=hint,
+        evidence={key: _frozen(value) for key, value in evidence.items()},
+        fixable=bool(fixable),
+    )
+
+
+def _decoded_place(place: Sequence[Any] | None, path: str) -> Location | None:
+    if place is None:
+        return None
+    line, column, end_line, end_column, function = place
+    return Location(path, int(line), column, end_line, end_column, function)
+
+
+def _decoded_related(item: Sequence[Any], path: str) -> Related:
+    place, message = item
+    location = _decoded_place(place, path)
+    if location is None:
+        raise TypeError("a place was expected")
+    return Related(location, message)
+
+
+def _frozen(value: Any) -> JSON:
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    frozen: JSON = value
+    return frozen
+
+
+def open_cache(directory: Path | None, *, enabled: bool) -> Cache | None:
+    """Return the cache to use; None if there is to be none."""
+    if not enabled:
+        return None
+    try:
+        return Cache(directory or default_directory())
+    except (OSError, RuntimeError, ValueError):  # no home directory, no sources to read
+        return None
+
+
+__all__ = ["ENVIRONMENT_VARIABLE", "Cache", "default_directory", "open_cache"]

@@ -1,0 +1,67 @@
+"""Do the work on one file, in this process or in a worker: bytes in, findings out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gradcheck_suite.findings import Finding
+
+What: TypeAlias = Literal["lint", "fix", "fix-unsafe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One file to lint or to fix. ``codes`` are the rules to apply."""
+
+    path: str
+    source: bytes
+    codes: frozenset[str] | None
+    what: What = "lint"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a task: the findings that are left, and for a fix the new source.
+
+    ``failure`` says that the linter itself failed, and how.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    source: bytes | None = None
+    fixed: tuple[Finding, ...] = ()
+    failure: str | None = None
+
+
+def perform(task: Task) -> Outcome:
+    """Do a task; whatever a rule raises is an outcome, so that the other files are linted."""
+    try:
+        return _perform(task)
+    except MemoryError:
+        return Outcome(failure="there is not enough memory for it")
+    except Exception as error:
+        import os  # noqa: PLC0415 - rare path
+
+        if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
+            raise
+        return Outcome(failure=f"{type(error).__name__}: {error}")
+
+
+def _perform(task: Task) -> Outcome:
+    if task.path.endswith(".ipynb"):
+        from gradcheck_lint.notebooks import fix_notebook, lint_notebook  # noqa: PLC0415 - rare
+
+        if task.what == "lint":
+            return Outcome(lint_notebook(task.source, task.path, codes=task.codes))
+        changed = fix_notebook(
+            task.source, task.path, codes=task.codes, unsafe=task.what == "fix-unsafe"
+        )
+        return Outcome(changed.left, changed.source, changed.fixed)
+    if task.what == "lint":
+        from gradcheck_lint.engine import lint_source  # noqa: PLC0415 - tests replace it
+
+        return Outcome(lint_source(task.source, task.path, codes=task.codes))
+    from gradcheck_lint.fixes import fix_source  # noqa: PLC0415 - needs libcst
+
+    result = fix_source(task.source, task.path, codes=task.codes, unsafe=task.what == "fix-unsafe")
+    return Outcome(result.left, result.source, result.fixed)
