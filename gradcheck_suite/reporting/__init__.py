@@ -25,7 +25,9 @@ __all__ = [
     "write_report",
 ]
 
-OutputFormat: TypeAlias = Literal["full", "concise", "json", "sarif", "github", "html"]
+OutputFormat: TypeAlias = Literal[
+    "full", "concise", "json", "sarif", "github", "gitlab", "junit", "html"
+]
 ColorChoice: TypeAlias = Literal["auto", "always", "never"]
 
 # Each has a module of its name here, whose ``render(report)`` returns the text; "full" is for

@@ -6,20 +6,18 @@ Version 2.1.0".
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._version import __version__
+from gradcheck_suite.reporting.fingerprints import fingerprints
 from gradcheck_suite.reporting.json import plain
 from gradcheck_suite.reporting.paths import display_path, is_pseudo_path
-from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import visible
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def to_document(report: Report) -> Document:
                 "results": [
                     _result(finding, index=indices[finding.code], fingerprint=fingerprint)
                     for finding, fingerprint in zip(
-                        report.findings, _fingerprints(report), strict=True
+                        report.findings, fingerprints(report), strict=True
                     )
                 ],
                 "properties": {"summary": plain(report.summary)},
@@ -194,39 +192,6 @@ def _absolute(path: str) -> str:
 
 def _quoted(path: str, *, drive: bool = False) -> str:
     return quote(path, safe="/:" if drive else "/", errors="surrogatepass")
-
-
-def _fingerprints(report: Report) -> list[str]:
-    """Return what stays the same for each finding when unrelated lines move it about the file.
-
-    The hash is of the code, the path, the text of the line with runs of spaces made one, and
-    how many findings further up in the file have the same three. Where the text is gone, the
-    function takes its place.
-    """
-    sources = SourceLines()
-    keys = [_identity(finding, sources) for finding in report.findings]
-    places = [finding.location for finding in report.findings]
-    downwards = sorted(
-        range(len(keys)),
-        key=lambda index: (place.line, place.column or 0) if (place := places[index]) else (0, 0),
-    )
-    seen: Counter[tuple[str, ...]] = Counter()
-    digests = [""] * len(keys)
-    for index in downwards:
-        key = keys[index]
-        text = "\0".join((*key, str(seen[key])))
-        digests[index] = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
-        seen[key] += 1
-    return digests
-
-
-def _identity(finding: Finding, sources: SourceLines) -> tuple[str, ...]:
-    place = finding.location
-    if place is None:
-        return (finding.code, "", "")
-    text = sources.line(place.path, place.line)
-    line = " ".join(text.split()) if text is not None else place.function or ""
-    return (finding.code, display_path(place.path), line)
 
 
 def _notifications(report: Report) -> Iterator[Document]:
