@@ -1,0 +1,59 @@
+"""One recorded call, whose backward can be run again and again with other incoming gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.verification.points import match_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gradcheck_suite.verification.calling import Subject
+    from gradcheck_suite.verification.points import Point
+
+__all__ = ["Recording", "Row"]
+
+Row = tuple["torch.Tensor | None", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded call: the leaves it was given and the outputs that are checked."""
+
+    leaves: tuple[torch.Tensor, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, subject: Subject, point: Point) -> Recording:
+        """Call the function once, with gradients recorded; what it raises goes through."""
+        with torch.enable_grad():
+            leaves = subject.leaves(point.values)
+            tensors = match_outputs(subject, point.outputs, subject(leaves))
+        return cls(tuple(leaves), tuple(tensors))
+
+    @property
+    def attached(self) -> list[int]:
+        """The outputs that require grad."""
+        return [index for index, tensor in enumerate(self.tensors) if tensor.requires_grad]
+
+    def pull(self, cotangents: Mapping[int, torch.Tensor]) -> Row:
+        """Return the gradients of the sum of ``<cotangent, output>`` over some outputs."""
+        chosen = [index for index in cotangents if self.tensors[index].requires_grad]
+        if not chosen:
+            return (None,) * len(self.leaves)
+        row: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            [self.tensors[index] for index in chosen],
+            self.leaves,
+            [cotangents[index] for index in chosen],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return tuple(None if part is None else _dense(part.detach()) for part in row)
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()

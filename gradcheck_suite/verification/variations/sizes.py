@@ -1,0 +1,111 @@
+"""Other sizes for the inputs: prime ones, which are no multiple of any block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.verification.calling import Subject
+from gradcheck_suite.verification.directions import generator_for, spread_signs
+from gradcheck_suite.verification.representations import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+__all__ = ["Resized", "resized_subjects"]
+
+_STREAM = 91
+_JITTER = 0.125
+# Hand-written kernels work in blocks of up to some thousand elements; two of them and a rest.
+_MANY_ELEMENTS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The subject with another size, in words, and other ways to the same if it is refused."""
+
+    subject: Subject
+    words: str
+    others: tuple[Subject, ...] = ()
+
+
+def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Resized]:
+    """Yield the subject with its inputs grown in their first and in their last dimension.
+
+    Inputs that have the same size there grow along, or only those of as many dimensions; parameters
+    can't. New entries are copies of the given ones, a little off where they are floating-point.
+
+    Args:
+        subject: the function.
+        seed: of what new entries are off by.
+        large: whether the first dimension grows until there are several thousand elements.
+    """
+    inputs = [variable for variable in subject.variables if variable.kind == "input"]
+    if not inputs or any(variable.representation != PLAIN for variable in inputs):
+        return
+    first = max(inputs, key=lambda variable: variable.value.dim()).value
+    if first.dim() == 0 or first.numel() == 0:
+        return
+    leading = first.shape[0]
+    wanted = _MANY_ELEMENTS * leading // first.numel() if large else leading
+    ways = [(0, leading, _next_prime(max(wanted, leading)))]
+    if first.dim() > 1 and large:
+        ways.append((-1, first.shape[-1], _next_prime(first.shape[-1])))
+    for dimension, old, new in ways:
+        words = f"a {'first' if dimension == 0 else 'last'} dimension of {new} in place of {old}"
+        every = _Growth(dimension, old, new, None)
+        alike = _Growth(dimension, old, new, first.dim())
+        yield Resized(every.of(subject, seed), f"with {words}", (alike.of(subject, seed),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """Which dimension grows from which size to which, of tensors of how many dimensions."""
+
+    dimension: int
+    old: int
+    new: int
+    rank: int | None
+
+    def of(self, subject: Subject, seed: int) -> Subject:
+        """Return the subject with its inputs grown."""
+        values = [
+            self._grown(variable.value, generator_for(seed, _STREAM, index))
+            if variable.kind == "input"
+            else variable.value
+            for index, variable in enumerate(subject.variables)
+        ]
+        constants = [
+            self._grown(constant.value, None) if constant.kind == "input" else constant.value
+            for constant in subject.constants
+        ]
+        return subject.elsewhere(values=values, constants=constants or None)
+
+    def _grown(self, value: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        if (
+            value.layout != torch.strided
+            or value.dim() == 0
+            or value.shape[self.dimension] != self.old
+            or self.rank not in {None, value.dim()}
+        ):
+            return value
+        places = torch.arange(self.new, device=value.device) % self.old
+        grown = value.index_select(self.dimension, places)
+        if generator is None or not grown.is_floating_point():
+            return grown
+        drawn = spread_signs(grown, generator) * _JITTER
+        drawn.narrow(self.dimension, 0, self.old).zero_()
+        return grown * (1.0 + drawn)
+
+
+def _next_prime(above: int) -> int:
+    """Return the smallest odd prime that is larger."""
+    candidate = max(above + 1, 3)
+    while candidate % 2 == 0 or any(
+        candidate % divisor == 0 for divisor in range(3, int(candidate**0.5) + 1, 2)
+    ):
+        candidate += 1
+    return candidate

@@ -1,0 +1,251 @@
+"""Try the gradients at another point, or for tensors that are arranged differently.
+
+One probe decides where everything agrees. What looks wrong gets the whole survey, with its rules
+for kinks, rounding and noise, before it counts as wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from gradcheck_suite.findings import Finding
+from gradcheck_suite.verification.calling import Subject
+from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
+from gradcheck_suite.verification.mistakes import find_mistakes
+from gradcheck_suite.verification.points import Point, given_point
+from gradcheck_suite.verification.probes import Gradients, differentiate, draw_cotangents, measure
+from gradcheck_suite.verification.stages import Known
+from gradcheck_suite.verification.survey import Survey
+from gradcheck_suite.verification.verdicts import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gradcheck_suite.verification.calling import Output
+    from gradcheck_suite.verification.verdicts import Conclusion
+
+__all__ = ["Pair", "Trial", "attempt", "brief"]
+
+Pair = tuple[int, int]
+_STREAM = 77
+# A group of undecided variables this small is measured one by one, a larger one together.
+_FEW = 3
+_LONGEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of one variation.
+
+    ``status`` is "held", "failed", "undecided" (no error seen, and not every gradient resolved)
+    or "refused" (the function can't be evaluated there as it can at the given point); ``reason``
+    says why for the latter two. ``wrong`` are the pairs that failed.
+    """
+
+    status: Literal["held", "failed", "undecided", "refused"]
+    reason: str | None = None
+    wrong: frozenset[Pair] = frozenset()
+    findings: tuple[Finding, ...] = field(default=())
+
+
+class _RelativeSurvey(Survey):
+    """A survey whose directions keep every entry on its side of zero, whatever its size."""
+
+    def direction(self, probe: int, variable: int) -> torch.Tensor:
+        """Return how a variable moves per unit of step in a probe."""
+        value = self.point.values[variable]
+        generator = generator_for(self._seed, _STREAM, probe, variable)
+        return _relative(value, self._scales[variable], generator)
+
+
+def attempt(
+    known: Known,
+    subject: Subject,
+    *,
+    pairs: Iterable[Pair] | None = None,
+    resized: bool = False,
+) -> Trial:
+    """Verify the gradients of a varied subject.
+
+    Args:
+        known: what was concluded at the given point.
+        subject: the function with other values or another arrangement.
+        pairs: the (output, variable) pairs that count; all that did not fail at the given point
+            where None.
+        resized: whether outputs may have other sizes than at the given point.
+    """
+    try:
+        produced = subject.first_call()
+    except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
+        return Trial("refused", f"raises {brief(error)}")
+    outputs = _matching(known, produced, resized=resized)
+    if isinstance(outputs, str):
+        return Trial("refused", outputs)
+    counted = _counted(known) if pairs is None else frozenset(pairs)
+    precision = known.survey.precision
+    try:
+        point = given_point(subject, outputs, eps=precision.eps)
+        cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
+        gradients = differentiate(subject, point, cotangents)
+    except Exception as error:  # noqa: BLE001 - as above
+        return Trial("refused", f"backward raises {brief(error)}")
+    probe = _Probe(known, subject, point, cotangents, gradients)
+    unresolved, suspicious = probe.look(counted)
+    if suspicious:
+        return _confirm(known, subject, outputs, counted)
+    if unresolved:
+        return Trial("undecided", _undecided(known, unresolved))
+    return Trial("held")
+
+
+def brief(error: BaseException) -> str:
+    """Name an exception with the beginning of its message, on one line."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """One look at all gradients of a point, along one direction."""
+
+    known: Known
+    subject: Subject
+    point: Point
+    cotangents: Sequence[torch.Tensor]
+    gradients: Gradients
+
+    def look(self, counted: frozenset[Pair]) -> tuple[frozenset[Pair], bool]:
+        """Return the pairs that stay undecided, and whether something looks wrong."""
+        open_pairs = frozenset(pair for pair in counted if self.point.values[pair[1]].numel() > 0)
+        group = sorted({variable for _, variable in open_pairs})
+        scales = scales_of(self.point.values)
+        directions = {
+            variable: _relative(
+                self.point.values[variable],
+                scales[variable],
+                generator_for(self.known.options.seed, _STREAM, 0, variable),
+            )
+            for variable in group
+        }
+        groups = [group] if group else []
+        for _ in range(2):
+            for members in groups:
+                passed, suspicious = self._measured(members, directions, open_pairs)
+                if suspicious:
+                    return open_pairs, True
+                open_pairs -= passed
+            rest = sorted({variable for _, variable in open_pairs})
+            groups = [[one] for one in rest] if len(rest) <= _FEW else [rest]
+            if groups == [group]:
+                break
+        return open_pairs, False
+
+    def _measured(
+        self,
+        group: Sequence[int],
+        directions: Mapping[int, torch.Tensor],
+        open_pairs: frozenset[Pair],
+    ) -> tuple[frozenset[Pair], bool]:
+        results = measure(
+            self.subject,
+            self.point,
+            self.cotangents,
+            self.gradients,
+            {variable: directions[variable] for variable in group},
+            precision=self.known.survey.precision,
+            thorough=len(group) == 1,
+        )
+        passed = set()
+        for result in results:
+            concerned = [v for v in group if (result.output, v) in open_pairs]
+            for variable in concerned:
+                ruling = judge(result, variable, self.known.survey.precision)
+                if ruling == "pass":
+                    passed.add((result.output, variable))
+                elif ruling != "unresolved" or result.non_finite or _differs(result):
+                    return frozenset(passed), True
+        return frozenset(passed), False
+
+
+def _differs(result: object) -> bool:
+    z = getattr(result, "z", 0.0)
+    tolerance = getattr(result, "tolerance", 0.0)
+    return z > 1.0 and tolerance < float("inf")
+
+
+def _confirm(
+    known: Known, subject: Subject, outputs: Sequence[Output], counted: frozenset[Pair]
+) -> Trial:
+    try:
+        survey = _RelativeSurvey(
+            subject,
+            outputs,
+            precision=known.survey.precision,
+            seed=known.options.seed,
+            probes=1,
+        )
+        conclusions = {
+            pair: conclusion for pair, conclusion in survey.run().items() if pair in counted
+        }
+    except Exception as error:  # noqa: BLE001 - the user's function, further off the point
+        return Trial("refused", f"raises {brief(error)}")
+    wrong = frozenset(pair for pair, found in conclusions.items() if found.status == "fail")
+    findings = tuple(find_mistakes(survey, conclusions))
+    if findings:
+        return Trial("failed", wrong=wrong, findings=findings)
+    unresolved = frozenset(
+        pair for pair, found in conclusions.items() if found.status == "inconclusive"
+    )
+    if unresolved:
+        return Trial("undecided", _undecided(known, unresolved, conclusions))
+    return Trial("held")
+
+
+def _matching(known: Known, produced: Sequence[Output], *, resized: bool) -> list[Output] | str:
+    """Find the outputs of the given point among these; a reason where they are not as usable."""
+    tensors = {output.name: output for output in produced}
+    found = []
+    for expected, finite in zip(known.survey.point.outputs, known.survey.point.finite, strict=True):
+        output = tensors.get(expected.name)
+        if output is None or output.tensor.dtype != expected.tensor.dtype:
+            return f"does not return `{expected.name}`"
+        same = output.tensor.shape == expected.tensor.shape
+        if not same and not resized:
+            return f"returns `{expected.name}` in another shape"
+        if output.tensor.dim() != expected.tensor.dim() or output.tensor.numel() == 0:
+            return f"returns `{expected.name}` in another shape"
+        now = torch.isfinite(output.tensor)
+        if not bool((now if finite is None or not same else now | ~finite).all()):
+            return f"gives NaN or Inf in `{expected.name}`"
+        found.append(output)
+    return found
+
+
+def _counted(known: Known) -> frozenset[Pair]:
+    return frozenset(
+        pair for pair, conclusion in known.conclusions.items() if conclusion.status != "fail"
+    )
+
+
+def _undecided(
+    known: Known, pairs: Iterable[Pair], conclusions: Mapping[Pair, Conclusion] | None = None
+) -> str:
+    first = min(pairs)
+    output, variable = first
+    reason = conclusions[first].reason if conclusions else None
+    text = (
+        f"the gradient of `{known.survey.point.outputs[output].name}` with respect to "
+        f"`{known.subject.variables[variable].name}` could not be decided"
+    )
+    return f"{text}: {reason}" if reason else text
+
+
+def _relative(value: torch.Tensor, scale: float, generator: torch.Generator) -> torch.Tensor:
+    size = torch.where(value == 0, torch.full_like(value, scale), value.abs())
+    # What is not finite is never moved.
+    return (spread_signs(value, generator) * size).where(torch.isfinite(value), 0.0)
