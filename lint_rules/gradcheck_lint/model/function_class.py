@@ -1,0 +1,283 @@
+"""Read a subclass of ``torch.autograd.Function``: what it takes, saves and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.knowledge import (
+    INPLACE_METHODS,
+    SAME_GRAPH_METHODS,
+    TENSOR_METHODS,
+    VIEW_METHODS,
+)
+from gradcheck_lint.model.module import ModuleModel
+from gradcheck_lint.model.scopes import ClassScope
+from gradcheck_lint.model.syntax import children, dotted_name, positional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+FUNCTION: Final = "torch.autograd.Function"
+
+_TENSOR_WORDS: Final = (
+    (TENSOR_METHODS | SAME_GRAPH_METHODS | VIEW_METHODS | INPLACE_METHODS)
+    - {"index", "sort", "take", "get", "all", "any", "fill", "round", "split", "clip", "type"}
+) | {
+    "dim",
+    "size",
+    "new",
+    "is_cuda",
+    "requires_grad",
+    "data_ptr",
+    "detach",
+    "stride",
+    "is_contiguous",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A parameter of forward or backward."""
+
+    name: str
+    node: cst.Param
+    has_default: bool
+
+
+@dataclass(frozen=True, eq=False)
+class AutogradFunction:
+    """A class that defines a differentiable operation."""
+
+    scope: ClassScope
+    module: ModuleModel
+
+    @property
+    def name(self) -> str:
+        """Return the name of the class."""
+        return self.scope.node.name.value
+
+    def method(self, name: str) -> FunctionScope | None:
+        """Return a method of the class itself."""
+        return self.scope.methods.get(name)
+
+    @cached_property
+    def forward(self) -> FunctionScope | None:
+        """Return the forward, if the class has one of its own."""
+        return self.method("forward")
+
+    @cached_property
+    def backward(self) -> FunctionScope | None:
+        """Return the backward, under either of its names."""
+        return self.method("backward") or self.method("vjp")
+
+    @cached_property
+    def setup(self) -> FunctionScope | None:
+        """Return ``setup_context``, if forward has no ctx."""
+        return self.method("setup_context")
+
+    @cached_property
+    def is_static(self) -> bool:
+        """Tell whether forward and backward are static methods."""
+        return all(
+            method is None or has_decorator(method, "staticmethod")
+            for method in (self.forward, self.backward)
+        )
+
+    @cached_property
+    def inputs(self) -> list[Input] | None:
+        """Return what forward takes, without ctx; None where that is open."""
+        if self.forward is None:
+            return None
+        found = parameters(self.forward)
+        if found is None:
+            return None
+        return found if self.setup is not None else found[1:]
+
+    @cached_property
+    def cotangents(self) -> list[Input]:
+        """Return what backward takes, without ctx."""
+        found = parameters(self.backward) if self.backward is not None else None
+        return (found or [])[1:]
+
+    @cached_property
+    def context_name(self) -> str:
+        """Return what forward or ``setup_context`` calls the context."""
+        holder = self.setup or self.forward
+        return (holder.first_parameter if holder else None) or "ctx"
+
+    def saving_calls(self, name: str) -> Iterator[cst.Call]:
+        """Yield the calls of ``ctx.<name>(...)`` where the context is filled."""
+        for scope in (self.forward, self.setup):
+            if scope is None:
+                continue
+            for node in body_of(scope):
+                if (
+                    isinstance(node, cst.Call)
+                    and isinstance(node.func, cst.Attribute)
+                    and node.func.attr.value == name
+                ):
+                    yield node
+
+    @cached_property
+    def saved(self) -> frozenset[str]:
+        """Return the names that are handed to ``save_for_backward``."""
+        return frozenset(
+            argument.value
+            for call in self.saving_calls("save_for_backward")
+            for argument in positional(call)
+            if isinstance(argument, cst.Name)
+        )
+
+    @cached_property
+    def returned(self) -> frozenset[str]:
+        """Return the names that forward returns, alone or in a tuple."""
+        if self.forward is None:
+            return frozenset()
+        return frozenset(
+            element.value
+            for value in returns(self.forward)
+            for element in elements_of(value.value)
+            if isinstance(element, cst.Name)
+        )
+
+    @cached_property
+    def tensors(self) -> frozenset[str]:
+        """Return the names in forward that are shown to hold tensors."""
+        return tensor_names(self)
+
+
+def autograd_functions(module: ModuleModel) -> list[AutogradFunction]:
+    """Return the Function classes of a file, read once."""
+    memo = module.memo
+    if "functions" not in memo:
+        memo["functions"] = [
+            AutogradFunction(scope, module)
+            for scope in module.scopes.classes.values()
+            if module.scopes.derives_from(scope, FUNCTION)
+        ]
+    found: list[AutogradFunction] = memo["functions"]
+    return found
+
+
+def function_with(function: FunctionModel, *methods: str) -> AutogradFunction | None:
+    """Return the Function class of which this is one of these methods."""
+    if function.scope.owner is None or function.scope.name.rpartition(".")[2] not in methods:
+        return None
+    for known in autograd_functions(function.module):
+        if known.scope is function.scope.owner:
+            return known
+    return None
+
+
+def has_decorator(scope: FunctionScope, name: str) -> bool:
+    """Tell whether a method has a decorator of this name."""
+    if isinstance(scope.node, cst.Module):
+        return False
+    for decorator in scope.node.decorators:
+        target = decorator.decorator
+        call = target.func if isinstance(target, cst.Call) else target
+        if (dotted_name(call) or "").rpartition(".")[2] == name:
+            return True
+    return False
+
+
+def parameters(scope: FunctionScope) -> list[Input] | None:
+    """Return the positional parameters of a method; None if it takes any number."""
+    if isinstance(scope.node, cst.Module):
+        return None
+    params = scope.node.params
+    if isinstance(params.star_arg, cst.Param) or params.star_kwarg or params.kwonly_params:
+        return None
+    return [
+        Input(param.name.value, param, param.default is not None)
+        for param in (*params.posonly_params, *params.params)
+    ]
+
+
+def body_of(scope: FunctionScope) -> Iterator[cst.CSTNode]:
+    """Yield the nodes of a function's body, without functions and classes inside it."""
+    stack: list[cst.CSTNode] = []
+    if not isinstance(scope.node, cst.Module):
+        stack.append(scope.node.body)
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(
+            child
+            for child in reversed(list(children(current)))
+            if not isinstance(child, (cst.FunctionDef, cst.ClassDef, cst.Lambda))
+        )
+
+
+def returns(scope: FunctionScope) -> list[cst.Return]:
+    """Return the return statements of a function itself."""
+    return [node for node in body_of(scope) if isinstance(node, cst.Return)]
+
+
+def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
+    """Return the elements of a tuple display, or the expression itself."""
+    if isinstance(node, cst.Tuple):
+        return [element.value for element in node.elements]
+    return [] if node is None else [node]
+
+
+def assignments(scope: FunctionScope) -> dict[str, list[cst.BaseExpression]]:
+    """Return what each plain name of a function is assigned, in source order."""
+    found: dict[str, list[cst.BaseExpression]] = {}
+    for node in body_of(scope):
+        if isinstance(node, cst.Assign):
+            for target in node.targets:
+                if isinstance(target.target, cst.Name):
+                    found.setdefault(target.target.value, []).append(node.value)
+    return found
+
+
+def names_in(node: cst.CSTNode) -> frozenset[str]:
+    """Return the plain names that occur in an expression."""
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, cst.Name):
+            found.add(current.value)
+        elif isinstance(current, (cst.Attribute, cst.Arg)):
+            stack.append(current.value)
+        else:
+            stack.extend(children(current))
+    return frozenset(found)
+
+
+def tensor_names(function: AutogradFunction) -> frozenset[str]:
+    """Return the inputs and locals of forward that are shown to be tensors."""
+    forward, inputs = function.forward, function.inputs
+    if forward is None or inputs is None:
+        return frozenset()
+    known = set(function.saved)
+    names = {item.name for item in inputs}
+    for item in inputs:
+        if item.node.annotation is not None:
+            text = dotted_name(item.node.annotation.annotation) or ""
+            if text.rpartition(".")[2] == "Tensor":
+                known.add(item.name)
+    for node in body_of(forward):
+        if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
+            if node.attr.value in _TENSOR_WORDS and node.value.value in names:
+                known.add(node.value.value)
+        elif isinstance(node, cst.Call):
+            qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+            first = positional(node)[:1]
+            if (
+                qualified.startswith("torch.")
+                and qualified.rpartition(".")[2] in _TENSOR_WORDS
+                and first
+                and isinstance(first[0], (cst.Name, cst.UnaryOperation, cst.BinaryOperation))
+            ):
+                known.update(names_in(first[0]) & names)
+    return frozenset(known)

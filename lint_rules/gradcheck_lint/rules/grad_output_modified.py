@@ -1,0 +1,108 @@
+"""GCS506: backward writes into the gradient it was given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import InPlace
+from gradcheck_lint.model.function_class import function_with
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class GradOutputModified(Rule):
+    """A backward writes into the gradient that it was given, which others may use too."""
+
+    entry = catalogue.GRAD_OUTPUT_MODIFIED
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield the first write to each gradient that a backward is given."""
+        known = function_with(function, "backward", "vjp")
+        if known is None:
+            return
+        sites = {id(item.node): item.name for item in known.cotangents}
+        seen: set[str] = set()
+        for event in function.events():
+            if not isinstance(event, InPlace):
+                continue
+            names = {sites.get(value.site) for value in event.values}
+            name = names.pop() if len(names) == 1 else None
+            if name is None or name in seen:
+                continue
+            seen.add(name)
+            yield Violation(
+                event.node,
+                f"backward modifies `{name}` in place by {event.operation}: the same tensor may be "
+                "on its way to other operations, which then get wrong gradients",
+                Severity.WARNING if event.arms else Severity.ERROR,
+                f"work on a copy: `{name} = {name}.clone()`",
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Relu(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        grad_input = grad_output
+        grad_input[x < 0] = 0
+        return grad_input
+""",
+            lines=(14,),
+        ),
+        Invalid(
+            """\
+import torch
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.neg_()
+""",
+            lines=(10,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Relu(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        grad_input = grad_output.clone()
+        grad_input[x < 0] = 0
+        grad_output = grad_output * 2
+        grad_output *= 3
+        return grad_input
+""",
+            why="copies are written",
+        ),
+    )

@@ -1,0 +1,144 @@
+"""GCS502: a Function with instance methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import (
+    AutogradFunction,
+    autograd_functions,
+    body_of,
+    has_decorator,
+)
+from gradcheck_lint.model.syntax import walk
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LegacyFunction(Rule):
+    """An autograd.Function has instance methods, which torch no longer runs."""
+
+    entry = catalogue.LEGACY_FUNCTION
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every Function of the old style, where it is called or defined."""
+        if not isinstance(function.scope.node, cst.Module):
+            return
+        for known in autograd_functions(function.module):
+            if not _is_old(known):
+                continue
+            calls = list(_calls_of_instances(known))
+            for call in calls:
+                yield Violation(
+                    call,
+                    f"an instance of `{known.name}` is called, but torch only runs Functions with "
+                    "static methods, through `.apply`: it raises a RuntimeError here",
+                    Severity.ERROR,
+                    f"make forward and backward static and call `{known.name}.apply(...)`",
+                    ((known.scope.node.name, "defined here with instance methods"),),
+                )
+            if not calls and _keeps_state(known):
+                yield Violation(
+                    known.scope.node.name,
+                    f"`{known.name}` keeps its data on self: torch only runs Functions with static "
+                    "methods, which have no instance",
+                    Severity.WARNING,
+                    "make forward and backward static and keep data on ctx",
+                )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Scale(Function):
+    def __init__(self, factor):
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+    def backward(self, grad_output):
+        return grad_output * self.factor
+
+def double(x):
+    return Scale(2.0)(x)
+""",
+            lines=(15,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Scale(Function):
+    def __init__(self, factor):
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+    def backward(self, grad_output):
+        return grad_output * self.factor
+""",
+            lines=(4,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Double(Function):
+    def forward(ctx, x):
+        return x * 2
+
+    def backward(ctx, grad_output):
+        return grad_output * 2
+
+y = Double.apply(torch.ones(2))
+""",
+            why="works through apply, with or without staticmethod",
+        ),
+    )
+
+
+def _is_old(function: AutogradFunction) -> bool:
+    forward = function.forward
+    return forward is not None and not has_decorator(forward, "staticmethod")
+
+
+def _calls_of_instances(function: AutogradFunction) -> list[cst.Call]:
+    """Return `Fn(...)(x)` and calls of names that hold an instance."""
+    found: list[cst.Call] = []
+    for node in walk(function.module.tree):
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Call):
+            made = node.func.func
+            if isinstance(made, cst.Name) and made.value == function.name:
+                found.append(node)
+    return found
+
+
+def _keeps_state(function: AutogradFunction) -> bool:
+    """Tell whether the methods read attributes that ``__init__`` sets on self."""
+    maker, forward = function.method("__init__"), function.forward
+    if maker is None or forward is None or forward.first_parameter != maker.first_parameter:
+        return False
+    return any(
+        isinstance(node, cst.Attribute)
+        and isinstance(node.value, cst.Name)
+        and node.value.value == forward.first_parameter
+        for node in body_of(forward)
+    )

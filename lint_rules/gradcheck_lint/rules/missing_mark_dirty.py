@@ -1,0 +1,133 @@
+"""GCS503: forward changes an input in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import InPlace
+from gradcheck_lint.model.function_class import AutogradFunction, function_with
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class MissingMarkDirty(Rule):
+    """A forward writes to one of its inputs and does not mark it dirty."""
+
+    entry = catalogue.MISSING_MARK_DIRTY
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield the first write to each input of a forward."""
+        known = function_with(function, "forward")
+        if known is None or not known.inputs or any(known.saving_calls("mark_dirty")):
+            return
+        sites = {id(item.node): item.name for item in known.inputs}
+        seen: set[str] = set()
+        for event in function.events():
+            if not isinstance(event, InPlace) or event.expects_error:
+                continue
+            names = {sites.get(value.site) for value in event.values}
+            name = names.pop() if len(names) == 1 else None
+            if name is None or name in seen or not _is_tensor(event, name, known):
+                continue
+            seen.add(name)
+            yield Violation(
+                event.node,
+                f"forward modifies its input `{name}` in place by {event.operation} without "
+                "`ctx.mark_dirty`: the caller's tensor changes, and torch does not notice that "
+                "saved copies of it are out of date",
+                Severity.WARNING if event.arms else Severity.ERROR,
+                f"work on a copy, or call `ctx.mark_dirty({name})` and return `{name}`",
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class StableExp(Function):
+    @staticmethod
+    def forward(ctx, x):
+        x -= x.max()
+        output = x.exp()
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (output,) = ctx.saved_tensors
+        return grad_output * output
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Clip(Function):
+    @staticmethod
+    def forward(ctx, x, low):
+        y = x
+        y[y < low] = low
+        x.clamp_(max=1)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output.clone(), None
+""",
+            lines=(8,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class AddOne(Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.add_(1)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output
+""",
+            why="marked and returned",
+        ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Clip(Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        x = x.clone()
+        x.clamp_(max=1)
+        n += 1
+        return x * n
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output, None
+""",
+            why="a copy is written, and a number",
+        ),
+    )
+
+
+def _is_tensor(event: InPlace, name: str, function: AutogradFunction) -> bool:
+    """Tell whether the input is shown to be a tensor: numbers are changed by `+=` as well."""
+    return event.operation.endswith("()") or name in function.tensors

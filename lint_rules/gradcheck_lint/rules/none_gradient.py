@@ -1,0 +1,138 @@
+"""GCS508: the needs_input_grad indices of a backward are mixed up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import body_of, elements_of, function_with, returns
+from gradcheck_lint.model.syntax import integer
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class NoneGradient(Rule):
+    """A ``needs_input_grad`` index guards the gradient of another input."""
+
+    entry = catalogue.NONE_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every guard whose index is not that of the gradient it guards."""
+        known = function_with(function, "backward", "vjp")
+        if known is None or known.inputs is None:
+            return
+        places = _places(function)
+        for node in body_of(function.scope):
+            index = _guarded_index(node)
+            if index is None or not isinstance(node, cst.If) or index >= len(known.inputs):
+                continue
+            guarded = {places[name] for name in _assigned(node) if name in places}
+            if not guarded or index in guarded or len(guarded) > 1:
+                continue
+            (place,) = guarded
+            yield Violation(
+                node.test,
+                f"needs_input_grad[{index}] asks about input {index} of forward, but guards the "
+                f"gradient that is returned for input {place}",
+                Severity.ERROR,
+                f"ask `ctx.needs_input_grad[{place}]`",
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Linear(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_weight = grad_output.t() @ x
+        if ctx.needs_input_grad[1]:
+            grad_x = grad_output @ weight
+        return grad_x, grad_weight
+""",
+            lines=(14, 16),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Linear(Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias=None):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad_output @ weight
+        if ctx.needs_input_grad[1]:
+            grad_weight = grad_output.t() @ x
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad_output.sum(0)
+        return grad_x, grad_weight, grad_bias
+""",
+            why="each index guards its own gradient",
+        ),
+    )
+
+
+def _places(function: FunctionModel) -> dict[str, int]:
+    """Return at which place each name is returned, where all returns agree."""
+    places: dict[str, int] = {}
+    clashes: set[str] = set()
+    for node in returns(function.scope):
+        for place, element in enumerate(elements_of(node.value)):
+            if not isinstance(element, cst.Name):
+                continue
+            if places.setdefault(element.value, place) != place:
+                clashes.add(element.value)
+    return {name: place for name, place in places.items() if name not in clashes}
+
+
+def _guarded_index(node: cst.CSTNode) -> int | None:
+    """Return n of ``if ctx.needs_input_grad[n]:``."""
+    if not isinstance(node, cst.If) or node.orelse is not None:
+        return None
+    test = node.test
+    if not isinstance(test, cst.Subscript) or not isinstance(test.value, cst.Attribute):
+        return None
+    if test.value.attr.value != "needs_input_grad" or len(test.slice) != 1:
+        return None
+    index = test.slice[0].slice
+    return integer(index.value) if isinstance(index, cst.Index) else None
+
+
+def _assigned(node: cst.If) -> set[str]:
+    found: set[str] = set()
+    for statement in node.body.body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            for small in statement.body:
+                if isinstance(small, cst.Assign):
+                    for target in small.targets:
+                        if isinstance(target.target, cst.Name):
+                            found.add(target.target.value)
+    return found

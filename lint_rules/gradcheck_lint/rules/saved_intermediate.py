@@ -1,0 +1,237 @@
+"""GCS507: an intermediate of forward is saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import (
+    AutogradFunction,
+    assignments,
+    body_of,
+    function_with,
+    has_decorator,
+    names_in,
+)
+from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class SavedIntermediate(Rule):
+    """A forward saves an intermediate result, which has no graph in a second backward."""
+
+    entry = catalogue.SAVED_INTERMEDIATE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every saved intermediate that backward computes with."""
+        known = function_with(function, "forward")
+        if known is None or known.backward is None or known.inputs is None:
+            return
+        if has_decorator(known.backward, "once_differentiable") or _is_opaque(known):
+            return
+        bound = assignments(function.scope)
+        inputs = {item.name for item in known.inputs}
+        smooth = _smooth_names(bound, inputs & known.tensors)
+        for call in known.saving_calls("save_for_backward"):
+            for argument in positional(call):
+                name = argument.value if isinstance(argument, cst.Name) else None
+                if name is None or name in known.returned or name in inputs or name not in smooth:
+                    continue
+                yield Violation(
+                    argument,
+                    f"`{name}` is computed in forward, where nothing is recorded, and saved: the "
+                    "first derivative is right, but a second one treats it as a constant",
+                    Severity.WARNING,
+                    "save the inputs and compute it again in backward, return it as an output, or "
+                    "mark backward @once_differentiable",
+                    ((smooth[name], "computed here"),),
+                )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Sigmoid(Function):
+    @staticmethod
+    def forward(ctx, x):
+        exponential = torch.exp(-x)
+        ctx.save_for_backward(exponential)
+        return 1 / (1 + exponential)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (exponential,) = ctx.saved_tensors
+        return grad_output * exponential / (1 + exponential) ** 2
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+class Sigmoid(Function):
+    @staticmethod
+    def forward(ctx, x):
+        exponential = torch.exp(-x)
+        ctx.save_for_backward(exponential)
+        return 1 / (1 + exponential)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output):
+        (exponential,) = ctx.saved_tensors
+        return grad_output * exponential / (1 + exponential) ** 2
+""",
+            why="a second derivative is refused",
+        ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Relu(Function):
+    @staticmethod
+    def forward(ctx, x):
+        output = x.clamp(min=0)
+        mask = x > 0
+        ctx.save_for_backward(mask, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        mask, output = ctx.saved_tensors
+        return grad_output * mask
+""",
+            why="a mask has no derivative, and an output has its graph",
+        ),
+    )
+
+
+_SMOOTH = frozenset(
+    {
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "sin",
+        "cos",
+        "tan",
+        "sigmoid",
+        "tanh",
+        "softmax",
+        "log_softmax",
+        "pow",
+        "square",
+        "reciprocal",
+        "norm",
+        "mean",
+        "var",
+        "std",
+        "sum",
+        "matmul",
+        "mm",
+        "bmm",
+        "mul",
+        "div",
+        "add",
+        "sub",
+        "logsumexp",
+        "erf",
+        "softplus",
+        "neg",
+    }
+)
+_OPERATORS = (cst.Add, cst.Subtract, cst.Multiply, cst.Divide, cst.Power, cst.MatrixMultiply)
+
+
+def _smooth_names(
+    bound: dict[str, list[cst.BaseExpression]], tensors: frozenset[str] | set[str]
+) -> dict[str, cst.CSTNode]:
+    """Return the names whose only value is a smooth function of the inputs."""
+    found: dict[str, cst.CSTNode] = {}
+    known = set(tensors)
+    for name, sources in bound.items():
+        if len(sources) == 1 and _is_smooth(sources[0]) and names_in(sources[0]) & known:
+            found[name] = sources[0]
+            known.add(name)
+    return found
+
+
+def _is_smooth(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.BinaryOperation):
+        return isinstance(node.operator, _OPERATORS) and not _has_steps(node)
+    if isinstance(node, cst.Call):
+        last = dotted_name(node.func) or ""
+        if isinstance(node.func, cst.Attribute):
+            last = node.func.attr.value
+        return last.rpartition(".")[2] in _SMOOTH and not _has_steps(node)
+    return False
+
+
+def _has_steps(node: cst.CSTNode) -> bool:
+    """Tell whether a comparison, a shape or a rounding takes part, so that little can be said."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, (cst.Comparison, cst.Subscript)):
+            return True
+        if isinstance(current, cst.Attribute) and current.attr.value in _STEPS:
+            return True
+        stack.extend(current.children)
+    return False
+
+
+_STEPS = frozenset(
+    {
+        "shape",
+        "size",
+        "numel",
+        "dim",
+        "round",
+        "floor",
+        "ceil",
+        "sign",
+        "argmax",
+        "item",
+        "sort",
+        "topk",
+        "detach",
+    }
+)
+
+
+def _is_opaque(function: AutogradFunction) -> bool:
+    """Tell whether backward does not let autograd record what it computes."""
+    assert function.backward is not None
+    for node in body_of(function.backward):
+        if isinstance(node, cst.Attribute) and node.attr.value in {
+            "data",
+            "numpy",
+            "detach",
+            "enable_grad",
+            "no_grad",
+            "apply",
+        }:
+            return True
+        if isinstance(node, cst.Call):
+            name = dotted_name(node.func)
+            imported = function.module.scopes.resolve_import(name) if name else None
+            if imported and not imported.startswith(("torch.", "math.")):
+                return True
+    return False

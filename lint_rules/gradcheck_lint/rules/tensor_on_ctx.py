@@ -1,0 +1,178 @@
+"""GCS205: a tensor as an attribute of ctx."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import (
+    AutogradFunction,
+    assignments,
+    body_of,
+    function_with,
+)
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class TensorOnCtx(Rule):
+    """A Function keeps a tensor as an attribute of ctx in place of ``save_for_backward``."""
+
+    entry = catalogue.TENSOR_ON_CTX
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every tensor that is put on ctx."""
+        known = function_with(function, "forward", "setup_context")
+        if known is None:
+            return
+        context = function.scope.first_parameter
+        inputs = {item.name for item in known.inputs or []}
+        for node in body_of(function.scope):
+            if not isinstance(node, cst.Assign) or not isinstance(node.value, cst.Name):
+                continue
+            name = node.value.value
+            what = _what(name, known, inputs, function)
+            if what is None:
+                continue
+            for target in node.targets:
+                attribute = target.target
+                if (
+                    isinstance(attribute, cst.Attribute)
+                    and isinstance(attribute.value, cst.Name)
+                    and attribute.value.value == context
+                ):
+                    yield Violation(
+                        node,
+                        f"`{context}.{attribute.attr.value}` keeps {what} `{name}` outside of "
+                        "save_for_backward: torch can't see whether it was overwritten before "
+                        "backward, and an input or output kept so leaks its graph",
+                        Severity.WARNING,
+                        f"`{context}.save_for_backward({name})`, then `{context}.saved_tensors`",
+                    )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x.pow(2)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return 2 * ctx.x * grad_output
+""",
+            lines=(7,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Exp(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.exp(x)
+        ctx.y = y
+        return y
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return ctx.y * grad_output
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Scale(Function):
+    @staticmethod
+    def forward(ctx, x, factor, stride):
+        ctx.factor = factor
+        ctx.stride = stride
+        shape = x.shape
+        ctx.shape = shape
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.factor, None, None
+""",
+            why="numbers and shapes belong on ctx",
+        ),
+    )
+
+
+def _what(
+    name: str, function: AutogradFunction, inputs: set[str], model: FunctionModel
+) -> str | None:
+    """Say which tensor a name holds; None if it is not shown to be one."""
+    if name in inputs:
+        bound = assignments(model.scope).get(name, [])
+        return "the input" if name in function.tensors and not bound else None
+    sources = assignments(model.scope).get(name, [])
+    if len(sources) != 1 or not _makes_tensor(sources[0], function):
+        return None
+    return "the output" if name in function.returned else "the tensor"
+
+
+def _makes_tensor(node: cst.BaseExpression, function: AutogradFunction) -> bool:
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    method, owner = node.func.attr.value, node.func.value
+    if not isinstance(owner, cst.Name) or method not in _MAKERS:
+        return False
+    imported = function.module.scopes.resolve_import(owner.value)
+    return imported == "torch" or owner.value in function.tensors
+
+
+_MAKERS = frozenset(
+    {
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "sin",
+        "cos",
+        "sigmoid",
+        "tanh",
+        "softmax",
+        "log_softmax",
+        "pow",
+        "square",
+        "clone",
+        "matmul",
+        "mm",
+        "bmm",
+        "mul",
+        "div",
+        "add",
+        "sub",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "clamp",
+        "relu",
+        "sum",
+        "mean",
+        "contiguous",
+    }
+)
