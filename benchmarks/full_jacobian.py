@@ -1,0 +1,188 @@
+"""Whole Jacobians against the slow mode of torch.autograd.gradcheck.
+
+Inputs and all parameters, one process, one thread. Both must give the same verdict, and the numeric
+Jacobians must agree.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from benchmarks.harness import Contender, Scores, measure, run_as_command
+from gradcheck_suite.verification.building import build_subject
+from gradcheck_suite.verification.jacobian import Comparison, compare_jacobians
+from gradcheck_suite.verification.options import CheckOptions, precision_of
+from gradcheck_suite.verification.points import given_point
+from gradcheck_suite.verification.stages import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+AGREEMENT = 1e-8
+ROUNDS = 3
+KEPT = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A module, the shape of its input, and how many times faster than torch is asked for."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    goal: float
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8)
+    )
+
+
+def _encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, activation="gelu")
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.SiLU(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(72, 10),
+    )
+
+
+CASES = (
+    Case("MLP 16-32-32-8, batch 4", _mlp, (4, 16), 15.0),
+    Case("encoder layer, width 16, 2 x 4 tokens", _encoder, (2, 4, 16), 15.0),
+    Case("LayerNorm 64, batch 16", partial(nn.LayerNorm, 64), (16, 64), 15.0),
+    Case("two convolutions, 2 x 3 x 12 x 12", _convolutions, (2, 3, 12, 12), 4.0),
+)
+
+
+def run() -> Scores:
+    """Time both on each case, interleaved, and compare the Jacobians."""
+    torch.set_num_threads(1)
+    rows: list[tuple[str | int | float, ...]] = []
+    met = True
+    for case in CASES:
+        torch.manual_seed(0)
+        module = case.build().double()
+        x = torch.randn(case.shape, dtype=torch.float64, requires_grad=True)
+        function, tensors = _pure(module, x)
+        found, truth = _ours(module, x, keep=KEPT), _torch_numeric(function, tensors)
+        difference = max(
+            float((found[0, index].numeric - expected.t()).abs().max())  # type: ignore[operator]
+            for index, expected in enumerate(truth)
+        )
+        wrong = sum(comparison.wrong + comparison.undecided for comparison in found.values())
+        agrees = torch.autograd.gradcheck(function, tensors) and not wrong
+        slow, fast = measure(
+            [
+                Contender("torch", partial(torch.autograd.gradcheck, function, tensors)),
+                Contender("ours", partial(_ours, module, x)),
+            ],
+            rounds=ROUNDS,
+            clock=time.process_time,
+        )
+        speed = 1.0 / fast.ratio
+        met = met and agrees and difference <= AGREEMENT and speed >= case.goal
+        count = sum(comparison.shape[0] * comparison.shape[1] for comparison in found.values())
+        rows.append(
+            (
+                case.name,
+                count,
+                slow.milliseconds,
+                fast.milliseconds,
+                round(speed, 1),
+                case.goal,
+                difference,
+                "yes" if agrees else "no",
+            )
+        )
+    return Scores(
+        title="Whole Jacobians against torch.autograd.gradcheck in slow mode",
+        command="python -m benchmarks.full_jacobian",
+        columns=(
+            "module",
+            "entries",
+            "torch, ms",
+            "full=True, ms",
+            "times faster",
+            "goal",
+            "Jacobians differ by",
+            "same verdict",
+        ),
+        rows=tuple(rows),
+        goal=f"as many times faster as asked for, Jacobians within {AGREEMENT:g}, same verdict",
+        met=met,
+    )
+
+
+def _ours(
+    module: nn.Module, x: torch.Tensor, *, keep: int = 0
+) -> dict[tuple[int, int], Comparison]:
+    subject = build_subject(module, (x,), None, CheckOptions())
+    precision = precision_of([variable.value.dtype for variable in subject.variables])
+    point = given_point(subject, subject.first_call(), eps=precision.eps)
+    return compare_jacobians(
+        subject,
+        point,
+        precision=precision,
+        max_memory=2**30,
+        deadline=Deadline(),
+        keep=keep,
+    )
+
+
+def _pure(
+    module: nn.Module, x: torch.Tensor
+) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Return the module as torch's check wants it: a function of flat tensors."""
+    names = [name for name, _ in module.named_parameters()]
+    parameters = [parameter.detach().clone().requires_grad_() for parameter in module.parameters()]
+
+    def function(x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.func.functional_call(
+            module, dict(zip(names, given, strict=True)), (x,)
+        )
+        return result
+
+    return function, (x, *parameters)
+
+
+def _torch_numeric(
+    function: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the numeric Jacobians that torch's check compares with, ``[inputs, outputs]``."""
+    columns = []
+    with torch.no_grad():
+        for index, tensor in enumerate(tensors):
+            moved = tensor.detach().clone()
+            given = [*tensors[:index], moved, *tensors[index + 1 :]]
+            flat = moved.view(-1)
+            rows = []
+            for entry in range(flat.numel()):
+                before = flat[entry].item()
+                flat[entry] = before + 1e-6
+                high = function(*given).reshape(-1)
+                flat[entry] = before - 1e-6
+                rows.append((high - function(*given).reshape(-1)) / 2e-6)
+                flat[entry] = before
+            columns.append(torch.stack(rows))
+    return columns
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_command(run))
