@@ -12,14 +12,16 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Finding, Report, Verdict, VerdictStatus
 from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.building import build_subject
+from gradcheck_suite.verification.jacobian import compare_full_jacobians
 from gradcheck_suite.verification.mistakes import find_mistakes
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
 from gradcheck_suite.verification.randomness import preserved_randomness
 from gradcheck_suite.verification.stages import Deadline, Known, Stage
 from gradcheck_suite.verification.survey import Survey
+from gradcheck_suite.verification.variations import chosen_variations, vary_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.verdicts import Conclusion
@@ -32,7 +34,7 @@ Pair = tuple[int, int]
 
 # In this order: variations of the inputs, order 2, whole Jacobian, forward mode, batched gradients,
 # compiled code. Each decides by the options whether it has anything to do.
-_LATER_STAGES: tuple[Stage, ...] = ()
+_LATER_STAGES: tuple[Stage, ...] = (vary_inputs, compare_full_jacobians)
 
 
 def check_gradients(
@@ -115,6 +117,7 @@ def check_gradients(
         time_limit=time_limit,
         max_memory=max_memory,
     )
+    chosen_variations(options.variations)
     deadline = Deadline.after(options.time_limit)
     with torch.inference_mode(mode=False), preserved_randomness():
         subject = build_subject(fn_or_module, inputs, kwargs, options)
@@ -158,7 +161,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         for stage in _LATER_STAGES:
             result = stage(known)
             findings += result.findings
-            verdicts += result.verdicts
+            verdicts = _renewed(verdicts, result.verdicts)
             covered += result.covered
             lines += result.not_covered
             known = replace(known, findings=tuple(findings))
@@ -179,6 +182,12 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         summary=summary,
         not_covered=tuple(lines),
     )
+
+
+def _renewed(known: list[Verdict], new: Sequence[Verdict]) -> list[Verdict]:
+    """Add verdicts; one on a pair that has a verdict takes its place."""
+    places = {(verdict.output, verdict.input): verdict for verdict in [*known, *new]}
+    return list(places.values())
 
 
 def _sorted_outputs(

@@ -71,7 +71,7 @@ class StageResult:
     """What a stage adds to the report.
 
     Attributes:
-        verdicts: of things that have none yet.
+        verdicts: of things that have none yet, or better ones in place of those they have.
         findings: each mistake once; not those that an earlier stage has told.
         covered: sentences on what was looked at and held ("inputs: transposed, expanded").
         not_covered: sentences on what was not looked at, and why.
