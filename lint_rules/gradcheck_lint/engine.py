@@ -81,7 +81,7 @@ def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tu
     wanted = tuple(rule.code for rule in RULES if codes is None or rule.code in codes)
     applied = tuple(rule.code for rule in RULES if rule.code in wanted and rule.concerns(source))
     tells_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
-    problem = check_source(source, path)
+    problem = check_source(source, path, parsed_next=bool(applied or tells_unused))
     if problem is not None:
         return (problem,) if MARK in source else ()
     if not applied and not tells_unused:

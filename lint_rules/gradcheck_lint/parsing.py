@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.unreadable import unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import libcst as cst
 
@@ -30,35 +31,45 @@ _BRACKETS = {**dict.fromkeys(b"([{", 1), **dict.fromkeys(b")]}", -1)}
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
 
 
-def check_source(source: bytes, path: str) -> Finding | None:
+def check_source(source: bytes, path: str, *, parsed_next: bool = False) -> Finding | None:
     """Return the finding for source that can't be parsed, or None if libcst may have it.
 
     libcst's parser is native code without a limit on nesting, and overflows the stack where
-    Python's own parser gives up in good order: so that one goes first. It also says what is wrong
-    in words that people know. Where it refuses syntax newer than itself, libcst decides.
+    Python's own parser gives up in good order: so that one goes first, unless a look at the text
+    shows that nothing nests deeply and ``parsed_next`` says that libcst will tell. Where Python's
+    refuses syntax newer than itself, libcst decides.
     """
     if len(source) > MAX_BYTES:
         return unreadable(path, f"it has {len(source):,} bytes, more than {MAX_BYTES:,}")
+    if parsed_next and _is_shallow(source):
+        return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except SyntaxError as error:
-        if not _is_shallow(source) or _libcst_refuses(source):
-            column = error.offset if error.offset and error.offset > 0 else None
-            reason = f"it is not valid Python 3: {error.msg}"
-            return unreadable(path, reason, line=error.lineno, column=column)
-    except ValueError as error:
+        tree = _python_tree(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, SyntaxError) and _is_shallow(source) and not _libcst_refuses(source):
+            return None
+        return _refusal(error, path)
+    excess = _excess(tree)
+    if excess is None and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
+        excess = _TOO_DEEP
+    return None if excess is None else unreadable(path, excess)
+
+
+def _python_tree(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _refusal(error: Exception, path: str) -> Finding:
+    """Return the finding for what Python's own parser says of a source."""
+    if isinstance(error, SyntaxError):
+        column = error.offset if error.offset and error.offset > 0 else None
+        reason = f"it is not valid Python 3: {error.msg}"
+        return unreadable(path, reason, line=error.lineno, column=column)
+    if isinstance(error, ValueError):
         return unreadable(path, f"it is not Python source: {error}")
-    except (RecursionError, MemoryError):
-        return unreadable(path, _TOO_DEEP)
-    else:
-        excess = _excess(tree)
-        if excess is None and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
-            excess = _TOO_DEEP
-        if excess is not None:
-            return unreadable(path, excess)
-    return None
+    return unreadable(path, _TOO_DEEP)
 
 
 def parse(source: bytes, path: str) -> cst.Module | Finding:
@@ -66,14 +77,40 @@ def parse(source: bytes, path: str) -> cst.Module | Finding:
     import libcst as cst  # noqa: PLC0415 - takes a third of a second; only for files that need it
 
     try:
-        return cst.parse_module(source)
-    except cst.ParserSyntaxError as error:
+        with _unvalidated():
+            return cst.parse_module(source)
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeError, LookupError, ValueError) as error:
+        try:
+            _python_tree(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as clearer:
+            return _refusal(clearer, path)
+        if not isinstance(error, cst.ParserSyntaxError):
+            return unreadable(path, f"its text can't be decoded: {error}")
         place = _LIBCST_PLACE.search(error.message)
         line, column = (int(place[1]), int(place[2]) + 1) if place else (None, None)
         reason = error.message.partition(": expected one of")[0]
         return unreadable(path, f"it can't be parsed: {reason}", line=line, column=column)
-    except (SyntaxError, UnicodeError, LookupError, ValueError) as error:
-        return unreadable(path, f"its text can't be decoded: {error}")
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Let libcst build nodes without checking each of them, for a tenth of the time.
+
+    The check is for trees that are put together by hand; the parser's are right. Nodes that are
+    made afterwards are checked as ever.
+    """
+    import libcst as cst  # noqa: PLC0415 - as above
+
+    check = cst.CSTNode.__post_init__
+    cst.CSTNode.__post_init__ = _no_check  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        cst.CSTNode.__post_init__ = check  # type: ignore[method-assign]
+
+
+def _no_check(_: cst.CSTNode) -> None:
+    return None
 
 
 def decode(source: bytes) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class GradMode(Enum):
     """Whether operations are recorded; ``AMBIENT`` is whatever the caller has."""
 
+    __hash__ = object.__hash__  # as in ``Kind``
+
     ENABLED = "enabled"
     DISABLED = "disabled"
     AMBIENT = "ambient"

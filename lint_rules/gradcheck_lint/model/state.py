@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=Event)
 
+_WITHOUT_GRAPH = frozenset({Kind.NUMBER, Kind.PLAIN, Kind.GRADIENT, Kind.FUNCTION})
+
 
 @dataclass(slots=True)
 class State:
@@ -107,14 +109,12 @@ class Recorder:
     def value(self, kind: Kind, node: cst.CSTNode, **details: Any) -> Value:
         """Make a value at ``node``; unless told otherwise it carries and holds itself alone."""
         site = details.pop("site", id(node))
-        own = frozenset({site})
-        if kind in {Kind.NUMBER, Kind.PLAIN, Kind.GRADIENT, Kind.FUNCTION}:
-            defaults: dict[str, Any] = {}
-        else:
-            defaults = {"carries": own, "implies": own, "holds": own}
-        defaults.update(loops=self.loops)
-        defaults.update(details)
-        return Value(kind, site, node, **defaults)
+        details.setdefault("loops", self.loops)
+        if kind not in _WITHOUT_GRAPH:
+            own = frozenset((site,))
+            for name in ("carries", "implies", "holds"):
+                details.setdefault(name, own)
+        return Value(kind, site, node, **details)
 
     def unknown(
         self,

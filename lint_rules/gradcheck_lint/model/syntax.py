@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -48,16 +47,42 @@ def semantic_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
     return known
 
 
+# libcst's node types are abstract base classes, for which a negative isinstance() costs ten times
+# what a look at the type does; a walk over a file asks hundreds of thousands of times.
+_NODE, _SEQUENCE, _OTHER = 1, 2, 3
+_SORTS: dict[type, int] = {}
+
+
+def _sort_of(kind: type) -> int:
+    if issubclass(kind, cst.CSTNode):
+        sort = _NODE
+    elif issubclass(kind, (list, tuple)):
+        sort = _SEQUENCE
+    else:
+        sort = _OTHER
+    _SORTS[kind] = sort
+    return sort
+
+
+def child_list(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return the nodes directly below ``node`` that mean something, in source order."""
+    found: list[cst.CSTNode] = []
+    for name in _FIELDS.get(type(node)) or semantic_fields(type(node)):
+        value = getattr(node, name)
+        kind = type(value)
+        sort = _SORTS.get(kind) or _sort_of(kind)
+        if sort == _NODE:
+            found.append(value)
+        elif sort == _SEQUENCE:
+            found.extend(
+                item for item in value if (_SORTS.get(type(item)) or _sort_of(type(item))) == _NODE
+            )
+    return found
+
+
 def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Yield the nodes directly below ``node`` that mean something, in source order."""
-    for name in semantic_fields(type(node)):
-        value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, cst.CSTNode):
-                    yield item
+    return iter(child_list(node))
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -66,16 +91,20 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     while stack:
         current = stack.pop()
         yield current
-        stack.extend(reversed(list(children(current))))
+        below = child_list(current)
+        below.reverse()
+        stack.extend(below)
 
 
 def dotted_name(node: cst.CSTNode | None) -> str | None:
     """Return ``a.b.c`` for names and attributes of names, None for anything else."""
     parts: list[str] = []
-    while isinstance(node, cst.Attribute):
+    if type(node) is cst.Name:  # most are
+        return node.value
+    while type(node) is cst.Attribute:
         parts.append(node.attr.value)
         node = node.value
-    if not isinstance(node, cst.Name):
+    if type(node) is not cst.Name:
         return None
     parts.append(node.value)
     return ".".join(reversed(parts))
@@ -98,7 +127,7 @@ def integer(node: cst.CSTNode | None) -> int | None:
     if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
         inner = integer(node.expression)
         return None if inner is None else -inner
-    return ast.literal_eval(node.value) if isinstance(node, cst.Integer) else None
+    return int(node.value, 0) if isinstance(node, cst.Integer) else None
 
 
 def is_literal(node: cst.CSTNode | None) -> bool:

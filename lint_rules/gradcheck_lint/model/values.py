@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Kind(Enum):
     """What sort of thing a value is."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and asked for all the time
+
     UNKNOWN = "unknown"
     LEAF = "leaf that requires grad"
     LEAF_VIEW = "view of a leaf that requires grad"
@@ -75,6 +77,10 @@ class Value:
     through: frozenset[int] = field(default=frozenset(), compare=False)
     cut: cst.CSTNode | None = field(default=None, compare=False, repr=False)
     function: FunctionScope | None = field(default=None, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        """Hash the site alone: nearly all that differ have different ones."""
+        return hash(self.site)
 
 
 Values: TypeAlias = frozenset[Value]
