@@ -15,6 +15,7 @@ from gradcheck_lint.model.knowledge import (
     TORCH_MODULES_WITH_WEIGHTS,
     VIEW_ATTRIBUTES,
 )
+from gradcheck_lint.model.state import history_of
 from gradcheck_lint.model.syntax import (
     bound_names,
     children,
@@ -95,9 +96,9 @@ def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
         Kind.NUMBER: Kind.NUMBER,
     }
     if value.kind in kinds:
-        return frozenset({make(kinds[value.kind], node)})
+        return frozenset({make(kinds[value.kind], node, cut=value.cut)})
     mentions = value.mentions | {value.site}
-    return reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions)
+    return reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions, part_of=value)
 
 
 def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
@@ -149,6 +150,8 @@ def _attribute_of(
         kind = Kind.LEAF_VIEW
     if kind is not None:
         return frozenset({recorder.value(kind, node, site=site, mentions=frozenset({value.site}))})
+    if value.kind is Kind.PLAIN and value.cut is not None:
+        return frozenset({recorder.value(Kind.PLAIN, node, site=site, cut=value.cut)})
     if value.kind is Kind.MODULE and attribute in {"weight", "bias"}:
         if value.name in TORCH_MODULES_WITH_WEIGHTS and not reading.may_freeze:
             return frozenset({recorder.value(Kind.LEAF, node, site=site, loops=value.loops)})
@@ -166,6 +169,7 @@ def _attribute_of(
         loops=value.loops,
         mentions=value.mentions | {value.site},
         holds=holds or own | value.holds,
+        **history_of(value),
     )
     return frozenset({made})
 
@@ -210,7 +214,7 @@ def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
     if value.kind in _LEAVES and is_basic_index(node):
         return frozenset({recorder.value(Kind.LEAF_VIEW, node)})
     if value.kind in {Kind.PLAIN, Kind.GRADIENT, Kind.NUMBER}:
-        return frozenset({recorder.value(value.kind, node)})
+        return frozenset({recorder.value(value.kind, node, cut=value.cut)})
     literal = key if key is not None else index
     site = id(node) if literal is None else recorder.intern(("item", value.site, literal))
     made = recorder.value(
@@ -221,6 +225,7 @@ def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
         loops=value.loops if literal is not None else recorder.loops,
         mentions=value.mentions | {value.site},
         holds=value.holds | {site},
+        **history_of(value),
     )
     return frozenset({made})
 
@@ -241,7 +246,8 @@ def _read_number(reading: Reading, node: cst.CSTNode) -> Values:
 
 def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
     _read_children(reading, node)
-    return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    cut = node if isinstance(node, cst.Comparison) else None
+    return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
 
 
 def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
@@ -447,7 +453,9 @@ def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: 
             part = _element(reading, value, element)
         else:
             mentions = value.mentions | {value.site}
-            part = reading.recorder.unknown(element, origin=Origin.CALL, mentions=mentions)
+            part = reading.recorder.unknown(
+                element, origin=Origin.CALL, mentions=mentions, part_of=value
+            )
         found = join(found, part)
     return found or reading.recorder.unknown(element, origin=Origin.CALL)
 

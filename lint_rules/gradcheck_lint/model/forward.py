@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.arguments import Arguments, record_call
@@ -49,6 +50,10 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
     """Record the call of a model; without recording, its result has no graph."""
     is_loss = all(_LOSS_CLASS.match(value.name) for value in callee)
     made = record_call(reading, node, arguments, callee=frozenset() if is_loss else callee)
+    if not is_loss:
+        made = frozenset(
+            replace(value, through=value.through | {id(node)}, result_of=id(node)) for value in made
+        )
     if is_loss and arguments.positional:
         made = loss_of(reading, node, arguments)
     elif reading.state.mode is GradMode.DISABLED:

@@ -62,6 +62,9 @@ class ModuleModel:
 
     def __init__(self, tree: cst.Module, source: bytes) -> None:
         self.tree = tree
+        self.source = source
+        self.source = source
+        self.source = source
         self.scopes = Scopes(tree)
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None

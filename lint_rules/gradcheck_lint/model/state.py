@@ -122,9 +122,17 @@ class Recorder:
         *,
         origin: Origin = Origin.OTHER,
         mentions: frozenset[int] = frozenset(),
+        part_of: Value | None = None,
     ) -> Values:
-        """Make a value of which only its place is known."""
-        return frozenset({self.value(Kind.UNKNOWN, node, origin=origin, mentions=mentions)})
+        """Make a value of which only its place is known; ``part_of`` is what it was taken from."""
+        details = {} if part_of is None else history_of(part_of)
+        value = self.value(Kind.UNKNOWN, node, origin=origin, mentions=mentions, **details)
+        return frozenset({value})
+
+
+def history_of(value: Value) -> dict[str, Any]:
+    """Return what a part of a value has in common with the whole."""
+    return {"through": value.through, "cut": value.cut, "result_of": value.result_of}
 
 
 def as_kind(kind: Kind, **details: Any) -> Callable[[Value], Value]:

@@ -59,7 +59,8 @@ class Value:
     who is handed this value can reach. ``parts`` are the elements of a tuple, or the one set of
     possible elements of a container. ``certain`` is False where frozen parameters are possible.
     ``through`` are the sites of the models that its graph may go through; ``cut`` is the call that
-    took the graph away, if one did.
+    took the graph away, if one did; ``result_of`` is the call of a model that returned it, alone
+    or with others.
     """
 
     kind: Kind
@@ -76,6 +77,7 @@ class Value:
     certain: bool = True
     through: frozenset[int] = field(default=frozenset(), compare=False)
     cut: cst.CSTNode | None = field(default=None, compare=False, repr=False)
+    result_of: int = field(default=0, compare=False)
     function: FunctionScope | None = field(default=None, compare=False, repr=False)
 
     def __hash__(self) -> int:
@@ -118,6 +120,7 @@ def _merge(left: Value, right: Value) -> Value:
         certain=left.certain and right.certain,
         through=left.through | right.through,
         cut=left.cut or right.cut,
+        result_of=left.result_of or right.result_of,
     )
 
 

@@ -110,6 +110,13 @@ RULES: Final = (
         ((b"scale",), (b"step(",)),
     ),
     RuleReference(
+        "GCS404",
+        "unregistered-module",
+        "gradcheck_lint.rules.unregistered_module",
+        "UnregisteredModule",
+        ((b"nn",), (b"__init__",), (b"Module",)),
+    ),
+    RuleReference(
         "GCS501",
         "backward-arity",
         "gradcheck_lint.rules.backward_arity",
@@ -164,6 +171,27 @@ RULES: Final = (
         "gradcheck_lint.rules.none_gradient",
         "NoneGradient",
         ((b"Function",), (b"needs_input_grad",)),
+    ),
+    RuleReference(
+        "GCS901",
+        "legacy-variable",
+        "gradcheck_lint.rules.legacy_variable",
+        "LegacyVariable",
+        ((b"Variable",),),
+    ),
+    RuleReference(
+        "GCS902",
+        "legacy-volatile",
+        "gradcheck_lint.rules.legacy_volatile",
+        "LegacyVolatile",
+        ((b"volatile",), (b"Variable",)),
+    ),
+    RuleReference(
+        "GCS903",
+        "legacy-scalar-index",
+        "gradcheck_lint.rules.legacy_scalar_index",
+        "LegacyScalarIndex",
+        ((b".data[0]",),),
     ),
 )
 

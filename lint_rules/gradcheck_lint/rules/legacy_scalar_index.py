@@ -1,0 +1,149 @@
+"""GCS903: loss.data[0]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.syntax import dotted_name, integer, keyword, walk
+from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LegacyScalarIndex(Rule):
+    """The number in a scalar tensor is read by an index, which raises."""
+
+    entry = catalogue.LEGACY_SCALAR_INDEX
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every `loss.data[0]` whose loss is shown to be a scalar."""
+        nodes: list[cst.CSTNode] = (
+            list(_top_level(function.scope.node))
+            if isinstance(function.scope.node, cst.Module)
+            else list(body_of(function.scope))
+        )
+        reads = [read for node in nodes if (read := _scalar_read(node)) is not None]
+        if not reads:
+            return
+        backwards = {
+            dotted_name(event.node.func.value)
+            for event in function.events()
+            if isinstance(event, Backward)
+            and isinstance(event.node, cst.Call)
+            and isinstance(event.node.func, cst.Attribute)
+            and not any(argument.keyword is None for argument in event.node.args)
+        }
+        bound = assignments(function.scope)
+        for node, tensor in reads:
+            name = dotted_name(tensor)
+            certain = name is not None and (name in backwards or _is_loss(name, bound, function))
+            if not certain and not (name or "").rpartition(".")[2].lower().endswith("loss"):
+                continue
+            yield Violation(
+                node,
+                "the value of a scalar tensor is read by an index: torch raises an IndexError",
+                Severity.ERROR if certain else Severity.WARNING,
+                "use `.item()`",
+                fix=Fix(
+                    (Replacement(node, f"{function.module.text(tensor)}.item()"),),
+                    "Read the number with item()",
+                    safe=certain,
+                ),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.data[0]
+""",
+            lines=(9,),
+            fixed="""\
+import torch
+import torch.nn.functional as F
+
+def train_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+""",
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def first(rows, x, y):
+    losses = F.mse_loss(x, y, reduction="none")
+    return rows.data[0], losses.data[0]
+""",
+            why="tensors with more than one element",
+        ),
+    )
+
+
+def _scalar_read(node: cst.CSTNode) -> tuple[cst.Subscript, cst.BaseExpression] | None:
+    """Return `x.data[0]` and its x."""
+    if not isinstance(node, cst.Subscript) or len(node.slice) != 1:
+        return None
+    index = node.slice[0].slice
+    if not isinstance(index, cst.Index) or integer(index.value) != 0:
+        return None
+    value = node.value
+    if isinstance(value, cst.Attribute) and value.attr.value == "data":
+        return node, value.value
+    return None
+
+
+def _is_loss(
+    name: str, bound: dict[str, list[cst.BaseExpression]], function: FunctionModel
+) -> bool:
+    """Tell whether a name is only bound to full reductions or losses."""
+    sources = bound.get(name, [])
+    return bool(sources) and all(
+        isinstance(source, cst.Call)
+        and keyword(source, "reduction") is None
+        and keyword(source, "reduce") is None
+        and _reduces(source, function)
+        for source in sources
+    )
+
+
+def _reduces(node: cst.Call, function: FunctionModel) -> bool:
+    qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+    last = qualified.rpartition(".")[2]
+    if qualified.startswith("torch.nn.functional."):
+        return "loss" in last or "entropy" in last
+    return (
+        isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in {"mean", "sum"}
+        and (not node.args)
+    )
+
+
+def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
+    """Yield the nodes of the statements outside of functions and classes."""
+    for statement in module.body:
+        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            yield from walk(statement)

@@ -1,0 +1,127 @@
+"""GCS901: torch.autograd.Variable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.knowledge import FACTORIES, MAY_KEEP_THE_GRAPH, VARIABLE_CLASSES
+from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional, walk
+from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import Scopes
+
+
+class LegacyVariable(Rule):
+    """``Variable`` wraps a tensor in what a tensor already is."""
+
+    entry = catalogue.LEGACY_VARIABLE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every call of Variable in the file."""
+        if not isinstance(function.scope.node, cst.Module):
+            return
+        scopes = function.module.scopes
+        for node in walk(function.scope.node):
+            if not isinstance(node, cst.Call) or keyword(node, "volatile") is not None:
+                continue
+            if scopes.resolve_import(dotted_name(node.func) or "") not in VARIABLE_CLASSES:
+                continue
+            yield Violation(
+                node,
+                "Variable and Tensor are one since torch 0.4: this call returns a tensor",
+                Severity.NOTE,
+                "use the tensor itself, with `requires_grad_()` where a gradient is wanted",
+                fix=_fix(node, scopes),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Variable
+
+def zeros(n):
+    return Variable(torch.zeros(n))
+""",
+            lines=(5,),
+            severity=Severity.NOTE,
+            fixed="""\
+import torch
+from torch.autograd import Variable
+
+def zeros(n):
+    return torch.zeros(n)
+""",
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Variable
+
+def batch(x, y):
+    y = Variable(y, requires_grad=False)
+    return Variable(x), y
+""",
+            lines=(5, 6),
+            severity=Severity.NOTE,
+            fixed="""\
+import torch
+from torch.autograd import Variable
+
+def batch(x, y):
+    y = y
+    return x, y
+""",
+            safely_fixed="""\
+import torch
+from torch.autograd import Variable
+
+def batch(x, y):
+    y = Variable(y, requires_grad=False)
+    return Variable(x), y
+""",
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from tensorflow import Variable
+
+def batch(x):
+    return Variable(x)
+""",
+            why="somebody else's Variable",
+        ),
+    )
+
+
+def _fix(node: cst.Call, scopes: Scopes) -> Fix | None:
+    """Return the tensor alone, where the call says no more than that.
+
+    A leaf that requires grad is not the same: the call cuts the graph of what it is given.
+    """
+    handed = positional(node)
+    wanted = keyword(node, "requires_grad")
+    if has_star(node) or len(handed) != 1 or len(node.args) > 1 + (wanted is not None):
+        return None
+    if wanted is not None and boolean(wanted) is not False:
+        return None
+    edit = Replacement(node, handed[0])
+    return Fix((edit,), "Use the tensor itself", safe=_is_new(handed[0], scopes))
+
+
+def _is_new(node: cst.BaseExpression, scopes: Scopes) -> bool:
+    """Tell whether a tensor is made on the spot, so that Variable has no graph to cut."""
+    if not isinstance(node, cst.Call):
+        return False
+    return scopes.resolve_import(dotted_name(node.func) or "") in FACTORIES - MAY_KEEP_THE_GRAPH

@@ -1,0 +1,112 @@
+"""GCS902: volatile= is ignored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward, GradMode
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.knowledge import VARIABLE_CLASSES
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LegacyVolatile(Rule):
+    """``volatile=True`` no longer switches recording off."""
+
+    entry = catalogue.LEGACY_VOLATILE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every `Variable(x, volatile=True)` where recording may be on."""
+        scopes = function.module.scopes
+        if b"volatile" not in function.module.source or function.mode is GradMode.DISABLED:
+            return
+        trains = any(isinstance(event, Backward) for event in function.events())
+        nodes = walk(function.scope.node) if isinstance(function.scope.node, cst.Module) else ()
+        if not isinstance(function.scope.node, cst.Module):
+            nodes = body_of(function.scope)
+        elif len(function.module.scopes.functions) > 1:
+            nodes = _top_level(function.scope.node)
+        for node in nodes:
+            if not isinstance(node, cst.Call):
+                continue
+            wanted = keyword(node, "volatile")
+            if wanted is None or boolean(wanted) is False:
+                continue
+            if scopes.resolve_import(dotted_name(node.func) or "") not in VARIABLE_CLASSES:
+                continue
+            if trains:
+                severity, what = Severity.NOTE, "it changes nothing on a training input"
+            elif boolean(wanted):
+                severity, what = Severity.ERROR, "the graph is recorded after all"
+            else:
+                severity, what = Severity.WARNING, "the graph is recorded whatever it says"
+            yield Violation(
+                node,
+                f"volatile= is ignored since torch 0.4: {what}",
+                severity,
+                "drop Variable and run this under `with torch.no_grad():`",
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch.autograd import Variable
+
+def predict(model, x):
+    x = Variable(x, volatile=True)
+    return model(x)
+""",
+            lines=(5,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Variable
+
+hidden = Variable(torch.rand(1, 1), volatile=True)
+""",
+            lines=(4,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from .graph import Variable
+
+def predict(model, x):
+    return model(Variable(x, volatile=True))
+""",
+            why="somebody else's Variable",
+        ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Variable
+
+@torch.no_grad()
+def predict(model, x):
+    return model(Variable(x, volatile=True))
+""",
+            why="nothing is recorded anyway",
+        ),
+    )
+
+
+def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
+    """Yield the nodes of the statements outside of functions and classes."""
+    for statement in module.body:
+        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            yield from walk(statement)

@@ -1,0 +1,353 @@
+"""GCS404: layers in a plain container."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class UnregisteredModule(Rule):
+    """Layers or parameters are kept in a plain list, dict or tuple, unseen by ``parameters()``."""
+
+    entry = catalogue.UNREGISTERED_MODULE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every plain container of layers that a module's ``__init__`` puts on self."""
+        owner, scopes = function.scope.owner, function.module.scopes
+        if owner is None or not function.scope.name.endswith("__init__"):
+            return
+        if not scopes.derives_from(owner, "torch.nn."):
+            return
+        first = function.scope.first_parameter
+        for node in body_of(function.scope):
+            if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+                continue
+            target = node.targets[0].target
+            if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
+                continue
+            elements = _elements(node.value)
+            if not elements:
+                continue
+            kinds = {_kind(element, function) for element in elements}
+            if None in kinds or _is_registered(target.attr.value, function, first or ""):
+                continue
+            what, wrapper = _names(kinds, node.value)
+            yield Violation(
+                node,
+                f"`{first}.{target.attr.value}` is a plain {_form(node.value)} of {what}: "
+                "`parameters()` does not find them, so no optimizer trains them and no state_dict "
+                "or `.to()` reaches them",
+                Severity.ERROR,
+                f"wrap it: `nn.{wrapper}(...)`",
+                fix=_fix(node.value, wrapper, function),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = [nn.Linear(width, width) for _ in range(depth)]
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+""",
+            lines=(7,),
+            fixed="""\
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+""",
+            safely_fixed="""\
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = [nn.Linear(width, width) for _ in range(depth)]
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+""",
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+class Pyramid(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.scales = [nn.Parameter(torch.ones(1)) for _ in range(n)]
+""",
+            lines=(12,),
+            fixed="""\
+import torch
+import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+class Pyramid(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(n)])
+""",
+            safely_fixed="""\
+import torch
+import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+class Pyramid(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.scales = [nn.Parameter(torch.ones(1)) for _ in range(n)]
+""",
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+class Pyramid(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.blocks = {"a": Block(), "b": Block()}
+""",
+            lines=(12,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
+        self.widths = [width for _ in range(depth)]
+        self.activations = [nn.ReLU(), nn.Tanh()]
+        self.stages = [nn.Linear(width, width)]
+        for i, stage in enumerate(self.stages):
+            self.add_module(f"stage{i}", stage)
+        self.parts = [nn.Linear(1, 1)]
+        self.all_parts = nn.ModuleList(self.parts)
+        self.one = nn.Linear(1, 1)
+        self.aliases = [self.one]
+        self.frozen = [nn.Linear(1, 1).requires_grad_(False)]
+""",
+            why="registered otherwise, without weights, or numbers",
+        ),
+    )
+
+
+_FORMS: dict[type[cst.CSTNode], str] = {
+    cst.List: "list",
+    cst.ListComp: "list",
+    cst.Tuple: "tuple",
+    cst.Dict: "dict",
+    cst.DictComp: "dict",
+}
+_WITHOUT_WEIGHTS = frozenset(
+    {
+        "ReLU",
+        "ReLU6",
+        "Tanh",
+        "Sigmoid",
+        "GELU",
+        "SiLU",
+        "ELU",
+        "LeakyReLU",
+        "Softmax",
+        "LogSoftmax",
+        "Dropout",
+        "Dropout2d",
+        "Dropout3d",
+        "Identity",
+        "Flatten",
+        "Upsample",
+        "Hardswish",
+        "Mish",
+        "Softplus",
+        "SELU",
+        "MaxPool1d",
+        "MaxPool2d",
+        "MaxPool3d",
+        "AvgPool1d",
+        "AvgPool2d",
+        "AvgPool3d",
+        "AdaptiveAvgPool1d",
+        "AdaptiveAvgPool2d",
+        "AdaptiveMaxPool2d",
+        "ZeroPad2d",
+        "ReflectionPad2d",
+        "ReplicationPad2d",
+        "PixelShuffle",
+    }
+)
+
+
+def _elements(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the expressions that make the elements of a plain container."""
+    if isinstance(node, (cst.List, cst.Tuple)):
+        return [element.value for element in node.elements]
+    if isinstance(node, cst.ListComp):
+        return [node.elt]
+    if isinstance(node, cst.DictComp):
+        return [node.value]
+    if isinstance(node, cst.Dict):
+        return [element.value for element in node.elements]
+    return []
+
+
+def _form(node: cst.BaseExpression) -> str:
+    return _FORMS[type(node)]
+
+
+def _kind(node: cst.BaseExpression, function: FunctionModel) -> str | None:
+    """Say whether an element is a new layer with weights or a parameter; None for neither."""
+    if not isinstance(node, cst.Call):
+        return None
+    scopes = function.module.scopes
+    name = dotted_name(node.func) or ""
+    qualified = scopes.resolve_import(name) or ""
+    last = qualified.rpartition(".")[2]
+    if qualified in PARAMETER_CLASSES:
+        return "parameter"
+    if qualified == "torch.nn.Sequential":
+        inner = [_kind(argument, function) for argument in positional(node)]
+        return "module" if "module" in inner else None
+    if qualified.startswith("torch.nn.") and last[:1].isupper():
+        has_weights = last not in _WITHOUT_WEIGHTS and "Loss" not in last
+        return "module" if has_weights else None
+    own = scopes.classes.get(name)
+    if (
+        own is not None
+        and scopes.derives_from(own, "torch.nn.Module")
+        and _has_weights(name, function)
+    ):
+        return "module"
+    return None
+
+
+def _has_weights(name: str, function: FunctionModel) -> bool:
+    """Tell whether a class of this file makes layers with weights itself."""
+    maker = function.module.scopes.method(function.module.scopes.classes[name], "__init__")
+    if maker is None or isinstance(maker.node, cst.Module):
+        return False
+    for node in body_of(maker):
+        if isinstance(node, cst.Call) and dotted_name(node.func) != name:
+            qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+            last = qualified.rpartition(".")[2]
+            if qualified in PARAMETER_CLASSES:
+                return True
+            if (
+                qualified.startswith("torch.nn.")
+                and last[:1].isupper()
+                and last not in _WITHOUT_WEIGHTS | {"Sequential", "ModuleList"}
+            ):
+                return True
+    return False
+
+
+def _is_registered(  # noqa: PLR0911 - one answer for each way to register
+    attribute: str, function: FunctionModel, first: str
+) -> bool:
+    """Tell whether the class hands the container on, adds it as modules, or says it's frozen."""
+    path = f"{first}.{attribute}"
+    owner = function.scope.owner
+    assert owner is not None
+    for method in owner.methods.values():
+        for node in body_of(method):
+            if isinstance(node, cst.Call):
+                name = dotted_name(node.func) or ""
+                if name.rpartition(".")[2] in {"add_module", "register_module", "setattr"}:
+                    return True
+                if name.rpartition(".")[2] in {"parameters", "named_parameters"} and (
+                    method.name.rpartition(".")[2] == "parameters"
+                ):
+                    return True
+                for argument in node.args:
+                    if dotted_name(argument.value) == path and name not in _ITERATORS:
+                        return True
+                    if isinstance(argument.value, cst.StarredElement):
+                        return True
+            elif isinstance(node, cst.Assign) and dotted_name(node.value) == path:
+                return True
+    for method_name in ("parameters", "named_parameters", "__setattr__"):
+        if method_name in owner.methods:
+            return True
+    return False
+
+
+_ITERATORS = frozenset({"enumerate", "zip", "len", "reversed", "iter", "range", "list", "tuple"})
+
+
+def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:
+    holder = "Dict" if isinstance(node, (cst.Dict, cst.DictComp)) else "List"
+    if kinds == {"parameter"}:
+        return "parameters", f"Parameter{holder}"
+    return "modules", f"Module{holder}"
+
+
+def _fix(node: cst.BaseExpression, wrapper: str, function: FunctionModel) -> Fix | None:
+    """Wrap a list; the keys of a dict may be none that a ModuleDict takes."""
+    if not isinstance(node, (cst.List, cst.ListComp)):
+        return None
+    if function.module.scopes.resolve_import("nn") != "torch.nn":
+        return None
+    edit = Replacement(node, f"nn.{wrapper}({function.module.text(node)})")
+    return Fix((edit,), f"Wrap the list in nn.{wrapper}")
