@@ -65,6 +65,13 @@ class Variable:
         """The type of the tensor that the function takes."""
         return self.representation.dtype or self.value.dtype
 
+    def laid_out(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values that nobody else needs as they are, or copied if their layout differs."""
+        like = self.value
+        if values.stride() == like.stride() and values.storage_offset() == like.storage_offset():
+            return values
+        return self.copy(values)
+
     def copy(self, values: torch.Tensor | None = None) -> torch.Tensor:
         """Copy the value, or other values in its place, into memory laid out as the given one."""
         return copied(self.value if values is None else values, self.value)

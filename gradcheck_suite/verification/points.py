@@ -11,7 +11,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.calling import Output, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 __all__ = ["Point", "evaluate", "given_point", "match_outputs", "point_beside"]
 
@@ -113,21 +113,29 @@ def match_outputs(
     return found
 
 
-def evaluate(subject: Subject, values: Sequence[torch.Tensor], *, recorded: bool) -> list[Output]:
+def evaluate(
+    subject: Subject,
+    values: Sequence[torch.Tensor],
+    *,
+    recorded: bool,
+    spare: Collection[int] = (),
+) -> list[Output]:
     """Compute the function's values, with gradients recorded or not, and detach them.
 
     The function gets copies of the values, and its outputs are copied: it may write into its
-    inputs, and may return the same buffer on every call.
+    inputs, and may return the same buffer on every call. The values of the variables in ``spare``
+    are needed no longer and handed over as they are.
     """
+    handed = [
+        variable.laid_out(value) if index in spare else variable.copy(value)
+        for index, (variable, value) in enumerate(zip(subject.variables, values, strict=True))
+    ]
     if recorded:
         with torch.enable_grad():
-            outputs = subject(subject.leaves(values))
+            outputs = subject([value.requires_grad_() for value in handed])
     else:
-        copies = [
-            variable.copy(value) for variable, value in zip(subject.variables, values, strict=True)
-        ]
         with torch.no_grad():
-            outputs = subject(copies)
+            outputs = subject(handed)
     return [replace(output, tensor=output.tensor.detach().clone()) for output in outputs]
 
 

@@ -66,7 +66,8 @@ class Measurement:
     element by element, which random signs leave of it. ``magnitude`` is the size of the output.
     ``unchanged`` says that no step changed it; ``missing`` and ``non_finite`` that the gradients
     are None or hold NaN or Inf; ``masked`` that non-finite values of the output were left out.
-    ``analytic_noise`` is what rounding within backward may do to ``analytic``.
+    ``analytic_noise`` is what rounding within backward may do to ``analytic``. ``reach`` is the
+    largest step that was taken and ``scale`` the size of what was moved.
     """
 
     output: int
@@ -82,6 +83,18 @@ class Measurement:
     masked: bool
     analytic_noise: float = 0.0
     trouble: str | None = None
+    reach: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the change that the gradient foretells is lost in the roundings on the way.
+
+        An output that stays the same, bit for bit, says nothing against a derivative so small:
+        ``0.5 * (1 + erf(x / sqrt(2)))`` is exactly zero where its derivative is 1e-15.
+        """
+        foretold = abs(self.analytic) * self.reach
+        return self.unchanged and foretold < SAFETY * self.eps * max(self.scale, 1.0)
 
     @property
     def deviation(self) -> float:
@@ -193,6 +206,16 @@ def _require_unwritten(
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _AnalyticSide:
+    """What autograd says of one output along the direction."""
+
+    value: float
+    contributions: dict[int, float]
+    missing: bool
+    non_finite: bool
+
+
 @dataclass(slots=True)
 class _Ladder:
     """The central differences of one probe, step by step."""
@@ -208,33 +231,58 @@ class _Ladder:
     magnitudes: list[float] = field(default_factory=list)
     noises: list[float] = field(default_factory=list)
     _centres: list[torch.Tensor] = field(default_factory=list)
+    _cotangents: list[torch.Tensor] = field(default_factory=list)
     _bends: list[tuple[float, torch.Tensor] | None] = field(default_factory=list)
     rows: list[list[tuple[torch.Tensor, int]]] = field(default_factory=list)
+    sides: list[_AnalyticSide] = field(default_factory=list)
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
+        self.scale = max(float(along.abs().max()) for along in self.direction.values())
         for index, (output, noise) in enumerate(
             zip(self.point.outputs, self.point.noise, strict=True)
         ):
             cotangent = self.cotangents[index].double()
             centre = _masked(output.tensor.double(), self.point.finite[index])
             self._centres.append(centre)
+            self._cotangents.append(cotangent)
             self.magnitudes.append(float(torch.linalg.vector_norm(cotangent * centre)))
             self.noises.append(
                 0.0 if noise is None else float(torch.linalg.vector_norm(cotangent * noise))
             )
             self._bends.append(None)
             self.levels.append([])
-            parts = []
-            for variable in self.direction:
-                part = self.gradients.rows[index][variable]
-                if part is not None and bool(torch.isfinite(part).all()):
-                    parts.append((part.double(), variable))
-            self.rows.append(parts)
+            self._add_row(index)
+
+    def _add_row(self, index: int) -> None:
+        row = self.gradients.rows[index]
+        parts, contributions, analytic = [], dict.fromkeys(self.direction, 0.0), 0.0
+        for variable, along in self.direction.items():
+            part = row[variable]
+            if part is None or not _is_finite(part):
+                continue
+            part = part.double()
+            product = part * along.double()
+            contributions[variable] = float(torch.linalg.vector_norm(product))
+            analytic += float(product.sum())
+            parts.append((part, variable))
+        self.rows.append(parts)
+        given = [row[variable] for variable in self.direction if row[variable] is not None]
+        self.sides.append(
+            _AnalyticSide(
+                value=analytic,
+                contributions=contributions,
+                missing=not given,
+                non_finite=len(parts) < len(given),
+            )
+        )
 
     def descend(self, step: float) -> None:
         """Add one central difference of this half width, where the function allows it."""
         ahead, behind = self._moved(step), self._moved(-step)
-        above, below = self._values(ahead), self._values(behind)
+        expected = self._expected(ahead, behind)
+        above = self._values(ahead)
+        below = None if above is None else self._values(behind)
         if above is None or below is None:
             return
         for index, (high, low) in enumerate(zip(above, below, strict=True)):
@@ -245,24 +293,16 @@ class _Ladder:
                 self._bends[index] = None
                 continue
             self.levels[index].append(
-                self._level(index, step, high_value, low_value, (ahead, behind))
+                self._level(index, step, high_value, low_value, expected[index])
             )
 
     def _level(
-        self,
-        index: int,
-        step: float,
-        high: torch.Tensor,
-        low: torch.Tensor,
-        ends: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+        self, index: int, step: float, high: torch.Tensor, low: torch.Tensor, expected: float
     ) -> Level:
-        cotangent = self.cotangents[index].double()
+        cotangent = self._cotangents[index]
         centre = self._centres[index]
-        expected = sum(
-            float((part * self._displacement(ends, variable)).sum())
-            for part, variable in self.rows[index]
-        )
-        slope = (float((cotangent * (high - low)).sum()) - expected) / (2.0 * step)
+        unchanged = torch.equal(high, centre) and torch.equal(low, centre)
+        slope = (inner_product(cotangent, high - low) - expected) / (2.0 * step)
         tensor = self.point.outputs[index].tensor
         # Results below the smallest normal number may be flushed to zero.
         underflow = math.sqrt(tensor.numel()) * torch.finfo(tensor.dtype).tiny
@@ -270,40 +310,45 @@ class _Ladder:
         rounding /= step
         # For a smooth function the second difference over the step vanishes with the step; the
         # line through two steps leaves at zero what a kink contributes.
-        bend = cotangent * (high + low - 2.0 * centre) / step
+        bend = (high + low).sub_(centre, alpha=2.0).mul_(cotangent).div_(step)
         previous = self._bends[index]
         self._bends[index] = (step, bend)
         kink = math.inf
         if previous is not None:
             ratio = previous[0] / step
-            left = torch.linalg.vector_norm((ratio * bend - previous[1]) / (ratio - 1.0))
-            kink = max(0.0, float(left) - 4.0 * rounding)
-        return Level(
-            step=step,
-            slope=slope,
-            rounding=rounding,
-            kink=kink,
-            unchanged=torch.equal(high, centre) and torch.equal(low, centre),
-        )
+            left = torch.linalg.vector_norm(torch.sub(previous[1], bend, alpha=ratio))
+            kink = max(0.0, float(left) / (ratio - 1.0) - 4.0 * rounding)
+        return Level(step=step, slope=slope, rounding=rounding, kink=kink, unchanged=unchanged)
 
-    def _displacement(
-        self, ends: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]], variable: int
-    ) -> torch.Tensor:
-        made = ends[0][variable].double() - ends[1][variable].double()
-        fixed = self.subject.variables[variable].fixed
-        return made if fixed is None else made.where(~fixed, 0.0)
+    def _expected(
+        self, ahead: Sequence[torch.Tensor], behind: Sequence[torch.Tensor]
+    ) -> list[float]:
+        """Return for each output what the displacement changes according to its gradients."""
+        expected = [0.0] * len(self.rows)
+        for variable in self.direction:
+            made = ahead[variable].double() - behind[variable].double()
+            fixed = self.subject.variables[variable].fixed
+            if fixed is not None:
+                made = made.where(~fixed, 0.0)
+            for index, row in enumerate(self.rows):
+                expected[index] += sum(
+                    inner_product(part, made) for part, of in row if of == variable
+                )
+        return expected
 
     def _moved(self, step: float) -> list[torch.Tensor]:
         moved = []
         for variable, value in enumerate(self.point.values):
             along = self.direction.get(variable)
-            moved.append(value if along is None else value + step * along)
+            moved.append(value if along is None else torch.add(value, along, alpha=step))
         return moved
 
     def _values(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Evaluate, or note why not; the user's exceptions count only at the given point."""
         try:
-            produced = evaluate(self.subject, values, recorded=self.point.recorded)
+            produced = evaluate(
+                self.subject, values, recorded=self.point.recorded, spare=self.direction
+            )
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises
             self.trouble = f"raises {type(error).__name__} at points around the given one"
             return None
@@ -367,30 +412,31 @@ def _is_settled(result: Measurement, precision: Precision) -> bool:
 
 def _measurement(ladder: _Ladder, index: int) -> Measurement:
     levels = ladder.levels[index]
-    contributions = dict.fromkeys(ladder.direction, 0.0)
-    analytic = 0.0
-    for part, variable in ladder.rows[index]:
-        product = part * ladder.direction[variable].double()
-        contributions[variable] = float(torch.linalg.vector_norm(product))
-        analytic += float(product.sum())
+    side = ladder.sides[index]
     trouble = ladder.trouble
     if trouble is None and any(level.unchanged and level.slope != 0.0 for level in levels):
         trouble = _STAIRS
-    row = [ladder.gradients.rows[index][variable] for variable in ladder.direction]
     return Measurement(
         output=index,
         group=tuple(ladder.direction),
-        analytic=analytic,
-        contributions=contributions,
+        analytic=side.value,
+        contributions=side.contributions,
         estimate=estimate_limit(levels) if levels else UNKNOWN,
         magnitude=ladder.magnitudes[index],
         eps=ladder.eps,
         unchanged=bool(levels) and all(level.unchanged for level in levels),
-        missing=all(part is None for part in row),
-        non_finite=any(part is not None and not _is_finite(part) for part in row),
+        missing=side.missing,
+        non_finite=side.non_finite,
         masked=ladder.point.finite[index] is not None,
         trouble=trouble,
+        reach=max((level.step for level in levels), default=0.0),
+        scale=ladder.scale,
     )
+
+
+def inner_product(one: torch.Tensor, two: torch.Tensor) -> float:
+    """Return the sum of the products of two float64 tensors' entries."""
+    return float(torch.dot(one.reshape(-1), two.reshape(-1)))
 
 
 def _masked(values: torch.Tensor, finite: torch.Tensor | None) -> torch.Tensor:
@@ -405,4 +451,5 @@ def _at_moved_entries(gradient: torch.Tensor, fixed: torch.Tensor | None) -> tor
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    return bool(torch.isfinite(values).all())
+    # NaN and Inf survive a sum; only a sum that overflows needs the look at every entry.
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

@@ -112,8 +112,11 @@ class Survey:
                 self._measure_alone(self.point, _FIRST_CONFIRMATION + extra, variable)
             if few or not self._failed_everywhere(variable):
                 self._measure_moved(variable, probes=1)
+            if not self.precision.is_double:
+                self._measure_relative(variable)
         for variable in sorted(self._undecided()):
-            self._measure_relative(variable)
+            if self._in_trouble(variable):
+                self._measure_relative(variable)
             if variable in self._undecided():
                 self._measure_moved(variable, probes=_CONFIRMATIONS)
         return {pair: conclude(self._outcomes[pair], self.precision) for pair in self.pairs}
@@ -177,22 +180,22 @@ class Survey:
         results = self._measure(point, probe, {variable: self.direction(probe, variable)})
         self._note(results, variable, probe, moved=point.moved)
 
-    def _measure_relative(self, variable: int) -> None:
-        """Move every entry in proportion to itself, which keeps it on its side of zero."""
-        if not any(
+    def _in_trouble(self, variable: int) -> bool:
+        return any(
             outcome.measurement.trouble
             for output in range(len(self.point.outputs))
             for outcome in self._outcomes[output, variable]
-        ):
-            return
+        )
+
+    def _measure_relative(self, variable: int) -> None:
+        """Move every entry in proportion to itself, which keeps it on its side of zero."""
         value = self.point.values[variable]
         if bool((value == 0).any()) or not bool(torch.isfinite(value).all()):
             return
         probe = _FIRST_CONFIRMATION
         direction = self.direction(probe, variable) / self._scales[variable] * value.abs()
-        self._note(
-            self._measure(self.point, probe, {variable: direction}), variable, probe, moved=False
-        )
+        results = self._measure(self.point, probe, {variable: direction})
+        self._note(results, variable, probe, moved=False, relative=True)
 
     def _measure_moved(self, variable: int, *, probes: int) -> None:
         point = self._moved_point()
@@ -266,11 +269,17 @@ class Survey:
         return replace(outcome, ruling=ruling, measurement=measurement)
 
     def _note(
-        self, results: Sequence[Measurement], variable: int, probe: int, *, moved: bool
+        self,
+        results: Sequence[Measurement],
+        variable: int,
+        probe: int,
+        *,
+        moved: bool,
+        relative: bool = False,
     ) -> None:
         for result in results:
             pair = (result.output, variable)
-            outcome = Outcome("unresolved", result, moved=moved, probe=probe)
+            outcome = Outcome("unresolved", result, moved, probe, relative)
             self._outcomes[pair].append(self._judged(pair, outcome))
 
     def _suspects(self) -> set[int]:

@@ -33,12 +33,16 @@ _CONTRADICTS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One measurement's ruling on one (output, variable) pair."""
+    """One measurement's ruling on one (output, variable) pair.
+
+    ``relative`` says that every entry was moved in proportion to itself.
+    """
 
     ruling: Ruling
     measurement: Measurement
     moved: bool
     probe: int
+    relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def judge(measurement: Measurement, variable: int, precision: Precision) -> Ruli
             and tolerance <= precision.zero * measurement.magnitude
         )
         return "pass" if resolved or vanishes else "unresolved"
-    if not alone or not math.isfinite(tolerance):
+    if not alone or not math.isfinite(tolerance) or measurement.drowned:
         return "unresolved"
     if abs(measurement.deviation) < precision.rtol * max(part, abs(measurement.numeric)):
         return "pass" if resolved else "unresolved"
@@ -127,6 +131,15 @@ def _conclude_on_failure(
         and outcome.measurement.relative_tolerance
         < _CONTRADICTS * worst.measurement.relative_deviation
     ]
+    in_proportion = [outcome for outcome in passed if outcome.relative]
+    if in_proportion and not any(outcome.relative for outcome in failed):
+        return Conclusion(
+            "inconclusive",
+            worst.measurement,
+            "the gradient disagrees along steps of one length for all entries and agrees along "
+            "steps in proportion to each entry: near small entries the function changes faster "
+            "than these steps can follow; dtype='float64' sees more",
+        )
     if any(outcome.moved for outcome in passed) and not any(o.moved for o in failed):
         return Conclusion(
             "inconclusive",
@@ -153,6 +166,11 @@ def why_unresolved(measurement: Measurement, precision: Precision) -> str:
             f"the function {measurement.trouble}"
             if measurement.trouble
             else "too few steps could be evaluated"
+        )
+    if measurement.drowned:
+        return (
+            "the output does not change, and the change that the gradient foretells is smaller "
+            "than a rounding of numbers of the size of the input, so that it may be lost"
         )
     seen = measurement.relative_tolerance if measurement.size > 0.0 else math.inf
     unseen = f"an error below {100.0 * seen:.2g}% of the gradient" if seen <= 1.0 else "no error"
