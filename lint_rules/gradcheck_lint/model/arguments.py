@@ -89,7 +89,7 @@ def record_call(
     mentions = mentioned_by(arguments.everything) | mentioned_by(receiver)
     through = through_all(arguments.everything) | sites(callee)
     if method is not None:
-        through |= through_all(receiver)
+        through |= through_all(receiver) | through_all(owner)
     if reading.state.mode is GradMode.DISABLED:
         through = frozenset()
     reading.recorder.event(

@@ -398,6 +398,7 @@ def container(
         carries=own.union(*(carried_by_all(part) for part in parts)),
         mentions=mentioned_by(everything),
         holds=own | held_by(everything),
+        through=through_all(everything),
         parts=tuple(parts) if is_tuple else (everything,) if parts else (),
     )
     return frozenset({value})

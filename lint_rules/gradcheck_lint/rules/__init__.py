@@ -54,6 +54,20 @@ RULES: Final = (
         ((b"backward",), (b"for", b"while")),
     ),
     RuleReference(
+        "GCS203",
+        "retain-graph",
+        "gradcheck_lint.rules.retain_graph",
+        "RetainGraph",
+        ((b"retain_graph",), (b"backward",)),
+    ),
+    RuleReference(
+        "GCS204",
+        "eval-with-graph",
+        "gradcheck_lint.rules.eval_with_graph",
+        "EvalWithGraph",
+        ((b".eval()",), (b"for",)),
+    ),
+    RuleReference(
         "GCS205",
         "tensor-on-ctx",
         "gradcheck_lint.rules.tensor_on_ctx",
@@ -110,11 +124,32 @@ RULES: Final = (
         ((b"scale",), (b"step(",)),
     ),
     RuleReference(
+        "GCS401",
+        "graph-broken",
+        "gradcheck_lint.rules.graph_broken",
+        "GraphBroken",
+        ((b"backward",), (b"item", b"numpy", b"tensor(", b"detach", b"argmax", b"==")),
+    ),
+    RuleReference(
+        "GCS402",
+        "forward-under-no-grad",
+        "gradcheck_lint.rules.forward_under_no_grad",
+        "ForwardUnderNoGrad",
+        ((b"backward",), (b"no_grad", b"inference_mode", b"set_grad_enabled")),
+    ),
+    RuleReference(
         "GCS404",
         "unregistered-module",
         "gradcheck_lint.rules.unregistered_module",
         "UnregisteredModule",
         ((b"nn",), (b"__init__",), (b"Module",)),
+    ),
+    RuleReference(
+        "GCS405",
+        "forced-requires-grad",
+        "gradcheck_lint.rules.forced_requires_grad",
+        "ForcedRequiresGrad",
+        ((b"backward",), (b"requires_grad",)),
     ),
     RuleReference(
         "GCS501",
@@ -171,6 +206,13 @@ RULES: Final = (
         "gradcheck_lint.rules.none_gradient",
         "NoneGradient",
         ((b"Function",), (b"needs_input_grad",)),
+    ),
+    RuleReference(
+        "GCS702",
+        "stuck-in-eval",
+        "gradcheck_lint.rules.stuck_in_eval",
+        "StuckInEval",
+        ((b".eval()",), (b"backward",), (b"step(",)),
     ),
     RuleReference(
         "GCS901",

@@ -1,0 +1,161 @@
+"""GCS204: an evaluation that records graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
+from gradcheck_lint.model.syntax import walk
+from gradcheck_lint.model.values import sites
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class EvalWithGraph(Rule):
+    """A model runs in evaluation mode while graphs are recorded that nobody uses."""
+
+    entry = catalogue.EVAL_WITH_GRAPH
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield the first recorded forward after eval() in a function that needs no gradient."""
+        if function.mode not in {GradMode.AMBIENT, GradMode.ENABLED}:
+            return
+        events = list(function.events())
+        switched: dict[str, ModeSwitch] = {}
+        for event in events:
+            if isinstance(event, ModeSwitch) and event.receiver:
+                if event.training is False:
+                    switched[event.receiver] = event
+                else:
+                    switched.pop(event.receiver, None)
+            elif (
+                isinstance(event, Forward)
+                and event.receiver in switched
+                and event.loops
+                and event.mode in {GradMode.AMBIENT, GradMode.ENABLED}
+            ):
+                if _needs_gradients(function, events, event):
+                    return
+                yield Violation(
+                    event.node,
+                    f"`{event.receiver}` is in evaluation mode and runs in a loop while operations "
+                    "are recorded: graphs are built that nobody differentiates",
+                    Severity.WARNING,
+                    "run it inside `with torch.no_grad():` or `torch.inference_mode()`",
+                    ((switched[event.receiver].node, "put in evaluation mode here"),),
+                )
+                return
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def evaluate(model, loader):
+    model.eval()
+    correct = 0
+    for x, y in loader:
+        correct += (model(x).argmax(dim=1) == y).sum().item()
+    model.train()
+    return correct
+""",
+            lines=(7,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def evaluate(model, loader):
+    model.eval()
+    with torch.no_grad():
+        return sum(model(x).sum().item() for x in loader)
+
+@torch.inference_mode()
+def predict(model, loader):
+    model.eval()
+    return [model(x) for x in loader]
+""",
+            why="nothing is recorded",
+        ),
+        Valid(
+            """\
+import torch
+
+def saliency(model, loader):
+    model.eval()
+    for x in loader:
+        x.requires_grad_()
+        model(x).max().backward()
+        yield x.grad
+""",
+            why="the gradients are what is wanted",
+        ),
+        Valid(
+            """\
+import torch
+
+def accuracy(model, loader):
+    model.eval()
+    for x, y in loader:
+        print((model(x).argmax(1) == y).sum().item())
+
+def main(model, loader):
+    with torch.no_grad():
+        accuracy(model, loader)
+""",
+            why="its only caller records nothing",
+        ),
+    )
+
+
+def _needs_gradients(  # noqa: PLR0911 - each is a reason of its own
+    function: FunctionModel, events: list[Event], forward: Forward
+) -> bool:
+    """Tell whether gradients may be used, or may be off for reasons that lie elsewhere."""
+    if function.module.sets_mode_for_all:
+        return True
+    inside = {id(known) for known in function.scope.nested.values()}
+    for event in events:
+        if isinstance(event, Backward):
+            return True
+        if isinstance(event, Call) and event.function is not None and id(event.function) in inside:
+            return True
+    for node in walk(function.scope.node):
+        if isinstance(node, cst.Attribute) and node.attr.value in _GRADIENT_WORDS:
+            return True
+        if isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS:
+            return True
+    modes = function.module.modes_of_callers(function.scope)
+    if forward.mode is GradMode.AMBIENT and modes and GradMode.ENABLED not in modes:
+        return True
+    return (
+        isinstance(function.scope.node, cst.Module)
+        and bool(sites(forward.values))
+        and (b"backward" in function.module.source)
+    )
+
+
+_GRADIENT_WORDS = frozenset(
+    {
+        "backward",
+        "grad",
+        "requires_grad",
+        "requires_grad_",
+        "step",
+        "enable_grad",
+        "attack",
+        "jacrev",
+    }
+)

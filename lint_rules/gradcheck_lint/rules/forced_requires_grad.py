@@ -1,0 +1,101 @@
+"""GCS405: requires_grad is forced onto a loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.values import Kind, all_are, cut_of
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class ForcedRequiresGrad(Rule):
+    """A loss without a graph is made to require grad, so that backward runs and trains nothing."""
+
+    entry = catalogue.FORCED_REQUIRES_GRAD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every backward on a leaf that was made of a computed value."""
+        for event in function.events():
+            if not isinstance(event, Backward) or event.expects_error or event.partial:
+                continue
+            cut = cut_of(event.values)
+            if cut is None or not all_are(event.values, Kind.LEAF):
+                continue
+            yield Violation(
+                cut,
+                f"the graph ends at `{source_of(function.module.tree, cut)}`; with requires_grad "
+                "forced on, backward() runs without an error and no parameter gets a gradient",
+                Severity.ERROR,
+                "call backward() on the computed loss itself",
+                ((event.node, "backward() reaches no further than this"),),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        loss = torch.tensor(loss.item(), requires_grad=True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(8,),
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x).detach(), y.detach())
+        loss.requires_grad_()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(7,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.requires_grad_()
+        loss.backward()
+        optimizer.step()
+""",
+            why="a loss with a graph keeps it",
+        ),
+        Valid(
+            """\
+import torch
+
+w = torch.tensor(2.0, requires_grad=True)
+w.backward()
+""",
+            why="a leaf of its own",
+        ),
+    )

@@ -1,0 +1,157 @@
+"""GCS402: the forward pass is not recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.rules._cuts import cut_backwards, forwards_by_node
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class ForwardUnderNoGrad(Rule):
+    """A model to be trained runs where nothing is recorded."""
+
+    entry = catalogue.FORWARD_UNDER_NO_GRAD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every forward without recording that a training step relies on."""
+        forwards = forwards_by_node(function)
+        tree = function.module.tree
+        reported: set[int] = set()
+        for backward, cut in cut_backwards(function):
+            if id(cut) in forwards and id(cut) not in reported:
+                reported.add(id(cut))
+                yield Violation(
+                    cut,
+                    f"`{source_of(tree, cut)}` runs without recording, and backward() is called on "
+                    "what comes of it: torch raises, because nothing requires a gradient",
+                    Severity.ERROR,
+                    "move the forward pass out of no_grad",
+                    ((backward.node, "backward() is called here"),),
+                )
+        yield from _never_recorded(function, reported)
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.no_grad():
+            out = model(x)
+        loss = (out - 1).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(backbone, head, loader):
+    parameters = [*backbone.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for x, y in loader:
+        with torch.no_grad():
+            features = backbone(x)
+        optimizer.zero_grad()
+        F.cross_entropy(head(features), y).backward()
+        optimizer.step()
+""",
+            lines=(9,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(backbone, head, loader):
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for x, y in loader:
+        with torch.no_grad():
+            features = backbone(x)
+        optimizer.zero_grad()
+        F.cross_entropy(head(features), y).backward()
+        optimizer.step()
+""",
+            why="only the head is trained",
+        ),
+        Valid(
+            """\
+import torch
+
+def guide(model, x):
+    with torch.no_grad():
+        before = model(x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            loss = model(x).mean()
+            loss.backward()
+    return before, x.grad
+""",
+            why="the innermost context decides",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        with torch.no_grad():
+            loss.backward()
+        optimizer.step()
+""",
+            why="backward alone may run under no_grad",
+        ),
+    )
+
+
+def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
+    """Yield models that an optimizer owns, but that only run where nothing is recorded."""
+    if function.module.may_freeze:
+        return
+    events = list(function.events())
+    steps = [event for event in events if isinstance(event, Step)]
+    backwards = [event for event in events if isinstance(event, Backward)]
+    owned = frozenset[int]().union(
+        *(held_by(step.values) for step in steps if all_are(step.values, Kind.OPTIMIZER))
+    )
+    forwards = [event for event in events if isinstance(event, Forward)]
+    recorded = frozenset[int]().union(
+        *(sites(event.values) for event in forwards if event.mode is not GradMode.DISABLED)
+    )
+    for event in forwards:
+        if event.mode is not GradMode.DISABLED or id(event.node) in reported:
+            continue
+        if not backwards or not event.loops or not sites(event.values) & owned - recorded:
+            continue
+        if not any(step.loops[:1] == event.loops[:1] for step in steps):
+            continue
+        reported.add(id(event.node))
+        yield Violation(
+            event.node,
+            f"the optimizer owns the parameters of `{event.receiver}`, but it only runs where "
+            "nothing is recorded, so they never get a gradient",
+            Severity.WARNING,
+            "run it outside of no_grad, or give the optimizer the other parameters alone",
+        )

@@ -1,0 +1,161 @@
+"""GCS401: the graph of a loss is cut on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.rules._cuts import cut_backwards, forwards_by_node
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class GraphBroken(Rule):
+    """A loss is differentiated whose graph was cut, so that nothing gets a gradient from it."""
+
+    entry = catalogue.GRAPH_BROKEN
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every cut that a differentiated loss goes through."""
+        forwards = forwards_by_node(function)
+        tree = function.module.tree
+        reported: set[int] = set()
+        for backward, cut in cut_backwards(function):
+            if id(cut) in forwards or id(cut) in reported:
+                continue
+            reported.add(id(cut))
+            yield Violation(
+                cut,
+                f"`{source_of(tree, cut)}` takes the graph away, and backward() is called on what "
+                "is made of it: torch raises, because nothing requires a gradient",
+                Severity.ERROR,
+                "compute the loss from tensors that still have their graph",
+                ((backward.node, "backward() is called here"),),
+            )
+        for event in function.events():
+            if not isinstance(event, Backward) or event.expects_error:
+                continue
+            for value in event.values:
+                cut_node = value.cut
+                if cut_node is None or id(cut_node) in reported or not value.through:
+                    continue
+                if _copies_computed(cut_node):
+                    reported.add(id(cut_node))
+                    yield Violation(
+                        cut_node,
+                        f"`{source_of(tree, cut_node)}` makes a tensor without a graph from a "
+                        "computed value, so this term of the loss has no gradient",
+                        Severity.WARNING,
+                        "use the computed tensor itself, or torch.stack for a list of them",
+                        ((event.node, "the loss is differentiated here"),),
+                    )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = ((model(x).argmax(dim=1) - 1.0) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(6,),
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x).detach(), torch.zeros(3))
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(encoder, decoder, loader, optimizer):
+    for x in loader:
+        code = encoder(x)
+        rate = torch.tensor([code.abs().mean(), code.pow(2).mean()]).sum()
+        loss = F.mse_loss(decoder(code), x) + 0.1 * rate
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(7,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, target, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        out = model(x)
+        loss = F.mse_loss(out, target(x).detach())
+        accuracy = (out.argmax(dim=1) == y).float().mean().item()
+        loss.backward()
+        optimizer.step()
+        print(loss.item(), accuracy)
+""",
+            why="only a target is detached, and only what is logged has no graph",
+        ),
+        Valid(
+            """\
+import torch
+
+def quantize(x):
+    y = x + (x.round() - x).detach()
+    y.sum().backward()
+""",
+            why="a straight-through estimator",
+        ),
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, loader, weights):
+    for x, y in loader:
+        w = torch.tensor(weights)
+        F.cross_entropy(model(x), y, weight=w).backward()
+""",
+            why="a tensor of constants",
+        ),
+    )
+
+
+_COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "from_numpy"})
+
+
+def _copies_computed(node: cst.CSTNode) -> bool:
+    """Tell whether this is `torch.tensor(...)` of something that a model computed."""
+    if not isinstance(node, cst.Call):
+        return False
+    last = (dotted_name(node.func) or "").rpartition(".")[2]
+    return last in _COPIES and bool(positional(node))

@@ -1,0 +1,161 @@
+"""GCS203: retain_graph=True without need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward, Call, Event, Return
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
+from gradcheck_lint.model.values import Origin, mentioned_by
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class RetainGraph(Rule):
+    """A graph is retained that no second backward uses."""
+
+    entry = catalogue.RETAIN_GRAPH
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every retained graph with no second pass in sight."""
+        events = list(function.events())
+        backwards = [event for event in events if isinstance(event, Backward)]
+        if len(backwards) != 1 or not backwards[0].retains_graph or backwards[0].creates_graph:
+            return
+        (backward,) = backwards
+        node = backward.node
+        if not isinstance(node, cst.Call) or backward.expects_error:
+            return
+        wanted = keyword(node, "retain_graph")
+        if boolean(wanted) is not True or keyword(node, "create_graph") is not None:
+            return
+        source = function.module.source
+        if (
+            function.scope.nested
+            or b"autograd.grad(" in source
+            or b"import grad" in source
+            or _may_differentiate_again(events, backward)
+            or (not backward.loops and _is_called(function))
+        ):
+            return
+        argument = next(argument for argument in node.args if argument.value is wanted)
+        yield Violation(
+            argument,
+            "the graph is retained, but no second backward uses it: it only costs memory, or hides "
+            "that an old graph is reached again",
+            Severity.WARNING,
+            "drop retain_graph=True; detach what is carried over from earlier iterations",
+        )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, optimizer, loader):
+    for x, y in loader:
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(model, optimizer, loader):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward(retain_graph=True)
+        loss.pow(2).backward()
+        optimizer.step()
+""",
+            why="a second backward uses it",
+        ),
+        Valid(
+            """\
+import torch
+
+class Trainer:
+    def first(self, x):
+        self.out = self.model(x)
+        self.out.mean().backward(retain_graph=True)
+
+    def second(self):
+        self.out.pow(2).mean().backward()
+
+    def fit(self, data):
+        for x in data:
+            self.first(x)
+            self.second()
+""",
+            why="another function may use it",
+        ),
+        Valid(
+            """\
+import torch
+
+def jacobian(y, x):
+    rows = []
+    for i in range(len(y)):
+        x.grad = None
+        y[i].backward(retain_graph=True)
+        rows.append(x.grad)
+    return rows
+""",
+            why="each iteration walks the same graph",
+        ),
+    )
+
+
+def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
+    """Tell whether the graph may be walked again: in the next iteration, or elsewhere."""
+    if backward.loops and any(
+        not value.loops or backward.loops[-1] not in value.loops or value.origin is Origin.ELEMENT
+        for value in backward.values
+    ):
+        return True
+    wanted = mentioned_by(backward.values) if backward.values else frozenset()
+    own = {value.site for value in backward.values}
+    for event in events:
+        if isinstance(event, Return) and mentioned_by(event.values) & own:
+            return True
+        if isinstance(event, Call):
+            name = event.method
+            if isinstance(event.node, cst.Call):
+                name = name or (dotted_name(event.node.func) or "").rpartition(".")[2]
+            if name and ("backward" in name or "grad" in name):
+                return True
+            if event.function is not None and event.mentions & wanted and event.mentions & own:
+                return True
+    return False
+
+
+def _is_called(function: FunctionModel) -> bool:
+    """Tell whether the callers are known, or may call backward again."""
+    return (
+        len(
+            [
+                other
+                for other in function.module.functions()
+                if any(isinstance(event, Backward) for event in other.events())
+            ]
+        )
+        > 1
+    )
