@@ -20,7 +20,8 @@ from gradcheck_suite.findings import Finding, Location
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-_MARKER: Final = "# gradcheck-lint: end of a cell"
+# A statement, and no comment: a comment goes when the statement below it does.
+_MARKER: Final = "'gradcheck-lint: end of a cell'"
 _MAGIC: Final = "pass  # gradcheck-lint: line of IPython "
 _LINE_MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
 _ASSIGNED_MAGIC = re.compile(r"^(\s*[\w., ]+=\s*)[%!](?!=)")
