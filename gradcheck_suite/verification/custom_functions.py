@@ -10,13 +10,16 @@ import torch
 
 from gradcheck_suite import _torch_compat
 from gradcheck_suite.findings import Location
+from gradcheck_suite.verification.points import match_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch.autograd.graph import Node
 
-__all__ = ["GraphPath", "backward_location", "graph_path"]
+    from gradcheck_suite.verification.survey import Survey
+
+__all__ = ["GraphPath", "TracedCall", "backward_location", "graph_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,25 @@ class GraphPath:
 
     connected: bool
     functions: tuple[type, ...]
+
+
+class TracedCall:
+    """One recorded call of a survey's function, to ask what lies between outputs and variables."""
+
+    def __init__(self, survey: Survey) -> None:
+        with torch.enable_grad():
+            self._leaves = survey.subject.leaves(survey.point.values)
+            self._tensors = match_outputs(
+                survey.subject, survey.point.outputs, survey.subject(self._leaves)
+            )
+
+    def path(self, output: int, variable: int) -> GraphPath:
+        """Walk the graph between an output and a variable."""
+        return graph_path(self._tensors[output], self._leaves[variable])
+
+    def whole_graph(self, output: int) -> GraphPath:
+        """Tell which custom Functions are anywhere in the graph of an output."""
+        return graph_path(self._tensors[output], None)
 
 
 def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.bisection import find_wrong_entry
-from gradcheck_suite.verification.diagnosis import TracedCall, error_kind
+from gradcheck_suite.verification.custom_functions import TracedCall
+from gradcheck_suite.verification.diagnosis import Diagnosis, diagnose, first_look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.contracts import Pair
     from gradcheck_suite.verification.custom_functions import GraphPath
-    from gradcheck_suite.verification.diagnosis import ErrorKind
     from gradcheck_suite.verification.survey import Survey
     from gradcheck_suite.verification.verdicts import Conclusion
 
@@ -85,30 +85,32 @@ class _Mistakes:
 
     def _cause(self, pair: Pair) -> object:
         """Return the same for pairs that one mistake can explain."""
-        kind, ratio = self._kind(pair)
+        look = self._first_look(pair)
         if self._conclusions[pair].shown.non_finite:
             return pair[0], "non-finite", self._call.path(*pair).functions
-        rounded = None if ratio is None else f"{ratio:.3g}"
-        return pair[0], kind, rounded, self._call.path(*pair).functions
+        rounded = None if look.ratio is None else f"{look.ratio:.3g}"
+        return pair[0], look.kind, rounded, self._call.path(*pair).functions
 
     def _wrong_gradient(self, pairs: Sequence[Pair]) -> Finding:
         pair = max(pairs, key=lambda pair: self._conclusions[pair].shown.relative_deviation)
         output, variable = pair
         conclusion = self._conclusions[pair]
         shown = conclusion.shown
-        kind, ratio = self._kind(pair)
+        diagnosis = self._first_look(pair)
         entry = None
         if self._searches < _MOST_SEARCHES and not (shown.non_finite or conclusion.moved):
             self._searches += 1
             entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)
+            diagnosis = diagnose(
+                self._survey, self._conclusions, pair, first=diagnosis, entry=entry
+            )
         return wording.wrong_gradient(
             output=self._output(output),
             variable=self._variable(variable),
             also=[self._variable(other) for _, other in pairs if other != variable],
             shape=self._survey.point.values[variable].shape,
             shown=shown,
-            kind=kind,
-            ratio=ratio,
+            diagnosis=diagnosis,
             entry=entry,
             path=self._path(pair),
         )
@@ -122,13 +124,13 @@ class _Mistakes:
             others_attached=any(self._survey.gradients.attached),
         )
 
-    def _kind(self, pair: Pair) -> tuple[ErrorKind, float | None]:
+    def _first_look(self, pair: Pair) -> Diagnosis:
         failed = [
             outcome.measurement
             for outcome in self._survey.outcomes(pair)
             if outcome.ruling == "fail"
         ]
-        return error_kind(failed)
+        return first_look(failed)
 
     def _path(self, pair: Pair) -> GraphPath:
         return self._call.path(*pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gradcheck_suite.verification.bisection import WrongEntry
-    from gradcheck_suite.verification.diagnosis import ErrorKind
+    from gradcheck_suite.verification.diagnosis import Diagnosis
     from gradcheck_suite.verification.probes import Measurement
 
 __all__ = [
@@ -49,8 +50,7 @@ def wrong_gradient(
     also: Sequence[str],
     shape: Sequence[int],
     shown: Measurement,
-    kind: ErrorKind,
-    ratio: float | None,
+    diagnosis: Diagnosis,
     entry: WrongEntry | None,
     path: GraphPath,
 ) -> Finding:
@@ -59,6 +59,9 @@ def wrong_gradient(
     ``also`` names other inputs and parameters whose gradients the same mistake can explain.
     """
     function = path.functions[0] if len(path.functions) == 1 else None
+    kind, ratio = diagnosis.kind, diagnosis.ratio
+    if entry is not None and diagnosis.most is not None and entry.count > diagnosis.most:
+        entry = replace(entry, count=diagnosis.most)  # an estimate that is known to be too high
     nothing = kind in {"missing", "zero"}
     blamed = nothing and path.connected and bool(path.functions)
     subject = f"gradient of `{output}` with respect to `{variable}`"
@@ -73,9 +76,10 @@ def wrong_gradient(
         )
         chosen = catalogue.NON_FINITE_GRADIENT
     else:
-        wrong = _what_is_wrong(kind, ratio, shown.relative_deviation, path)
+        wrong = _what_is_wrong(diagnosis, shown.relative_deviation, path)
         message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
+    message += "".join(f"; {words}" for words in diagnosis.circumstances)
     message += "".join(_details(output, variable, shape, entry, function))
     if also:
         message += f"; {len(also)} more gradients are wrong with it: {_listed(also)}"
@@ -90,6 +94,10 @@ def wrong_gradient(
         evidence["also_wrong"] = list(also)
     if ratio is not None:
         evidence["ratio"] = ratio
+    if diagnosis.ratio_name:
+        evidence["ratio_name"] = diagnosis.ratio_name
+    if diagnosis.only:
+        evidence["only"] = list(diagnosis.only)
     if entry is not None:
         evidence["entry"] = {
             "input_index": list(entry.input_index),
@@ -110,8 +118,7 @@ def wrong_gradient(
         location=_location(path),
         hint=_hint(
             shown=shown,
-            kind=kind,
-            ratio=ratio,
+            diagnosis=diagnosis,
             variable=variable,
             shape=shape,
             function=function,
@@ -204,7 +211,10 @@ def grad_output_modified(*, output: str, path: GraphPath) -> Finding:
     )
 
 
-def _what_is_wrong(kind: ErrorKind, ratio: float | None, relative: float, path: GraphPath) -> str:
+def _what_is_wrong(diagnosis: Diagnosis, relative: float, path: GraphPath) -> str:
+    kind, ratio = diagnosis.kind, diagnosis.ratio
+    if diagnosis.words is not None:
+        return diagnosis.words
     if kind == "missing":
         return "is None" if path.connected else "is missing: no path in the graph leads to it"
     if kind == "zero":
@@ -245,13 +255,13 @@ def _at(name: str, index: Sequence[int]) -> str:
 def _hint(
     *,
     shown: Measurement,
-    kind: ErrorKind,
-    ratio: float | None,
+    diagnosis: Diagnosis,
     variable: str,
     shape: Sequence[int],
     function: type | None,
     path: GraphPath,
 ) -> str | None:
+    kind, ratio = diagnosis.kind, diagnosis.ratio
     if shown.numeric == 0.0 or shown.unchanged:
         return (
             "the function does not change here; if it rounds on purpose (a straight-through "
@@ -268,6 +278,10 @@ def _hint(
         size = round(1.0 / ratio)
         if size in {*shape, math.prod(shape)} - {1} and abs(ratio * size - 1.0) < _WHOLE:
             return f"1/{size}: is a mean taken where forward takes a sum?"
+    if ratio is not None and " and " in diagnosis.ratio_name:
+        return f"{ratio:.6g} is {diagnosis.ratio_name}".replace(
+            f"{ratio:.6g} is {ratio:.6g}, and ", ""
+        )
     return None
 
 

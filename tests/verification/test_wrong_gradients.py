@@ -15,7 +15,7 @@ BANK = [
     # name, shapes, code, words of the message
     ("SignFlipped", [SHAPE], "GCS601", "has the wrong sign"),
     ("FactorTwo", [SHAPE], "GCS601", "is 0.5 times the numeric one"),
-    ("MissingTerm", [SHAPE], "GCS601", "differs from the numeric one by"),
+    ("MissingTerm", [SHAPE], "GCS601", "lacks a term: it is right once"),
     ("Transposed", [(4, 4), (4, 4)], "GCS601", "differs from the numeric one by"),
     ("MeanForSum", [SHAPE], "GCS601", "is 0.05 times the numeric one"),
     ("OneElement", [(100, 100)], "GCS601", "wrong at `x[33, 33]` of shape (100, 100)"),

@@ -1,21 +1,15 @@
-"""What kind of error a wrong gradient has."""
+"""A first look at a wrong gradient: what its failed measurements have in common."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import torch
-
-from gradcheck_suite.verification.custom_functions import GraphPath, graph_path
-from gradcheck_suite.verification.points import match_outputs
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradcheck_suite.verification.probes import Measurement
-    from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["ErrorKind", "TracedCall", "error_kind"]
+__all__ = ["ErrorKind", "error_kind"]
 
 ErrorKind: TypeAlias = Literal["missing", "zero", "sign", "factor", "other"]
 
@@ -48,22 +42,3 @@ def error_kind(measurements: Sequence[Measurement]) -> tuple[ErrorKind, float | 
     if len(ratios) < _FEWEST_RATIOS or not (same and precise):
         return "other", None
     return ("sign" if abs(middle + 1.0) <= max(slack) else "factor"), middle
-
-
-class TracedCall:
-    """One recorded call of a survey's function, to ask what lies between outputs and variables."""
-
-    def __init__(self, survey: Survey) -> None:
-        with torch.enable_grad():
-            self._leaves = [value.clone().requires_grad_() for value in survey.point.values]
-            self._tensors = match_outputs(
-                survey.subject, survey.point.outputs, survey.subject(self._leaves)
-            )
-
-    def path(self, output: int, variable: int) -> GraphPath:
-        """Walk the graph between an output and a variable."""
-        return graph_path(self._tensors[output], self._leaves[variable])
-
-    def whole_graph(self, output: int) -> GraphPath:
-        """Tell which custom Functions are anywhere in the graph of an output."""
-        return graph_path(self._tensors[output], None)

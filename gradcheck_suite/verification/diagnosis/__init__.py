@@ -1,0 +1,129 @@
+"""What kind of mistake a wrong gradient shows. Nothing is said that a probe does not bear out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.verification.custom_functions import TracedCall
+from gradcheck_suite.verification.diagnosis.circumstances import (
+    circumstances_of,
+    claim_on_staleness,
+)
+from gradcheck_suite.verification.diagnosis.evidence import Evidence
+from gradcheck_suite.verification.diagnosis.kinds import ErrorKind, error_kind
+from gradcheck_suite.verification.diagnosis.ratios import name_ratio
+from gradcheck_suite.verification.diagnosis.regions import claim_on_a_region
+from gradcheck_suite.verification.diagnosis.whole import (
+    Claim,
+    claim_on_a_term,
+    claim_on_the_whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gradcheck_suite.verification.bisection import WrongEntry
+    from gradcheck_suite.verification.probes import Measurement
+    from gradcheck_suite.verification.survey import Survey
+    from gradcheck_suite.verification.verdicts import Conclusion
+
+__all__ = ["Diagnosis", "ErrorKind", "TracedCall", "diagnose", "error_kind", "first_look"]
+
+# The deviations of a float32 gradient leave a ratio this uncertain at worst.
+_LEAST_ERROR = 1e-9
+# Where fewer entries are wrong, where they lie says more than what would make up for them.
+_FEW = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known of a wrong gradient.
+
+    Attributes:
+        kind: "missing" (None), "zero", "sign", "factor", "transposed", "flipped", "shifted",
+            "conjugate", "missing reduction", "missing term", "stale", "region", or "other".
+        words: what follows "the gradient of a with respect to b", or None where the kind says
+            all, or nothing is known.
+        ratio: analytic over numeric gradient for "sign" and "factor".
+        ratio_name: known numbers that the ratio equals.
+        most: how many entries can be wrong at most, where that is known.
+        circumstances: in which type, layout or output alone it is wrong.
+        only: the names of these circumstances: "dtype", "layout", "output".
+    """
+
+    kind: str
+    words: str | None = None
+    ratio: float | None = None
+    ratio_name: str = ""
+    most: int | None = None
+    circumstances: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+def first_look(measurements: Sequence[Measurement]) -> Diagnosis:
+    """Tell what the failed measurements show without any further one."""
+    kind, ratio = error_kind(measurements)
+    return Diagnosis(kind, ratio=ratio)
+
+
+def diagnose(
+    survey: Survey,
+    conclusions: Mapping[tuple[int, int], Conclusion],
+    pair: tuple[int, int],
+    *,
+    first: Diagnosis,
+    entry: WrongEntry | None,
+) -> Diagnosis:
+    """Find out what kind of mistake made a gradient wrong.
+
+    It takes some hundred calls of the function, more where single entries are wrong.
+
+    Args:
+        survey: what was measured so far.
+        conclusions: what it came to, for every pair.
+        pair: the output and the variable.
+        first: what the failed measurements show.
+        entry: a wrong entry, if one is known.
+    """
+    output, variable = pair
+    try:
+        evidence = Evidence(survey, output, variable, conclusions[pair].shown.estimate.step)
+        circumstances = circumstances_of(evidence, conclusions)
+        found = _kind_of_mistake(evidence, first, entry)
+    except Exception:  # noqa: BLE001 - the user's backward may refuse any other cotangent
+        return first
+    return replace(
+        found,
+        circumstances=tuple(claim.words for claim in circumstances),
+        only=tuple(claim.kind for claim in circumstances),
+    )
+
+
+def _kind_of_mistake(evidence: Evidence, first: Diagnosis, entry: WrongEntry | None) -> Diagnosis:
+    if first.kind in {"missing", "zero"} or not evidence.sharp:
+        return first
+    fitted = evidence.factor(lambda probe: probe.gradient)
+    if fitted is not None and fitted[0] != 0.0:
+        factor, error = fitted
+        ratio, error = 1.0 / factor, max(error / factor**2, _LEAST_ERROR)
+        if abs(ratio + 1.0) <= error:
+            return Diagnosis("sign", ratio=-1.0)
+        survey = evidence.survey
+        shapes = [
+            (known.name, tuple(value.shape))
+            for known, value in zip(survey.subject.variables, survey.point.values, strict=True)
+        ]
+        shapes += [(known.name, tuple(known.tensor.shape)) for known in survey.point.outputs]
+        name = name_ratio(ratio, error, shapes)
+        return Diagnosis("factor", ratio=ratio, ratio_name=name)
+    few = entry is not None and entry.count <= _FEW * entry.total
+    claim: Claim | None = claim_on_the_whole(evidence)
+    if claim is None and entry is not None and few:
+        claim = claim_on_a_region(evidence, entry)
+    claim = claim or claim_on_staleness(evidence) or claim_on_a_term(evidence)
+    if claim is None and entry is not None and not few:
+        claim = claim_on_a_region(evidence, entry)
+    if claim is None:
+        return Diagnosis("other")
+    return Diagnosis(claim.kind, claim.words, ratio=claim.ratio, most=claim.most)
