@@ -245,8 +245,9 @@ def _read_number(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
-    _read_children(reading, node)
-    cut = node if isinstance(node, cst.Comparison) else None
+    compared = _read_children(reading, node)
+    is_cut = isinstance(node, cst.Comparison) and through_all(compared)
+    cut = node if is_cut else cut_of(compared)
     return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
 
 
@@ -498,7 +499,12 @@ def _read_children(reading: Reading, node: cst.CSTNode) -> Values:
         if isinstance(child, (cst.BaseExpression, *_TRANSPARENT)):
             found = join(found, read(reading, child))
     value = reading.recorder.value(
-        Kind.UNKNOWN, node, mentions=mentioned_by(found), holds=held_by(found)
+        Kind.UNKNOWN,
+        node,
+        mentions=mentioned_by(found),
+        holds=held_by(found),
+        through=through_all(found),
+        cut=cut_of(found),
     )
     return frozenset({value})
 

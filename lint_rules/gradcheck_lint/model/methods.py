@@ -39,6 +39,7 @@ from gradcheck_lint.model.values import (
     Value,
     Values,
     all_are,
+    cut_of,
     held_by,
     implied_by_all,
     mentioned_by,
@@ -119,9 +120,11 @@ def _tensor_method(
     if method in {"detach", "detach_"}:
         if method == "detach_":
             _change(reading, receiver, Kind.PLAIN)
-        return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=node)})
+        return frozenset(
+            {make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=_cut(receiver, node))}
+        )
     if method in SCALAR_METHODS:
-        cut = node if method in CUTTING_METHODS else None
+        cut = _cut(receiver, node) if method in CUTTING_METHODS else None
         return frozenset({make(Kind.NUMBER, node, cut=cut)})
     tensors = (*_LEAVES, Kind.PLAIN, Kind.HISTORY, Kind.GRADIENT)
     if method in VIEW_METHODS and all_are(receiver, *_LEAVES):
@@ -133,6 +136,12 @@ def _tensor_method(
             return reading.recorder.unknown(node, origin=Origin.CALL)
         return same_graph(reading, node, receiver)
     return None
+
+
+def _cut(receiver: Values, node: cst.Call) -> cst.CSTNode | None:
+    """Return the call that takes a graph away, if there is one to take."""
+    had_graph = any(value.kind is Kind.HISTORY or value.through for value in receiver)
+    return node if had_graph else cut_of(receiver)
 
 
 _MAYBE_ITSELF = frozenset(

@@ -216,6 +216,9 @@ class ModuleModel:
                     continue
                 if event.function is not scope and (scope.owner is None or event.method != name):
                     continue
+                if event.mode is GradMode.AMBIENT and id(caller.scope) in seen | {id(scope)}:
+                    # A function that calls itself says nothing about who called it first.
+                    continue
                 if event.mode is GradMode.AMBIENT:
                     modes |= self._modes_of_callers(caller.scope, seen | {id(scope)}) or {
                         GradMode.ENABLED
