@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.bisection import find_wrong_entry
+from gradcheck_suite.verification.contracts.pulling import Breach
+from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.custom_functions import TracedCall
 from gradcheck_suite.verification.diagnosis import Diagnosis, diagnose, first_look
 
@@ -31,7 +33,9 @@ def find_mistakes(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Ite
     """Yield a finding for each breach of contract and each wrong gradient."""
     wrong = [pair for pair, conclusion in conclusions.items() if conclusion.status == "fail"]
     breaches = survey.breaches
-    if not (wrong or breaches.written or breaches.unequal or breaches.nonlinear):
+    if not (
+        wrong or breaches.written or breaches.unequal or breaches.nonlinear or breaches.undefined
+    ):
         return
     yield from _Mistakes(survey, conclusions).findings(wrong)
 
@@ -67,6 +71,13 @@ class _Mistakes:
         for output in sorted(breaches.written):
             path = self._call.whole_graph(output)
             yield wording.grad_output_modified(output=self._output(output), path=path)
+        for output, difference in list(breaches.undefined.items())[:1]:
+            yield told(
+                Breach("undefined", "left out", output, difference),
+                subject=f"backward of `{self._output(output)}`",
+                output="another output",
+                functions=self._call.whole_graph(output).functions,
+            )
         for pair, difference in breaches.unequal.items():
             yield wording.nondeterministic_gradient(
                 output=self._output(pair[0]),

@@ -81,7 +81,7 @@ class OneElement(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (x,) = ctx.saved_tensors
-        grad = grad_output * x.exp()
+        grad = (grad_output * x.exp()).contiguous()
         grad.view(-1)[grad.numel() // 3] *= 2
         return grad
 

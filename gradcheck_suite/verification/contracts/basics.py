@@ -6,12 +6,15 @@ need no differences: equality up to rounding is asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.contracts.comparison import noise_floors, row_differences
+from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.probes import Gradients, differentiate
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ class ContractBreaches:
 
     ``unequal`` holds the relative difference of two identical backwards, ``nonlinear`` that of
     ``backward(s * g) / s`` and ``backward(g)``; ``written`` holds outputs whose cotangent backward
-    wrote into. ``unequal_by_rounding`` are the pairs whose difference is rounding alone.
+    wrote into; ``undefined`` the outputs whose gradients come out wrong where the others are not
+    used, and by how much. ``unequal_by_rounding`` are the pairs whose difference is rounding alone.
     ``rounding`` holds what is no breach and shows how exactly backward computes: one that works
     with logarithms of the incoming gradient rounds differently when that is scaled.
     """
@@ -45,6 +49,7 @@ class ContractBreaches:
     nonlinear: Mapping[Pair, float]
     written: frozenset[int]
     rounding: Mapping[Pair, float]
+    undefined: Mapping[int, float] = field(default_factory=dict)
 
     def differs(self, pair: Pair) -> bool:
         """Say whether two identical backwards differ by more than rounding."""
@@ -52,7 +57,7 @@ class ContractBreaches:
 
     def explains(self, pair: Pair) -> bool:
         """Say whether a wrong gradient of this pair needs no other cause."""
-        return pair in self.nonlinear or self.differs(pair)
+        return pair in self.nonlinear or self.differs(pair) or pair[0] in self.undefined
 
 
 def check_contracts(
@@ -73,12 +78,14 @@ def check_contracts(
         return ContractBreaches({}, frozenset(), {}, written, {})
     again = differentiate(subject, point, cotangents)
     unequal = _differences(gradients, again, factor=1.0)
+    undefined = _undefined(subject, point, cotangents, gradients, precision=precision)
     scaled = differentiate(subject, point, cotangents, scale=_SCALE)
     differences = _differences(gradients, scaled, factor=_SCALE)
     nonlinear = {
         pair: difference
         for pair, difference in differences.items()
         if difference > precision.linearity + 4.0 * unequal.get(pair, 0.0)
+        and pair[0] not in undefined
     }
     return ContractBreaches(
         unequal=unequal,
@@ -87,10 +94,53 @@ def check_contracts(
         ),
         nonlinear=nonlinear,
         written=written,
+        undefined=undefined,
         rounding={
             pair: difference for pair, difference in differences.items() if pair not in nonlinear
         },
     )
+
+
+def _undefined(
+    subject: Subject,
+    point: Point,
+    cotangents: Sequence[torch.Tensor],
+    gradients: Gradients,
+    *,
+    precision: Precision,
+) -> dict[int, float]:
+    """Compare the gradients of each output alone with those for zeros in place of the others.
+
+    Where they add up to the gradients of all outputs together, there is nothing to look for.
+    """
+    if sum(gradients.attached) < 2:  # noqa: PLR2004 - several outputs
+        return {}
+    try:
+        recording = Recording.of(subject, point)
+        together = recording.pull({index: given.clone() for index, given in enumerate(cotangents)})
+        added = [_added(column) for column in zip(*gradients.rows, strict=True)]
+        floors = noise_floors(point, cotangents, precision)
+        total = [sum(column) for column in zip(*floors, strict=True)]
+        if max(row_differences(together, added, total)) <= precision.linearity:
+            return {}
+        found = {}
+        for output in recording.attached:
+            given = {
+                index: cotangents[index] * float(index == output) for index in recording.attached
+            }
+            apart = max(
+                row_differences(recording.pull(given), gradients.rows[output], floors[output])
+            )
+            if apart > precision.linearity:
+                found[output] = apart
+    except Exception:  # noqa: BLE001 - such as a backward that fails on explicit zeros
+        return {}
+    return {output: apart for output, apart in found.items() if math.isfinite(apart)}
+
+
+def _added(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).sum(0) if known else None
 
 
 def _differences(first: Gradients, second: Gradients, *, factor: float) -> dict[Pair, float]:

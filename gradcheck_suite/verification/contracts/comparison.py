@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.directions import scales_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["difference", "row_differences"]
+    from gradcheck_suite.verification.options import Precision
+    from gradcheck_suite.verification.points import Point
+
+__all__ = ["difference", "noise_floors", "row_differences"]
 
 # Numbers this small lose digits when they are scaled.
 _TINY = 2.0**40
@@ -27,7 +32,8 @@ def difference(one: torch.Tensor | None, two: torch.Tensor | None, *, scale: flo
         return 0.0
     first = torch.zeros_like(known) if one is None else one
     second = torch.zeros_like(known) if two is None else two
-    first, second = first.double(), second.double()
+    exact = torch.complex128 if known.is_complex() else torch.float64
+    first, second = first.to(exact), second.to(exact)
     finite = torch.isfinite(first)
     if not torch.equal(finite, torch.isfinite(second)):
         return math.inf
@@ -50,3 +56,25 @@ def row_differences(
     return [
         difference(one, two, scale=size) for one, two, size in zip(row, other, sizes, strict=True)
     ]
+
+
+def noise_floors(
+    point: Point, cotangents: Sequence[torch.Tensor], precision: Precision
+) -> list[list[float]]:
+    """Return, for each output and variable, how large a gradient must be to be compared.
+
+    A gradient that vanishes, such as that of a bias before batch norm, is all rounding. What counts
+    as small follows from the sizes of output, cotangent and variable: some hundred roundings of the
+    output, per unit of the variable.
+    """
+    share = _ROUNDINGS * precision.eps / precision.linearity
+    scales = scales_of(point.values)
+    floors = []
+    for output, finite, given in zip(point.outputs, point.finite, cotangents, strict=True):
+        values = output.tensor if finite is None else output.tensor.where(finite, 0.0)
+        magnitude = float(torch.linalg.vector_norm(values.double() * given.double()))
+        floors.append([share * magnitude / scale if scale > 0.0 else 0.0 for scale in scales])
+    return floors
+
+
+_ROUNDINGS = 1024.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
-from gradcheck_suite.verification.contracts.comparison import difference
+from gradcheck_suite.verification.contracts.comparison import difference, noise_floors
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import backward_location, graph_path
 from gradcheck_suite.verification.variations.layouts import rows_of
@@ -85,13 +85,15 @@ def _tried(known: Known, members: frozenset[int]) -> Finding | str | None:
     except Exception as error:  # noqa: BLE001 - as above
         return _raises(error, recording, words)
     allowed = known.survey.precision.linearity
+    floors = noise_floors(point, cotangents, known.survey.precision)
     for (output, variable), conclusion in known.conclusions.items():
         if variable not in members or conclusion.status == "fail":
             continue
         expected = known.survey.gradients.rows[output][variable]
         found = rows[output][variable]
         noise = known.survey.breaches.unequal.get((output, variable), 0.0)
-        if difference(expected, found) > allowed + 4.0 * noise:
+        scale = floors[output][variable]
+        if difference(expected, found, scale=scale) > allowed + 4.0 * noise:
             assert expected is not None or found is not None
             return _wrong(known, recording, (output, variable), (expected, found), words)
     return None

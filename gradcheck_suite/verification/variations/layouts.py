@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.findings import Finding
-from gradcheck_suite.verification.contracts.comparison import row_differences
+from gradcheck_suite.verification.contracts.comparison import noise_floors, row_differences
 from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import graph_path
@@ -62,17 +62,19 @@ def try_layout(known: Known, layout: str) -> LayoutResult:
 
 def rows_of(recording: Recording, cotangents: Sequence[torch.Tensor]) -> list[Row]:
     """Return the gradients of each output by itself."""
-    return [recording.pull({index: given}) for index, given in enumerate(cotangents)]
+    return [recording.pull({index: given.clone()}) for index, given in enumerate(cotangents)]
 
 
 def same_rows(known: Known, one: Sequence[Row], two: Sequence[Row]) -> bool:
     """Say whether gradients agree as far as the precision of backward goes."""
     allowed = known.survey.precision.linearity
     unequal = max(known.survey.breaches.unequal.values(), default=0.0)
+    point = known.survey.point
+    floors = noise_floors(point, known.survey.cotangents(point, 0), known.survey.precision)
     return all(
         apart <= allowed + 4.0 * unequal
-        for row, other in zip(one, two, strict=True)
-        for apart in row_differences(row, other)
+        for row, other, sizes in zip(one, two, floors, strict=True)
+        for apart in row_differences(row, other, sizes)
     )
 
 
@@ -165,5 +167,9 @@ def _same_outputs(
     known: Known, expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> bool:
     allowed = known.survey.precision.linearity
-    apart = row_differences([t.detach() for t in expected], [t.detach() for t in found])
+    sizes = [
+        float(output.tensor.abs().nan_to_num(0.0, 0.0).max())
+        for output in known.survey.point.outputs
+    ]
+    apart = row_differences([t.detach() for t in expected], [t.detach() for t in found], sizes)
     return max(apart, default=0.0) <= allowed
