@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_subject"]
 
-_CHECKED = (torch.float32, torch.float64)
+_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -248,10 +248,7 @@ def _why_constant(tensor: torch.Tensor, *, cast: torch.dtype | None) -> str | No
     if tensor.layout not in LAYOUTS:
         return f"is {_name(tensor.layout)}, which can't be checked,"
     if (cast or tensor.dtype.to_real()) not in _CHECKED:
-        return (
-            f"is {_name(tensor.dtype)}, in which a gradient can't be resolved "
-            "(dtype='float32' or 'float64' would),"
-        )
+        return f"is {_name(tensor.dtype)}, which can't be checked,"
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
 import torch
@@ -56,6 +56,11 @@ class Precision:
     probes: int
 
     @property
+    def is_half(self) -> bool:
+        """Whether something is computed in float16 or bfloat16."""
+        return self.eps >= torch.finfo(torch.float16).eps
+
+    @property
     def is_double(self) -> bool:
         """Whether everything is computed in float64."""
         return self.eps == torch.finfo(torch.float64).eps
@@ -90,9 +95,30 @@ _FLOAT32 = Precision(
 )
 
 
+# Two or three digits: a slope pooled over many probes, see half_precision.py. Only eps differs
+# between the two types.
+_HALF = Precision(
+    eps=torch.finfo(torch.bfloat16).eps,
+    resolution=0.1,
+    rtol=1e-2,
+    linearity=0.1,
+    zero=1e-2,
+    target=2.5e-2,
+    steps=(2.0**-2, 2.0**-3),
+    first=2,
+    move=2.0**-2,
+    probes=256,
+)
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
 def precision_of(dtypes: Iterable[torch.dtype]) -> Precision:
     """Return what can be asked of a computation that involves these floating-point types."""
-    return _FLOAT64 if all(dtype == torch.float64 for dtype in dtypes) else _FLOAT32
+    involved = set(dtypes)
+    half = [torch.finfo(dtype).eps for dtype in HALF_TYPES if dtype in involved]
+    if half:
+        return replace(_HALF, eps=max(half))
+    return _FLOAT64 if involved == {torch.float64} else _FLOAT32
 
 
 @dataclass(frozen=True, slots=True)

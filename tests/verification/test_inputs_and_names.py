@@ -213,12 +213,12 @@ def test_a_cast_reaches_inputs_parameters_and_buffers(dtype):
     assert report.summary["dtype"] == "float64"
 
 
-def test_half_precision_is_not_covered_until_it_is_cast():
+def test_half_precision_is_checked_natively_or_cast():
     x = torch.randn(5, requires_grad=True).to(torch.bfloat16).detach().requires_grad_()
     y = torch.randn(5, requires_grad=True)
     report = check_gradients(torch.mul, (x, y))
-    assert names(report) == ["inputs[1]"]
-    assert "input `inputs[0]` is bfloat16" in report.not_covered[0]
+    assert names(report) == ["inputs[0]", "inputs[1]"]
+    assert report.summary["dtype"] == "native (bfloat16, float32)"
     assert names(check_gradients(torch.mul, (x, y), dtype="float64")) == ["inputs[0]", "inputs[1]"]
 
 
