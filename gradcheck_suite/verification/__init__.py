@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from gradcheck_suite.verification.check import check_gradients
+from gradcheck_suite.verification.localization import localize
 
-__all__ = ["check_gradients"]
+__all__ = ["check_gradients", "localize"]

@@ -50,6 +50,17 @@ class RandomState:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
 
+    def is_current(self) -> bool:
+        """Say whether no generator has drawn anything since; CUDA ones are not looked at."""
+        if not torch.equal(self.cpu, torch.get_rng_state()) or self.cuda:
+            return False
+        if self.python != random.getstate():
+            return False
+        if self.numpy is None:
+            return True
+        now = sys.modules["numpy"].random.get_state()
+        return bool(self.numpy[2:] == now[2:] and (self.numpy[1] == now[1]).all())
+
     @classmethod
     def from_seed(cls, seed: int) -> RandomState:
         """Make the states that seeding every generator in use with ``seed`` gives.

@@ -1,0 +1,7 @@
+"""Find the call in a deep model whose backward is wrong."""
+
+from __future__ import annotations
+
+from gradcheck_suite.verification.localization.schedule import localize
+
+__all__ = ["localize"]
