@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         Severity,
         Verdict,
     )
-    from gradcheck_suite.graph import trace_graph
-    from gradcheck_suite.verification import check_gradients
+    from gradcheck_suite.graph import record, trace_graph
+    from gradcheck_suite.verification import check_gradients, localize
 
 __all__ = [
     "Finding",
@@ -38,6 +38,8 @@ __all__ = [
     "__version__",
     "audit",
     "check_gradients",
+    "localize",
+    "record",
     "trace_graph",
 ]
 
@@ -53,9 +55,11 @@ _HOME = {
     "Verdict": "gradcheck_suite.findings",
     "audit": "gradcheck_suite.auditing",
     "check_gradients": "gradcheck_suite.verification",
+    "localize": "gradcheck_suite.verification",
+    "record": "gradcheck_suite.graph",
     "trace_graph": "gradcheck_suite.graph",
 }
-_NEED_TORCH = {"audit", "check_gradients", "trace_graph"}
+_NEED_TORCH = {"audit", "check_gradients", "localize", "record", "trace_graph"}
 
 
 def __getattr__(name: str) -> object:

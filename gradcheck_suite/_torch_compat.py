@@ -45,6 +45,15 @@ def node_sequence_number(node: Node) -> int | None:
 
 _NO_SEQUENCE_NUMBER = 2**64 - 1
 
+next_sequence_number: Callable[[], int] | None = getattr(
+    torch._C._autograd, "_get_sequence_nr", None
+)
+"""Return the sequence number that the next node made on this thread will get (torch 2.13).
+
+None where torch does not tell. Not a function of Python's own, because it is called twice for each
+module and once for each saved tensor.
+"""
+
 
 def node_output_types(
     node: Node,
@@ -81,12 +90,14 @@ class RawSaved:
 
     ``tensors`` has one entry for each saved tensor: the tensor itself, None where the op saved
     nothing in this place, or ``HOOKED`` where saved-tensor hooks hold it in a form of their own.
-    ``freed`` says that a backward has released them.
+    ``freed`` says that a backward has released them. ``modified`` are the places of tensors that
+    were overwritten since, so that torch refuses to hand them out.
     """
 
     name: str
     tensors: tuple[torch.Tensor | HookedType | None, ...]
     freed: bool
+    modified: tuple[int, ...] = ()
 
 
 class HookedType(Enum):
@@ -98,11 +109,21 @@ class HookedType(Enum):
 HOOKED = HookedType.HOOKED
 
 
-def read_saved(node: Node, attribute: str) -> RawSaved:
+def read_saved(
+    node: Node,
+    attribute: str,
+    unwrap: Callable[[object], tuple[torch.Tensor, bool] | None] | None = None,
+) -> RawSaved:
     """Read one of ``saved_attribute_names`` without running anybody's unpack hook (torch 2.13).
 
     ``SavedTensor.data`` is None both for a tensor that backward has freed and for a place that
     the op left empty. Unpacking tells them apart, and runs no hook, as there is none.
+
+    Args:
+        node: the node to read.
+        attribute: one of its ``saved_attribute_names``.
+        unwrap: tells, from what a pack hook returned, the tensor and whether it was overwritten
+            since; None where the hook is a stranger's.
     """
     name = attribute.removeprefix(_RAW_SAVED)
     try:
@@ -110,18 +131,46 @@ def read_saved(node: Node, attribute: str) -> RawSaved:
     except RuntimeError:
         return RawSaved(name=name, tensors=(), freed=True)
     tensors: list[torch.Tensor | HookedType | None] = []
+    modified: list[int] = []
     freed = False
-    for saved in raw if isinstance(raw, (list, tuple)) else (raw,):
+    for place, saved in enumerate(raw if isinstance(raw, (list, tuple)) else (raw,)):
         if saved is None:
             tensors.append(None)
         elif getattr(saved, "unpack_hook", None) is not None:
-            tensors.append(HOOKED)
+            known = unwrap(saved.data) if unwrap is not None else None
+            tensors.append(HOOKED if known is None else known[0])
+            if known is not None and known[1]:
+                modified.append(place)
         elif saved.data is not None:
             tensors.append(saved.data)
+            if _was_modified(saved, node, name):
+                modified.append(place)
         else:
             freed = freed or _unpacking_fails(saved)
             tensors.append(None)
-    return RawSaved(name=name, tensors=tuple(tensors), freed=freed)
+    return RawSaved(name=name, tensors=tuple(tensors), freed=freed, modified=tuple(modified))
+
+
+def _was_modified(saved: Any, node: Node, name: str) -> bool:
+    """Say whether torch refuses to unpack, its version counter having moved since.
+
+    A saved output can be unpacked only through its node.
+    """
+    if saved.data.is_inference():
+        return False
+    try:
+        saved.unpack()
+    except RuntimeError as error:
+        if _MODIFIED in str(error):
+            return True
+        try:
+            getattr(node, f"_saved_{name}", None)
+        except RuntimeError as refused:
+            return _MODIFIED in str(refused)
+    return False
+
+
+_MODIFIED = "modified by an inplace operation"
 
 
 def node_metadata(node: Node) -> dict[str, Any]:
@@ -165,6 +214,9 @@ version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 Raises RuntimeError for a tensor made under ``torch.inference_mode``, which keeps no counter. Not a
 function of Python's own, because it is called twice for each saved tensor.
 """
+
+is_view: Callable[[Tensor], bool] = operator.methodcaller("_is_view")
+"""Return whether autograd knows this tensor as a view of another (torch 2.13)."""
 
 
 def sparse_coo_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,6 +308,21 @@ def engine_entry_points() -> tuple[tuple[ModuleType, str], ...]:
     return (torch.autograd, "backward"), (torch.autograd, "grad")
 
 
+def clipping_internals() -> tuple[str, str | None]:
+    """Return names in ``torch.nn.utils.clip_grad`` that its functions look up (torch 2.13).
+
+    Returns:
+        The function through which ``clip_grad_norm_`` scales gradients, and the one with which
+        ``clip_grad_value_`` sorts them; the public name, and None, where there are no such.
+    """
+    module = sys.modules["torch.nn.utils.clip_grad"]
+    by_norm, grouping = "_clip_grads_with_norm_", "_group_tensors_by_device_and_dtype"
+    return (
+        by_norm if hasattr(module, by_norm) else "clip_grad_norm_",
+        grouping if hasattr(module, grouping) else None,
+    )
+
+
 Hooks: TypeAlias = "tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]"
 
 
@@ -308,6 +375,20 @@ def bound_method_maker(function: Callable[..., Any]) -> object:
     make.argtypes = (ctypes.py_object,)
     bound: object = make(function)
     return bound
+
+
+def _memory_copier() -> Callable[[int, int], bytes]:
+    make = getattr(getattr(ctypes, "pythonapi", None), "PyBytes_FromStringAndSize", None)
+    if make is None:
+        return ctypes.string_at
+    copier: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+        ctypes.cast(make, ctypes.c_void_p).value or 0
+    )
+    return cast("Callable[[int, int], bytes]", copier)
+
+
+copy_of_memory: Callable[[int, int], bytes] = _memory_copier()
+"""Return the bytes at an address; like ``ctypes.string_at``, spared a call of Python's own."""
 
 
 @functools.cache
@@ -407,6 +488,15 @@ def without_torch_function() -> AbstractContextManager[None]:
     """Return a context in which the user's torch-function modes and subclasses see nothing."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return context
+
+
+function_mode_is_active: Callable[[], int] = getattr(
+    torch._C, "_len_torch_function_stack", functools.partial(int, 1)
+)
+"""Return how many torch-function modes of the user's would see each call (torch 2.13).
+
+1 where torch can't tell, so that they are always kept from seeing ours.
+"""
 
 
 dispatch_mode_is_active: Callable[[], int] = getattr(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from gradcheck_suite.graph._recording import Recording, record
 from gradcheck_suite.graph._trace import trace_graph
 from gradcheck_suite.graph.model import (
     AutogradGraph,
     Edge,
+    EdgeGradient,
     Leaf,
+    ModuleCall,
     Node,
     Root,
     SavedTensor,
@@ -16,10 +19,14 @@ from gradcheck_suite.graph.model import (
 __all__ = [
     "AutogradGraph",
     "Edge",
+    "EdgeGradient",
     "Leaf",
+    "ModuleCall",
     "Node",
+    "Recording",
     "Root",
     "SavedTensor",
     "TensorType",
+    "record",
     "trace_graph",
 ]

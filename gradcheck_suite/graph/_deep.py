@@ -52,6 +52,8 @@ def release_without_recursion(walked: Walked) -> None:
     it keeps alive anyway. When the node goes, a thread of ours releases them: that starts the next
     segment on a stack of its own. No tensor lives longer, save for the moment that this takes.
     """
+    if len(walked.order) < _DEEP:
+        return
     heights: dict[Node, int] = {}
     for node, links in zip(reversed(walked.order), reversed(walked.links), strict=True):
         heights[node] = 1 + max((heights[target] for target, _ in links if target), default=0)

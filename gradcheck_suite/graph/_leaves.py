@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 
@@ -12,7 +13,17 @@ from gradcheck_suite._torch_compat import storage_key
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.graph.model import Leaf, TensorType
 
-__all__ = ["ModelNames", "leaf_of", "names_of", "plain_shape", "tensor_type", "type_of"]
+__all__ = [
+    "Member",
+    "ModelNames",
+    "leaf_of",
+    "members_of",
+    "names_among",
+    "names_of",
+    "plain_shape",
+    "tensor_type",
+    "type_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +47,33 @@ def names_of(model: object) -> ModelNames:
             f"model= expected a torch.nn.Module, got {type(model).__name__}; "
             "leave it out to trace tensors without names"
         )
+    return names_among(members_of([("", model)]))
+
+
+Member: TypeAlias = "tuple[str, str, torch.Tensor]"
+"""Kind ("parameter" or "buffer"), name and tensor."""
+
+
+def members_of(roots: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[Member]:
+    """Yield the parameters and buffers of several modules, each with the prefix of its names."""
+    for prefix, root in roots:
+        for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
+            yield "parameter", name, parameter
+        for name, buffer in root.named_buffers(prefix, remove_duplicate=False):
+            yield "buffer", name, buffer
+
+
+def names_among(members: Iterable[Member]) -> ModelNames:
+    """Collect the names of parameters, and who owns which storage."""
     names: dict[int, tuple[str, ...]] = {}
     owners: dict[int, str] = {}
-    for kind, members in (
-        ("parameter", model.named_parameters(remove_duplicate=False)),
-        ("buffer", model.named_buffers(remove_duplicate=False)),
-    ):
-        for name, tensor in members:
-            if kind == "parameter":
-                names[id(tensor)] = (*names.get(id(tensor), ()), name)
-            if not torch.nn.parameter.is_lazy(tensor):
-                key = storage_key(tensor)
-                if key is not None:
-                    owners.setdefault(key, f"{kind} {name}")
+    for kind, name, tensor in members:
+        if kind == "parameter":
+            names[id(tensor)] = (*names.get(id(tensor), ()), name)
+        if not torch.nn.parameter.is_lazy(tensor):
+            key = storage_key(tensor)
+            if key is not None:
+                owners.setdefault(key, f"{kind} {name}")
     return ModelNames(names, owners)
 
 

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding, Report
-from gradcheck_suite.graph.model import Node, Root
+from gradcheck_suite.graph._borders import explained
+from gradcheck_suite.graph._marks import (
+    born_non_finite,
+    modified_since_saved,
+    never_given,
+    slice_write_chains,
+)
+from gradcheck_suite.graph.model import Edge, Node, Root
 from gradcheck_suite.reporting.text import plural, visible
 
 if TYPE_CHECKING:
     import torch
 
+    from gradcheck_suite.graph._recording import Recording
 
 __all__ = ["Observed", "report_of"]
 
@@ -28,29 +36,46 @@ class Observed:
     """
 
     nodes: tuple[Node, ...]
-    edge_count: int
+    edges: tuple[Edge, ...]
     roots: tuple[Root, ...]
     reached: frozenset[int]
     may_reach_further: tuple[int, ...]
 
 
-def report_of(observed: Observed, *, model: torch.nn.Module | None) -> Report:
+def report_of(
+    observed: Observed, *, model: torch.nn.Module | None, recording: Recording | None = None
+) -> Report:
     """Report what is wrong with a graph, its figures, and what could not be looked at."""
     nodes = observed.nodes
     not_covered = _not_visible(nodes)
-    findings: tuple[Finding, ...] = ()
+    if recording is not None:
+        not_covered += recording.not_recorded
+    findings = (*modified_since_saved(nodes), *slice_write_chains(nodes, observed.edges))
+    if recording is not None:
+        findings += tuple(
+            born_non_finite(
+                nodes, observed.edges, incoming=recording.incoming(), calls=recording.calls
+            )
+        )
+        if not recording.is_partial:
+            findings += tuple(never_given(nodes, observed.edges))
     if model is not None:
         unreached = _unreached_parameters(model, observed.reached)
         if unreached and observed.may_reach_further:
             not_covered += (_not_judged(unreached, observed),)
         elif unreached:
-            findings = (_without_gradient(unreached, model, observed),)
+            cuts: tuple[Finding, ...] = ()
+            if recording is not None:
+                cuts, unreached = explained(unreached, model, recording=recording)
+            findings += cuts
+            if unreached:
+                findings += (_without_gradient(unreached, model, observed),)
     return Report(
         tool="gradcheck-suite graph",
         findings=findings,
         summary={
             "nodes": len(nodes),
-            "edges": observed.edge_count,
+            "edges": len(observed.edges),
             "roots": len(observed.roots),
             "leaves": sum(node.leaf is not None for node in nodes),
             "saved_bytes": sum(node.saved_bytes for node in nodes),

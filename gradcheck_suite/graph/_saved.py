@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,13 +16,19 @@ from gradcheck_suite._torch_compat import (
     saved_attribute_names,
     storage_key,
 )
-from gradcheck_suite.graph._leaves import tensor_type
+from gradcheck_suite.graph._leaves import tensor_type, type_of
+from gradcheck_suite.graph._packed import Packed, unwrap
 from gradcheck_suite.graph.model import SavedTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.autograd.graph import Node as TorchNode
 
-__all__ = ["SavedReader"]
+__all__ = ["HIDES_SAVED", "RecordedSaves", "SavedReader"]
+
+HIDES_SAVED = "CopySlices"
+"""An in-place write into a view: the op that it stands for is inside, where Python can't look."""
 
 _saved_attribute_names = cache(saved_attribute_names)
 
@@ -40,21 +48,44 @@ class SavedReader:
         saved: list[SavedTensor] = []
         freed = False
         for attribute in _saved_attribute_names(type(node)):
-            raw = read_saved(node, attribute)
+            raw = read_saved(node, attribute, unwrap)
             freed = freed or raw.freed
             many = len(raw.tensors) > 1
             for index, tensor in enumerate(raw.tensors):
                 if tensor is not None:
                     name = f"{raw.name}[{index}]" if many else raw.name
-                    saved.append(self._describe(name, tensor, node_id))
+                    modified = index in raw.modified
+                    saved.append(self._describe(name, tensor, node_id, modified=modified))
         return tuple(saved), freed
 
-    def _describe(self, name: str, tensor: torch.Tensor | HookedType, node_id: int) -> SavedTensor:
+    def describe_recorded(self, packed: Iterable[Packed], node_id: int) -> tuple[SavedTensor, ...]:
+        """Describe what was noted while it was saved; nobody knows its names any more."""
+        saved: list[SavedTensor] = []
+        for number, entry in enumerate(packed, start=1):
+            owner = None
+            if entry.storage is not None:
+                owner = self.owners.get(entry.storage)
+                self.owners.setdefault(entry.storage, f"#{node_id}")
+            saved.append(
+                SavedTensor(
+                    name=f"tensor {number}",
+                    type=type_of(entry.shape, entry.dtype),
+                    storage_bytes=entry.bytes,
+                    owner=owner,
+                )
+            )
+        return tuple(saved)
+
+    def _describe(
+        self, name: str, tensor: torch.Tensor | HookedType, node_id: int, *, modified: bool
+    ) -> SavedTensor:
         if not isinstance(tensor, torch.Tensor):
             return SavedTensor(name=name, type=None, storage_bytes=None, hooked=True)
         key = storage_key(tensor)
         if key is None:
-            return SavedTensor(name=name, type=tensor_type(tensor), storage_bytes=None)
+            return SavedTensor(
+                name=name, type=tensor_type(tensor), storage_bytes=None, modified=modified
+            )
         owner = self.owners.get(key)
         if owner is None:
             self.owners[key] = f"#{node_id}"
@@ -63,4 +94,46 @@ class SavedReader:
             type=tensor_type(tensor),
             storage_bytes=tensor.untyped_storage().nbytes(),
             owner=owner,
+            modified=modified,
         )
+
+
+@dataclass(slots=True)
+class RecordedSaves:
+    """Say which node saved what was noted, by sequence numbers.
+
+    An op takes its number, then saves. An in-place write into a view is two nodes: the op, which
+    no edge of the graph leads to, and right after it the CopySlices; between them lies at most a
+    copy of the old values, and what the op saves of its result comes after both.
+    """
+
+    packed: tuple[Packed, ...]
+    ops: Mapping[int, str]
+    _by_position: dict[int, list[Packed]] = field(init=False)
+    _hidden: dict[int, tuple[Packed, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_position = defaultdict(list)
+        for entry in self.packed:
+            self._by_position[entry.position].append(entry)
+        self._hidden = {}
+        taken: set[int] = set()
+        for number in sorted(n for n, op in self.ops.items() if op == HIDES_SAVED):
+            found: list[Packed] = []
+            for position in range(number - 1, number + 3):
+                if position in taken or self.ops.get(position - 1, HIDES_SAVED) != HIDES_SAVED:
+                    continue
+                after = position == number + 2
+                mine = [e for e in self._by_position.get(position, ()) if e.is_view or not after]
+                if mine:
+                    taken.add(position)
+                    found += mine
+            self._hidden[number] = tuple(found)
+
+    def of(self, number: int | None) -> tuple[Packed, ...]:
+        """Return what the node with this sequence number saved."""
+        if number is None:
+            return ()
+        if number in self._hidden:
+            return self._hidden[number]
+        return tuple(self._by_position.get(number + 1, ()))

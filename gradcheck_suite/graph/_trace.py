@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._torch_compat import (
@@ -12,12 +13,15 @@ from gradcheck_suite._torch_compat import (
     node_sequence_number,
     storage_key,
 )
+from gradcheck_suite.errors import UsageError
 from gradcheck_suite.graph._deep import release_without_recursion
 from gradcheck_suite.graph._functions import CustomFunctions
-from gradcheck_suite.graph._leaves import ModelNames, leaf_of, names_of, type_of
+from gradcheck_suite.graph._leaves import ModelNames, leaf_of, names_among, names_of, type_of
+from gradcheck_suite.graph._recording import Recording
 from gradcheck_suite.graph._report import Observed, report_of
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
-from gradcheck_suite.graph._saved import SavedReader
+from gradcheck_suite.graph._saved import HIDES_SAVED, RecordedSaves, SavedReader
+from gradcheck_suite.graph._sources import source_of
 from gradcheck_suite.graph._walk import Walked, walk
 from gradcheck_suite.graph.model import (
     AutogradGraph,
@@ -33,15 +37,21 @@ if TYPE_CHECKING:
     import torch
     from torch.autograd.graph import Node as TorchNode
 
+    from gradcheck_suite.graph._gradients import WatchedBackward
+
 _LEAF_OP = "AccumulateGrad"
-_HIDES_SAVED = "CopySlices"
 # What torch puts where no gradient can come from, or where to ask for one is an error.
 _UNDEFINED_OPS = frozenset(
     {"UndefinedGrad", "UndefinedGradBackward", "Error", "DelayedError", "NotImplemented"}
 )
 
 
-def trace_graph(tensors: object, model: torch.nn.Module | None = None) -> AutogradGraph:
+def trace_graph(
+    tensors: object,
+    model: torch.nn.Module | None = None,
+    *,
+    recording: Recording | None = None,
+) -> AutogradGraph:
     """Tell what backward will do from ``tensors``: a picture to print, to save or to ask.
 
     Nothing is run and nothing changes: no hook of yours is called, gradients stay as they are, and
@@ -61,19 +71,53 @@ def trace_graph(tensors: object, model: torch.nn.Module | None = None) -> Autogr
             may stand for a tensor.
         model: gives leaves the names of its parameters. Its trainable parameters that backward
             can't reach are reported as ``GCS403 parameter-without-gradient``.
+        recording: what :func:`gradcheck_suite.record` noted of the forward that made the tensors.
+            Without ``model`` it also gives leaves their names.
 
     Returns:
         The graph from all the given tensors together.
 
     Raises:
-        UsageError: no tensor with a graph was given, or ``model`` is not a module.
+        UsageError: no tensor with a graph was given, ``model`` is not a module, or ``recording``
+            is not a recording.
     """
-    names = names_of(model)
+    if recording is not None and not isinstance(recording, Recording):
+        raise UsageError(
+            f"recording= expected what gs.record() returns, got {type(recording).__name__}; "
+            "leave it out to trace tensors whose forward was not recorded"
+        )
+    names = _names(model, recording)
     roots = find_roots(tensors)
     with _collector_paused():
         walked = walk(start.node for start in roots.starts)
         release_without_recursion(walked)
-        return _describe(walked, roots, names=names, model=model)
+        return _describe(walked, roots, names=names, model=model, recording=recording)
+
+
+def graph_of_backward(
+    watched: WatchedBackward, *, model: torch.nn.Module | None, recording: Recording
+) -> AutogradGraph:
+    """Describe the graph that a recorded backward went through, and let go of it."""
+    walked = watched.walked
+    if walked is None:
+        raise RuntimeError("a watched backward is described once")
+    with _collector_paused():
+        graph = _describe(
+            walked,
+            watched.found,
+            names=_names(model, recording),
+            model=model,
+            recording=recording,
+        )
+    watched.walked = None
+    watched.found = FoundRoots((), ())
+    return graph
+
+
+def _names(model: torch.nn.Module | None, recording: Recording | None) -> ModelNames:
+    if model is None and recording is not None:
+        return names_among(recording.members())
+    return names_of(model)
 
 
 @contextmanager
@@ -89,30 +133,41 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _describe(
-    walked: Walked, found: FoundRoots, *, names: ModelNames, model: torch.nn.Module | None
+    walked: Walked,
+    found: FoundRoots,
+    *,
+    names: ModelNames,
+    model: torch.nn.Module | None,
+    recording: Recording | None,
 ) -> AutogradGraph:
     ids = {node: number for number, node in enumerate(walked.order, start=1)}
     variables = [
         getattr(node, "variable", None) if op_name(node) == _LEAF_OP else None
         for node in walked.order
     ]
-    reader = SavedReader(_storage_owners(variables, names))
-    functions = CustomFunctions()
+    describe = _Describer(
+        reader=SavedReader(_storage_owners(variables, names)),
+        functions=CustomFunctions(),
+        names=names,
+        recording=recording,
+        recorded_saves=_recorded_saves(walked, recording),
+    )
     nodes = tuple(
-        _describe_node(
-            ids[node],
-            node,
-            variable,
-            reader=reader,
-            functions=functions,
-            names=names,
-            inputs=inputs,
-        )
+        describe.node(ids[node], node, variable, inputs=inputs)
         for node, variable, inputs in zip(walked.order, variables, _inputs(walked), strict=True)
     )
+    gradients = {} if recording is None else recording.gradients()
     edges = tuple(
-        Edge(ids[node], ids[target], input_index, output_index)
-        for node, links in zip(walked.order, walked.links, strict=True)
+        Edge(
+            ids[node],
+            ids[target],
+            input_index,
+            output_index,
+            gradients.get((number, input_index)) if gradients and number is not None else None,
+        )
+        for node, links, number in zip(
+            walked.order, walked.links, (node.sequence_number for node in nodes), strict=True
+        )
         for input_index, (target, output_index) in enumerate(links)
         if target is not None
     )
@@ -131,23 +186,35 @@ def _describe(
     )
     observed = Observed(
         nodes=nodes,
-        edge_count=len(edges),
+        edges=edges,
         roots=roots,
         reached=frozenset(id(variable) for variable in variables if variable is not None),
         may_reach_further=tuple(
             ids[node]
             for node in walked.order
             if (function := custom_function_class(node)) is not None
-            and functions.may_run_backward_inside(function, node)
+            and describe.functions.may_run_backward_inside(function, node)
         ),
     )
     return AutogradGraph(
         nodes=nodes,
         edges=edges,
         roots=roots,
-        report=report_of(observed, model=model),
+        report=report_of(observed, model=model, recording=recording),
         ignored=found.ignored,
+        calls=() if recording is None else recording.calls,
     )
+
+
+def _recorded_saves(walked: Walked, recording: Recording | None) -> RecordedSaves | None:
+    if recording is None:
+        return None
+    ops = {
+        number: op_name(node)
+        for node in walked.order
+        if (number := node_sequence_number(node)) is not None
+    }
+    return RecordedSaves(recording.packed, ops)
 
 
 def op_name(node: TorchNode) -> str:
@@ -169,34 +236,49 @@ def _storage_owners(variables: list[torch.Tensor | None], names: ModelNames) -> 
     return owners
 
 
-def _describe_node(
-    node_id: int,
-    node: TorchNode,
-    variable: torch.Tensor | None,
-    *,
-    reader: SavedReader,
-    functions: CustomFunctions,
-    names: ModelNames,
-    inputs: int,
-) -> Node:
-    op = op_name(node)
-    function = custom_function_class(node)
-    saved, freed = reader.read(node, node_id)
-    return Node(
-        id=node_id,
-        op=op,
-        kind=_kind(op, is_custom=function is not None),
-        sequence_number=node_sequence_number(node),
-        outputs=tuple(
-            None if known is None else type_of(*known) for known in node_output_types(node)
-        ),
-        saved=saved,
-        leaf=None if variable is None else leaf_of(variable, names),
-        location=None if function is None else functions.location(function),
-        inputs_without_gradient=inputs,
-        freed=freed,
-        saved_is_visible=op != _HIDES_SAVED,
-    )
+@dataclass(slots=True)
+class _Describer:
+    """Turn nodes into plain data, one after another."""
+
+    reader: SavedReader
+    functions: CustomFunctions
+    names: ModelNames
+    recording: Recording | None
+    recorded_saves: RecordedSaves | None
+
+    def node(
+        self, node_id: int, node: TorchNode, variable: torch.Tensor | None, *, inputs: int
+    ) -> Node:
+        op = op_name(node)
+        function = custom_function_class(node)
+        number = node_sequence_number(node)
+        saved, freed = self.reader.read(node, node_id)
+        was_seen = False
+        if self.recording is not None and self.recorded_saves is not None:
+            was_seen = self.recording.saw_saving_at(number)
+            if was_seen and (freed or op == HIDES_SAVED):
+                saved = self.reader.describe_recorded(self.recorded_saves.of(number), node_id)
+        return Node(
+            id=node_id,
+            op=op,
+            kind=_kind(op, is_custom=function is not None),
+            sequence_number=number,
+            outputs=tuple(
+                None if known is None else type_of(*known) for known in node_output_types(node)
+            ),
+            saved=saved,
+            leaf=None if variable is None else leaf_of(variable, self.names),
+            location=None if function is None else self.functions.location(function),
+            inputs_without_gradient=inputs,
+            freed=freed,
+            saved_is_visible=was_seen or op != HIDES_SAVED,
+            call=None if self.recording is None else self.recording.call_at(number),
+            source=(
+                source_of(node)
+                if self.recording is not None and self.recording.notes_sources
+                else None
+            ),
+        )
 
 
 def _kind(op: str, *, is_custom: bool) -> NodeKind:

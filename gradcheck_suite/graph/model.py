@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.findings import Finding
 
-__all__ = ["AutogradGraph", "Edge", "Leaf", "Node", "NodeKind", "Root", "SavedTensor", "TensorType"]
+__all__ = [
+    "AutogradGraph",
+    "Edge",
+    "EdgeGradient",
+    "Leaf",
+    "ModuleCall",
+    "Node",
+    "NodeKind",
+    "Root",
+    "SavedTensor",
+    "TensorType",
+]
 
 NodeKind: TypeAlias = Literal["op", "leaf", "custom function", "undefined"]
 
@@ -38,7 +49,8 @@ class SavedTensor:
     it keeps alive, which is that of the whole storage for a view; None where it cannot be told.
     ``owner`` says who holds the same memory anyway: "parameter conv1.weight", "buffer
     bn1.running_mean", "leaf", or "#12" for a node that comes earlier in backward. ``bytes`` counts
-    only what has no other owner, so that bytes add up.
+    only what has no other owner, so that bytes add up. ``modified`` says that the tensor was
+    overwritten since, so that torch refuses to use it.
     """
 
     name: str
@@ -46,6 +58,7 @@ class SavedTensor:
     storage_bytes: int | None
     owner: str | None = None
     hooked: bool = False
+    modified: bool = False
 
     @property
     def bytes(self) -> int:
@@ -81,8 +94,10 @@ class Node:
     the gradients that come in; an entry is None where torch does not say.
     ``inputs_without_gradient`` counts the forward inputs that no gradient is computed for.
     ``freed`` says that an earlier backward has released the saved tensors. ``saved_is_visible``
-    is false where torch hides what was saved (in-place writes into a view). ``location`` is where
-    a custom Function is defined.
+    is false where torch hides what was saved (in-place writes into a view) and nobody recorded it.
+    ``location`` is where a custom Function is defined. ``call`` is the id of the innermost module
+    call that made the node, and ``source`` the line that did: both are known only of a recorded
+    forward.
     """
 
     id: int
@@ -96,6 +111,8 @@ class Node:
     inputs_without_gradient: int = 0
     freed: bool = False
     saved_is_visible: bool = True
+    call: int | None = None
+    source: Location | None = None
 
     @property
     def saved_bytes(self) -> int:
@@ -104,17 +121,65 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeGradient:
+    """What a recorded backward sent along an edge.
+
+    ``norm`` is the Euclidean norm, ``zeros`` the number of elements that are exactly zero. Where
+    ``non_finite`` is "nan" or "inf", ``norm`` is None: the gradient holds at least one of these.
+    ``elements`` is 0 where backward ran but sent no gradient this way.
+    """
+
+    norm: float | None
+    zeros: int
+    elements: int
+    non_finite: Literal["nan", "inf"] | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether backward computed no gradient here, which torch takes for zeros."""
+        return self.elements == 0 and self.norm is None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every element is exactly zero."""
+        return self.elements > 0 and self.zeros == self.elements
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """A way that the gradient takes, from ``source`` to ``target`` (node ids).
 
     ``input_index`` is the place among the forward inputs of ``source``, ``output_index`` the place
-    among the forward outputs of ``target``.
+    among the forward outputs of ``target``. ``gradient`` is known of a recorded backward.
     """
 
     source: int
     target: int
     input_index: int
     output_index: int
+    gradient: EdgeGradient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module in a recorded forward.
+
+    ``id`` counts from 1 in the order of the calls; ``number`` tells calls of the same module apart,
+    from 1. ``path`` is the module's name in the model ("layers.0.linear1"), empty for the model
+    itself. ``parent`` is the id of the call that this one happened in.
+    """
+
+    id: int
+    path: str
+    kind: str
+    number: int = 1
+    parent: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Name the call for people: the path, or the class where there is none."""
+        name = self.path or self.kind
+        return name if self.number == 1 else f"{name} (call {self.number})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +197,8 @@ class AutogradGraph:
     """What backward will do from some tensors, told by :func:`gradcheck_suite.trace_graph`.
 
     ``nodes`` are in the order of their ids, ``edges`` in the order of their sources. ``ignored``
-    names the given tensors that have no graph. ``report`` holds the findings.
+    names the given tensors that have no graph. ``report`` holds the findings. ``calls`` are the
+    module calls of a recorded forward, in their order.
     """
 
     nodes: tuple[Node, ...]
@@ -140,6 +206,7 @@ class AutogradGraph:
     roots: tuple[Root, ...]
     report: Report
     ignored: tuple[str, ...] = field(default=())
+    calls: tuple[ModuleCall, ...] = field(default=())
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -191,6 +258,26 @@ class AutogradGraph:
             f"A backward has already freed the saved tensors of {freed} of {freed + held} nodes: "
             "a backward that needs those will fail."
         )
+
+    @property
+    def memory_by_module(self) -> tuple[tuple[str, int], ...]:
+        """Sum the saved bytes by the module that saved them: the largest first, then by name.
+
+        A module's bytes are those of its own ops, without those of the modules within. What was
+        saved outside modules, or not recorded, goes by the name "".
+        """
+        sums: Counter[str] = Counter()
+        for node in self.nodes:
+            if node.saved_bytes:
+                sums[self.module_of(node) or ""] += node.saved_bytes
+        return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+    def module_of(self, node: Node) -> str | None:
+        """Name the module whose forward made this node; None if it is not known."""
+        if node.call is None:
+            return None
+        call = self.calls[node.call - 1]
+        return call.path or call.kind
 
     def node(self, node_id: int) -> Node:
         """Return the node with this id.

@@ -12,6 +12,8 @@ import torch
 from gradcheck_suite._torch_compat import (
     HOOKED,
     custom_function_class,
+    is_view,
+    next_sequence_number,
     node_metadata,
     node_output_types,
     node_sequence_number,
@@ -31,6 +33,35 @@ def node():
 
 
 class TestPresent:
+    def test_the_next_sequence_number_is_that_of_the_next_node(self):
+        x = torch.ones(3, requires_grad=True)
+        number = next_sequence_number()
+
+        assert node_sequence_number(x.exp().grad_fn) == number
+
+    def test_views_are_known(self):
+        x = torch.ones(3)
+        assert is_view(x[:2])
+        assert not is_view(x)
+
+    @pytest.mark.parametrize("make", [torch.exp, torch.square])
+    def test_saved_tensors_that_were_overwritten(self, make):
+        x = torch.ones(3, requires_grad=True).clone()
+        y = make(x)
+        name = "_raw_saved_result" if make is torch.exp else "_raw_saved_self"
+        assert not read_saved(y.grad_fn, name).modified
+        node = y.grad_fn
+        (y if make is torch.exp else x).add_(1)
+        assert read_saved(node, name).modified == (0,)
+
+    def test_what_hooks_packed_can_be_unwrapped(self):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: ("mine", t), lambda p: p[1]):
+            node = torch.ones(3, requires_grad=True).exp().grad_fn
+
+        raw = read_saved(node, "_raw_saved_result", lambda packed: (packed[1], True))
+        assert isinstance(raw.tensors[0], torch.Tensor)
+        assert raw.modified == (0,)
+
     def test_sequence_numbers_rise_and_leaves_have_none(self, node):
         later = torch.ones(3, requires_grad=True).exp().grad_fn
 

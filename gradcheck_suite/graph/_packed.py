@@ -1,0 +1,153 @@
+"""Watch what forward saves for backward, and let torch's own check of it stand.
+
+A saved tensor that passes through hooks is no longer checked by torch for in-place changes; what
+is kept here in its place carries the version, and is checked when backward takes it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite._torch_compat import (
+    dispatch_mode_is_active,
+    is_view,
+    next_sequence_number,
+    push_saved_tensors_hooks,
+    remove_saved_tensors_hooks,
+    saved_tensors_hooks_are_disabled,
+    storage_key,
+    top_saved_tensors_hooks,
+    version_of,
+    without_dispatch_modes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Packed", "SavedWatch", "unwrap"]
+
+
+class _Kept:
+    """What the graph holds in place of a saved tensor."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, version: int) -> None:
+        self.tensor = tensor
+        self.version = version
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One tensor that was saved, as plain data.
+
+    ``position`` is the sequence number that the next node was to get when it was saved, one more
+    than that of the node which saved it. ``storage`` is a number that tensors sharing memory have
+    in common. ``is_view`` helps to tell what an in-place write into a view saved.
+    """
+
+    position: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bytes: int | None
+    storage: int | None
+    is_view: bool
+
+
+def unwrap(packed: object) -> tuple[torch.Tensor, bool] | None:
+    """Tell the tensor that was kept here and whether it was overwritten since."""
+    if not isinstance(packed, _Kept):
+        return None
+    return packed.tensor, version_of(packed.tensor) != packed.version
+
+
+class SavedWatch:
+    """A pair of saved-tensors hooks that notes what passes through, on one thread.
+
+    It stays away where hooks of the user's are in place, or where torch refuses hooks:
+    ``is_watching`` is false then.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, torch.Size, torch.dtype, int | None, int | None, bool]] = []
+        self.is_watching = False
+        self._first = 0
+        self._end: int | None = None
+        self._hooks = (self._pack_hook(), _unpack)
+
+    def start(self) -> None:
+        """Install the hooks as the innermost of this thread."""
+        if next_sequence_number is None or saved_tensors_hooks_are_disabled():
+            return
+        if top_saved_tensors_hooks() is not None:
+            return
+        push_saved_tensors_hooks(self._hooks)
+        self.is_watching = True
+        self._first = next_sequence_number()
+
+    def stop(self) -> None:
+        """Take the hooks away, wherever they lie by now."""
+        if self.is_watching:
+            remove_saved_tensors_hooks(self._hooks)
+            if next_sequence_number is not None:
+                self._end = next_sequence_number()
+
+    def covers(self, sequence_number: int) -> bool:
+        """Whether the node with this number was made while the hooks were in place."""
+        end = self._end
+        return (
+            self.is_watching
+            and self._first <= sequence_number
+            and (end is None or sequence_number < end)
+        )
+
+    def packed(self) -> tuple[Packed, ...]:
+        """Return what was saved, in order."""
+        return tuple(
+            Packed(position, tuple(shape), dtype, size, storage, view)
+            for position, shape, dtype, size, storage, view in self._noted
+        )
+
+    def _pack_hook(self) -> Callable[[torch.Tensor], _Kept]:
+        note = self._noted.append
+        position = next_sequence_number or (lambda: 0)
+
+        def pack(tensor: torch.Tensor) -> _Kept:
+            key = storage_key(tensor)
+            note(
+                (
+                    position(),
+                    tensor.shape,
+                    tensor.dtype,
+                    None if key is None else tensor.untyped_storage().nbytes(),
+                    key,
+                    is_view(tensor),
+                )
+            )
+            version = version_of(tensor)
+            if tensor.is_leaf:
+                return _Kept(tensor, version)
+            # The tensor itself would close a cycle through its node that no collector sees.
+            if dispatch_mode_is_active():
+                with without_dispatch_modes():
+                    return _Kept(tensor.detach(), version)
+            return _Kept(tensor.detach(), version)
+
+        return pack
+
+
+def _unpack(kept: _Kept) -> torch.Tensor:
+    tensor = kept.tensor
+    version = version_of(tensor)
+    if version != kept.version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {version}; expected "
+            f"version {kept.version} instead. Hint: enable anomaly detection to find the operation "
+            "that failed to compute its gradient, with "
+            "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+        )
+    return tensor

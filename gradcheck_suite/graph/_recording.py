@@ -1,0 +1,293 @@
+"""Record a forward, and on request its backward, for the graph that is traced afterwards."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph._gradients import BackwardWatch, WatchedBackward
+from gradcheck_suite.graph._leaves import Member, members_of
+from gradcheck_suite.graph._packed import Packed, SavedWatch
+from gradcheck_suite.graph._sources import source_lines_noted
+from gradcheck_suite.graph._spans import CallFacts, ModuleWatch, paths_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, ModuleCall
+
+__all__ = ["Recording", "record"]
+
+
+def record(
+    model: torch.nn.Module | None = None,
+    *,
+    modules: bool = True,
+    saved: bool = True,
+    source: bool = False,
+    backward: bool = False,
+) -> Recording:
+    """Record a forward round which this is a ``with`` block, so that its graph can tell more.
+
+    >>> import torch
+    >>> import gradcheck_suite as gs
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    >>> with gs.record() as recording:
+    ...     loss = model(torch.ones(4, 3)).sum()
+    >>> graph = recording.trace_graph(loss)
+    >>> [graph.module_of(node) for node in graph.nodes if node.leaf is None]
+    [None, '1', '0', '0']
+
+    What runs within computes what it would have computed, bit for bit, and everything that was
+    put in place is taken away at the end, also after an exception. Only the thread that enters is
+    recorded. Nothing is kept of the tensors but shapes, dtypes and bytes.
+
+    Args:
+        model: names the modules; else the modules called from outside any other do.
+        modules: note which module call makes each node, by hooks on all modules.
+        saved: note what each node saves, what in-place writes into views save included, by a pair
+            of saved-tensors hooks. They keep torch's check for tensors that were overwritten, and
+            stay away where hooks of yours are in place.
+        source: note the line of your code that makes each node, by torch's anomaly mode: forward
+            takes about ten times as long.
+        backward: measure the gradient on every edge of each backward that runs within.
+
+    Raises:
+        UsageError: ``model`` is not a module.
+    """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"record expected model= to be a torch.nn.Module, got {type(model).__name__}; leave it "
+            "out to name modules by what is called"
+        )
+    return Recording(model, modules=modules, saved=saved, source=source, backward=backward)
+
+
+class Recording:
+    """What :func:`record` noted; a context manager that can be entered once.
+
+    Attributes:
+        is_over: whether the ``with`` block has ended.
+        not_recorded: sentences on what was asked for and could not be recorded.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        *,
+        modules: bool,
+        saved: bool,
+        source: bool,
+        backward: bool,
+    ) -> None:
+        self.is_over = False
+        self.not_recorded: tuple[str, ...] = ()
+        self._model = model
+        self._wants_source = source
+        self._modules = ModuleWatch() if modules else None
+        self._saved = SavedWatch() if saved else None
+        self._backward = BackwardWatch() if backward else None
+        self._stack = ExitStack()
+        self._entered = False
+        self._calls: tuple[ModuleCall, ...] = ()
+        self._facts: tuple[CallFacts, ...] = ()
+        self._members: tuple[tuple[str, str, weakref.ref[torch.Tensor]], ...] = ()
+        self._graphs: list[AutogradGraph | WatchedBackward] = []
+
+    def __enter__(self) -> Recording:
+        if self._entered:
+            raise UsageError(
+                "this recording has been entered before; call gs.record() anew for each forward"
+            )
+        self._entered = True
+        with ExitStack() as started:
+            if self._wants_source:
+                started.enter_context(source_lines_noted())
+            if self._modules is not None:
+                started.callback(self._modules.stop)
+                self._modules.start()
+            if self._saved is not None:
+                started.callback(self._saved.stop)
+                self._saved.start()
+            if self._backward is not None:
+                started.callback(self._backward.stop)
+                self._backward.start()
+            self._stack = started.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        self._name_modules()
+        self.not_recorded = tuple(self._gaps())
+        self.is_over = True
+        if self._modules is not None:
+            self._modules.forget_modules()
+        if self._backward is not None and error is None:
+            # A graph that a backward has not freed holds tensors: turn it into plain data at once.
+            self._graphs = [
+                self._graph_of(watched) if watched.keeps_graph or watched.failed else watched
+                for watched in self._backward.backwards
+            ]
+
+    def trace_graph(self, tensors: object, model: torch.nn.Module | None = None) -> AutogradGraph:
+        """Trace the graph behind ``tensors`` with what was recorded.
+
+        The same as ``gs.trace_graph(tensors, model, recording=self)``.
+        """
+        from gradcheck_suite.graph._trace import trace_graph  # noqa: PLC0415 - imports this
+
+        return trace_graph(tensors, model, recording=self)
+
+    @property
+    def graph(self) -> AutogradGraph:
+        """Return the graph of the last backward that ran within the block, with its gradients.
+
+        Raises:
+            UsageError: ``backward=True`` was not asked for, or no backward ran within.
+        """
+        if self._backward is None:
+            raise UsageError(
+                "this recording has no backward: ask for gs.record(backward=True) and call "
+                "backward within the block, or pass the loss to trace_graph"
+            )
+        graphs = self._graphs or self._backward.backwards
+        if not graphs:
+            raise UsageError(
+                "no backward ran on the recording thread within the block: call loss.backward() "
+                "in it"
+            )
+        last = graphs[-1]
+        if isinstance(last, WatchedBackward):
+            last = self._graph_of(last)
+            if self._graphs:
+                self._graphs[-1] = last
+        return last
+
+    def _graph_of(self, watched: WatchedBackward) -> AutogradGraph:
+        from gradcheck_suite.graph._trace import graph_of_backward  # noqa: PLC0415 - imports this
+
+        return graph_of_backward(watched, model=self._model, recording=self)
+
+    def _name_modules(self) -> None:
+        watch = self._modules
+        if watch is None:
+            return
+        roots = self._named_roots(watch.roots())
+        self._members = tuple(
+            (kind, name, weakref.ref(tensor)) for kind, name, tensor in members_of(roots)
+        )
+        self._calls = watch.calls(paths_of(roots))
+        self._facts = tuple(watch.facts)
+
+    def _named_roots(
+        self, called: tuple[torch.nn.Module, ...]
+    ) -> list[tuple[str, torch.nn.Module]]:
+        roots: list[tuple[str, torch.nn.Module]] = []
+        if self._model is not None:
+            roots.append(("", self._model))
+            inside = set(self._model.modules())
+            called = tuple(module for module in called if module not in inside)
+        if not roots and len(called) == 1:
+            return [("", called[0])]
+        taken: set[str] = set()
+        for module in called:
+            name = kind = type(module).__name__
+            count = 1
+            while name in taken:
+                count += 1
+                name = f"{kind}_{count}"
+            taken.add(name)
+            roots.append((name, module))
+        return roots
+
+    def _gaps(self) -> list[str]:
+        gaps: list[str] = []
+        if self._modules is not None and self._modules.elsewhere:
+            gaps.append("modules that ran on other threads than the one that entered record()")
+        if self._saved is not None and not self._saved.is_watching:
+            gaps.append(
+                "what in-place writes into views saved: saved-tensors hooks of yours were in place "
+                "when record() was entered"
+            )
+        return gaps
+
+    # What tracing asks for.
+
+    @property
+    def calls(self) -> tuple[ModuleCall, ...]:
+        """Return the module calls, in their order; within the block those so far."""
+        if not self.is_over:
+            self._name_modules()
+        return self._calls
+
+    @property
+    def facts(self) -> tuple[CallFacts, ...]:
+        """Return what each call was like."""
+        return self._facts
+
+    @property
+    def packed(self) -> tuple[Packed, ...]:
+        """Return what was saved."""
+        return () if self._saved is None else self._saved.packed()
+
+    def saw_saving_at(self, sequence_number: int | None) -> bool:
+        """Whether what the node with this number saved was noted."""
+        return (
+            self._saved is not None
+            and sequence_number is not None
+            and self._saved.covers(sequence_number)
+        )
+
+    def members(self) -> Iterator[Member]:
+        """Yield the parameters and buffers that names are known of, as far as they live."""
+        for kind, name, reference in self._members:
+            tensor = reference()
+            if tensor is not None:
+                yield kind, name, tensor
+
+    @property
+    def notes_sources(self) -> bool:
+        """Whether source lines were asked for."""
+        return self._wants_source
+
+    def call_at(self, sequence_number: int | None) -> int | None:
+        """Return the id of the innermost call that made the node with this number."""
+        if self._modules is None or sequence_number is None:
+            return None
+        number = self._modules.call_at(sequence_number)
+        return None if number is None else number + 1
+
+    def gradients(self) -> dict[tuple[int, int], EdgeGradient]:
+        """Return what flowed along the edges of all backwards, the latest for each edge."""
+        merged: dict[tuple[int, int], EdgeGradient] = {}
+        for watched in self._backward.backwards if self._backward is not None else ():
+            merged.update(watched.gradients)
+        return merged
+
+    def incoming(self) -> dict[tuple[int, int], EdgeGradient]:
+        """Return the gradients that backwards started with."""
+        merged: dict[tuple[int, int], EdgeGradient] = {}
+        for watched in self._backward.backwards if self._backward is not None else ():
+            merged.update(watched.incoming)
+        return merged
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a backward was limited to some inputs."""
+        return self._backward is not None and any(
+            watched.is_partial for watched in self._backward.backwards
+        )
+
+    def __repr__(self) -> str:
+        state = "over" if self.is_over else "running" if self._entered else "not started"
+        return f"<Recording: {state}, {len(self._calls)} module calls>"

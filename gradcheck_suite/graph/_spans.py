@@ -1,0 +1,190 @@
+"""Know which module call made a node, by the sequence numbers between its start and its end."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from gradcheck_suite._torch_compat import inside_backward, next_sequence_number, storage_key
+from gradcheck_suite.graph.model import ModuleCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["CallFacts", "ModuleWatch", "paths_of"]
+
+_WARNING_ON_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
+
+
+@dataclass(slots=True)
+class CallFacts:
+    """What a module call was like: whether grad mode was on, and what came in and went out.
+
+    ``output_requires_grad`` is None where nothing that came out could. ``cut_from`` is the number
+    of an earlier call whose output, which required grad, came in without: it was detached.
+    """
+
+    module: torch.nn.Module | None
+    parent: int | None
+    grad_enabled: bool
+    input_requires_grad: bool
+    output_requires_grad: bool | None = None
+    cut_from: int | None = None
+
+
+@dataclass(slots=True)
+class ModuleWatch:
+    """Hooks round the forward of every module, on one thread.
+
+    Modules that run under backward (recomputed by checkpointing) and those that torch.compile
+    traces are left alone. ``elsewhere`` says that modules ran on other threads.
+    """
+
+    facts: list[CallFacts] = field(default_factory=list)
+    elsewhere: bool = False
+    _open: list[int] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _innermost: list[int | None] = field(default_factory=list)
+    _made_with_graph: dict[int, int] = field(default_factory=dict)
+    _thread: int = 0
+    _handles: list[Any] = field(default_factory=list)
+    _filter: Any = None
+
+    def start(self) -> None:
+        """Install the hooks."""
+        if next_sequence_number is None:
+            return
+        self._thread = threading.get_ident()
+        # torch warns of any global hook, whatever it does; these leave compiled modules alone.
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", message=_WARNING_ON_HOOKS)
+        self._filter = next((entry for entry in warnings.filters if entry not in before), None)
+        self._handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._filter is not None and self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list in fact
+
+    def _is_foreign(self) -> bool:
+        if threading.get_ident() == self._thread:
+            return inside_backward()
+        self.elsewhere = True
+        return True
+
+    def _before(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or self._is_foreign():
+            return
+        number = len(self.facts)
+        facts = CallFacts(
+            module,
+            self._open[-1] if self._open else None,
+            torch.is_grad_enabled(),
+            input_requires_grad=False,
+        )
+        for tensor in _floating_tensors(args):
+            if tensor.requires_grad:
+                facts.input_requires_grad = True
+            elif facts.cut_from is None and self._made_with_graph:
+                key = storage_key(tensor)
+                facts.cut_from = None if key is None else self._made_with_graph.get(key)
+        self.facts.append(facts)
+        self._open.append(number)
+        self._mark(number)
+
+    def _after(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self._is_foreign():
+            return
+        # An exception may have passed calls by whose end nobody told.
+        places = [place for place, number in enumerate(self._open) if self._is(number, module)]
+        if not places:
+            return
+        closed = self._open[places[-1]]
+        del self._open[places[-1] :]
+        for tensor in _floating_tensors(output):
+            facts = self.facts[closed]
+            facts.output_requires_grad = bool(facts.output_requires_grad) or tensor.requires_grad
+            if tensor.requires_grad and (key := storage_key(tensor)) is not None:
+                self._made_with_graph[key] = closed
+        self._mark(self._open[-1] if self._open else None)
+
+    def _is(self, number: int, module: torch.nn.Module) -> bool:
+        return self.facts[number].module is module
+
+    def _mark(self, innermost: int | None) -> None:
+        assert next_sequence_number is not None
+        self._starts.append(next_sequence_number())
+        self._innermost.append(innermost)
+
+    def call_at(self, sequence_number: int) -> int | None:
+        """Return the number (from 0) of the innermost call that made this node, or None."""
+        place = bisect_right(self._starts, sequence_number) - 1
+        return self._innermost[place] if place >= 0 and not self._ended(place) else None
+
+    def _ended(self, place: int) -> bool:
+        # After the last mark nothing is known: it closes the last call, unless one was left open.
+        return place == len(self._starts) - 1
+
+    def calls(self, paths: Mapping[int, str]) -> tuple[ModuleCall, ...]:
+        """Describe the calls; ``paths`` gives the names of modules by ``id``."""
+        seen: Counter[int] = Counter()
+        described: list[ModuleCall] = []
+        for number, facts in enumerate(self.facts):
+            key = id(facts.module)
+            seen[key] += 1
+            kind = type(facts.module).__name__
+            path = paths.get(key)
+            if path is None:
+                above = described[facts.parent].path if facts.parent is not None else ""
+                path = f"{above}.{kind}" if above else kind
+            parent = None if facts.parent is None else facts.parent + 1
+            described.append(ModuleCall(number + 1, path, kind, seen[key], parent))
+        return tuple(described)
+
+    def roots(self) -> tuple[torch.nn.Module, ...]:
+        """Return the modules that were called from outside any other, each once."""
+        outermost = (facts.module for facts in self.facts if facts.parent is None)
+        return tuple({id(module): module for module in outermost if module is not None}.values())
+
+    def forget_modules(self) -> None:
+        """Keep no module alive from now on."""
+        for facts in self.facts:
+            facts.module = None
+
+
+def paths_of(roots: Sequence[tuple[str, torch.nn.Module]]) -> dict[int, str]:
+    """Name every module within ``roots`` by ``id``; each root brings the prefix of its names."""
+    paths: dict[int, str] = {}
+    for prefix, root in roots:
+        for name, module in root.named_modules():
+            joined = ".".join(part for part in (prefix, name) if part)
+            paths.setdefault(id(module), joined)
+    return paths
+
+
+def _floating_tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() or value.is_complex():
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for member in value:
+            yield from _floating_tensors(member)
+    elif isinstance(value, dict):
+        for member in value.values():
+            yield from _floating_tensors(member)

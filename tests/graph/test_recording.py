@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import gradcheck_suite as gs
+from gradcheck_suite._torch_compat import top_saved_tensors_hooks
+
+
+def gradients_of(model):
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def train_once(build, context):
+    torch.manual_seed(0)
+    with context as recording:
+        loss, model = build()
+        loss.backward()
+    model = model or nn.Module()
+    return loss.detach(), gradients_of(model), torch.get_rng_state(), recording
+
+
+class TestNothingChanges:
+    def test_same_bits(self, subject):
+        import contextlib
+
+        bare = train_once(subject, contextlib.nullcontext())
+        seen = train_once(subject, gs.record(source=True, backward=True))
+
+        assert torch.equal(bare[0], seen[0])
+        assert all(map(torch.equal, bare[1], seen[1]))
+        assert torch.equal(bare[2], seen[2])
+
+    def test_everything_is_restored_after_an_exception(self):
+        def state():
+            return (
+                len(nn.modules.module._global_forward_hooks),
+                len(nn.modules.module._global_forward_pre_hooks),
+                torch.autograd._engine_run_backward,
+                torch.autograd.graph._engine_run_backward,
+                torch.is_anomaly_enabled(),
+                torch.is_anomaly_check_nan_enabled(),
+                top_saved_tensors_hooks(),
+            )
+
+        def fail():
+            assert state() != before
+            raise KeyboardInterrupt
+
+        before = state()
+        with pytest.raises(KeyboardInterrupt), gs.record(source=True, backward=True):
+            fail()
+
+        assert state() == before
+
+    def test_anomaly_mode_of_the_users_stays_on(self):
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
+            with gs.record(source=True):
+                pass
+            assert torch.is_anomaly_enabled()
+            assert torch.is_anomaly_check_nan_enabled()
+
+    def test_torchs_own_check_of_saved_tensors_still_raises(self):
+        with gs.record() as recording:
+            x = torch.ones(3, requires_grad=True)
+            y = x.exp()
+            loss = (y * y).sum()
+            y.add_(1)
+
+        graph = recording.trace_graph(loss)
+
+        assert [saved.modified for node in graph.nodes for saved in node.saved].count(True) >= 1
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation.*version 1"):
+            loss.backward()
+
+    def test_keeps_nothing_alive(self):
+        with gs.record(backward=True) as recording:
+            model = nn.Linear(3, 3)
+            hidden = model(torch.ones(2, 3))
+            hidden.sum().backward(retain_graph=True)
+        kept = [weakref.ref(hidden), weakref.ref(model)]
+        del hidden, model
+        gc.collect()
+
+        assert [reference() for reference in kept] == [None, None]
+        assert recording.graph.nodes
+
+
+class TestModules:
+    def test_every_op_of_a_module_is_the_modules(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.stem = nn.Linear(3, 3)
+                self.block = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+            def forward(self, x):
+                return self.block(self.stem(x).sin()).cos()
+
+        with gs.record() as recording:
+            loss = Net()(torch.ones(2, 3)).sum()
+        graph = recording.trace_graph(loss)
+
+        seen = {node.op: graph.module_of(node) for node in graph.nodes if node.leaf is None}
+        assert seen["SumBackward0"] is None
+        assert seen["CosBackward0"] == "Net"
+        assert seen["TanhBackward0"] == "block.1"
+        assert seen["SinBackward0"] == "Net"
+        assert [call.path for call in graph.calls] == ["", "stem", "block", "block.0", "block.1"]
+        assert graph.calls[3].parent == 3
+        assert {node.leaf.name for node in graph.leaves} == {
+            "stem.weight", "stem.bias", "block.0.weight", "block.0.bias",
+        }  # fmt: skip
+
+    def test_calls_of_one_module_are_told_apart(self):
+        cell = nn.RNNCell(2, 2)
+        with gs.record(cell) as recording:
+            state = torch.zeros(1, 2)
+            for _ in range(3):
+                state = cell(torch.ones(1, 2), state)
+        graph = recording.trace_graph(state.sum())
+
+        assert [call.number for call in graph.calls] == [1, 2, 3]
+        assert {node.call for node in graph.nodes if node.op == "TanhBackward0"} == {1, 2, 3}
+        assert graph.calls[2].label == "RNNCell (call 3)"
+
+    def test_two_outermost_modules_give_their_classes_as_prefixes(self):
+        first, second, loss_function = nn.Linear(2, 2), nn.Linear(2, 2), nn.MSELoss()
+        with gs.record() as recording:
+            loss = loss_function(second(first(torch.ones(1, 2))), torch.zeros(1, 2))
+        graph = recording.trace_graph(loss)
+
+        assert [call.path for call in graph.calls] == ["Linear", "Linear_2", "MSELoss"]
+        assert {node.leaf.name for node in graph.leaves} == {
+            "Linear.weight", "Linear.bias", "Linear_2.weight", "Linear_2.bias",
+        }  # fmt: skip
+
+    def test_a_call_that_raised_does_not_swallow_what_follows(self):
+        class Fails(nn.Module):
+            def forward(self, _):
+                raise ValueError("no")
+
+        model, fails = nn.Linear(2, 2), Fails()
+        with gs.record() as recording:
+            with pytest.raises(ValueError, match="no"):
+                nn.Sequential(model, fails)(torch.ones(1, 2))
+            loss = model(torch.ones(1, 2)).sin()
+        graph = recording.trace_graph(loss.sum())
+
+        assert {node.op: graph.module_of(node) for node in graph.nodes}["SinBackward0"] is None
+
+    def test_other_threads_are_said_to_be_left_out(self):
+        model = nn.Linear(2, 2)
+        with gs.record() as recording:
+            thread = threading.Thread(target=model, args=(torch.ones(1, 2),))
+            thread.start()
+            thread.join()
+
+        assert not recording.calls
+        assert "other threads" in recording.not_recorded[0]
+
+    def test_compiled_modules_are_left_alone(self):
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        expected = model(torch.ones(1, 2))
+        with gs.record() as recording:
+            loss = compiled(torch.ones(1, 2))
+
+        assert torch.equal(loss, expected)
+        assert recording.trace_graph(loss).nodes
+
+
+class TestSaved:
+    def test_what_an_in_place_write_into_a_view_saved_is_counted(self):
+        x = torch.randn(5, 4, requires_grad=True)
+        with gs.record() as recording:
+            y = x.clone()
+            y[0].mul_(x[1].sin())
+            y[1].exp_()
+        graph = recording.trace_graph(y.sum())
+
+        exp, mul = (node for node in graph.nodes if node.op == "CopySlices")
+        # mul_ saves a copy of the old row and the factor; exp_ its result, which is all of y.
+        assert sorted(saved.storage_bytes for saved in mul.saved) == [16, 16]
+        assert [saved.storage_bytes for saved in exp.saved] == [80]
+        assert graph.saved_bytes_are_complete
+        assert not gs.trace_graph(y.sum()).saved_bytes_are_complete
+
+    def test_bytes_are_those_of_a_plain_trace(self, subject):
+        loss, model = subject()
+        plain = gs.trace_graph(loss, model=model)
+        torch.manual_seed(0)
+        with gs.record() as recording:
+            loss, model = subject()
+        recorded = recording.trace_graph(loss, model=model)
+
+        hidden = sum(node.saved_bytes for node in recorded.nodes if node.op == "CopySlices")
+        assert recorded.saved_bytes - hidden == plain.saved_bytes
+
+    def test_bytes_are_known_after_backward_too(self, small_resnet):
+        with gs.record() as recording:
+            loss = small_resnet(torch.randn(2, 3, 8, 8)).sum()
+        before = recording.trace_graph(loss, model=small_resnet)
+        loss.backward()
+        after = recording.trace_graph(loss, model=small_resnet)
+
+        assert after.saved_bytes == before.saved_bytes > 0
+        assert all(node.freed for node in after.nodes if node.saved)
+
+    def test_hooks_of_the_users_see_what_they_would_see(self):
+        seen = []
+
+        def pack(tensor):
+            seen.append(tensor.shape)
+            return tensor
+
+        x = torch.ones(3, requires_grad=True)
+        with saved_tensors_hooks(pack, lambda packed: packed), gs.record() as outside:
+            x.exp()
+        with gs.record() as inside, saved_tensors_hooks(pack, lambda packed: packed):
+            x.exp()
+
+        assert len(seen) == 2
+        assert "hooks of yours" in outside.not_recorded[0]
+        assert not inside.not_recorded
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_checkpointed_parts(self, reentrant):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        x = torch.ones(2, 3, requires_grad=True)
+        with gs.record(backward=True) as recording:
+            loss = checkpoint(model, x, use_reentrant=reentrant).sum()
+            loss.backward()
+
+        assert len(recording.calls) == 4, "what backward runs again is not recorded"
+        assert recording.graph.nodes[0].op == "SumBackward0"
+
+    def test_double_backward(self):
+        x = torch.ones(3, requires_grad=True)
+        with gs.record(backward=True) as recording:
+            (first,) = torch.autograd.grad((x.exp() ** 2).sum(), x, create_graph=True)
+            first.sum().backward()
+
+        assert torch.allclose(x.grad, 4 * x.detach().mul(2).exp())
+        assert recording.graph.edges
+
+
+class TestSource:
+    def test_lines_of_the_user(self):
+        with gs.record(source=True) as recording:
+            x = torch.ones(3, requires_grad=True)
+            line = inspect.currentframe().f_lineno + 1
+            y = nn.functional.layer_norm(x.clone(), (3,))
+            y[:1] = 0
+        graph = recording.trace_graph(y.sum())
+
+        lines = {node.op: node.source.line for node in graph.nodes if node.source}
+        assert lines["NativeLayerNormBackward0"] == line
+        assert lines["CopySlices"] == line + 1
+        node = next(node for node in graph.nodes if node.op == "CopySlices")
+        assert Path(node.source.path) == Path(__file__)
+        assert node.source.function == "test_lines_of_the_user"
+
+
+class TestGradients:
+    def test_norms_and_zeros_of_every_edge(self):
+        weight = torch.tensor([3.0, 4.0], requires_grad=True)
+        with gs.record(backward=True) as recording:
+            loss = (weight * torch.tensor([1.0, 0.0])).sum()
+            loss.backward()
+        graph = recording.graph
+
+        into_leaf = next(edge for edge in graph.edges if graph.node(edge.target).leaf)
+        assert into_leaf.gradient == gs.graph.EdgeGradient(norm=1.0, zeros=1, elements=2)
+        assert all(edge.gradient is not None for edge in graph.edges)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    def test_large_and_small_gradients_are_neither_infinite_nor_zero(self, dtype):
+        big, small = (3e4, 6e-8) if dtype is torch.float16 else (1e30, 1e-30)
+        x = torch.ones(9, requires_grad=True, dtype=dtype)
+        for value in (big, small):
+            with gs.record(backward=True) as recording:
+                (x * 1).backward(torch.full((9,), value, dtype=dtype))
+            gradient = recording.graph.edges[0].gradient
+            assert gradient.non_finite is None
+            assert gradient.norm == pytest.approx(3 * float(torch.tensor(value, dtype=dtype)))
+
+    @pytest.mark.parametrize("dtype", [torch.complex64, torch.float64])
+    def test_other_dtypes(self, dtype):
+        x = torch.ones(4, requires_grad=True, dtype=dtype)
+        with gs.record(backward=True) as recording:
+            (x * 1).abs().sum().backward()
+        assert recording.graph.edges[-1].gradient.norm == pytest.approx(2)
+
+    def test_sparse_gradients(self):
+        table = nn.Embedding(4, 2, sparse=True)
+        with gs.record(table, backward=True) as recording:
+            table(torch.tensor([1, 1])).sum().backward()
+        assert recording.graph.edges[-1].gradient.norm == pytest.approx((4 + 4) ** 0.5)
+
+    def test_the_last_backward_is_the_graph(self):
+        x = torch.ones(2, requires_grad=True)
+        with gs.record(backward=True) as recording:
+            x.sin().sum().backward()
+            x.cos().sum().backward()
+        assert [node.op for node in recording.graph.nodes][1] == "CosBackward0"
+        assert recording.graph is recording.graph
+
+    def test_failing_backward_raises_as_it_does(self):
+        x = torch.ones(2, requires_grad=True)
+        loss = x.exp().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"), gs.record(backward=True):
+            loss.backward()
+
+    def test_nothing_to_differentiate_is_torchs_to_say(self):
+        with (
+            pytest.raises(RuntimeError, match="does not require grad"),
+            gs.record(backward=True),
+        ):
+            torch.ones(1).backward()
+
+
+class TestRefused:
+    def test_no_backward(self):
+        with gs.record() as recording:
+            pass
+        with pytest.raises(gs.UsageError, match="backward=True"):
+            _ = recording.graph
+        with gs.record(backward=True) as recording:
+            pass
+        with pytest.raises(gs.UsageError, match="no backward ran"):
+            _ = recording.graph
+
+    def test_entered_twice(self):
+        recording = gs.record()
+        with recording:
+            pass
+        with pytest.raises(gs.UsageError, match="entered before"), recording:
+            pass
+        assert "over" in repr(recording)
+
+    def test_wrong_types(self):
+        with pytest.raises(gs.UsageError, match="got int"):
+            gs.record(3)
+        with pytest.raises(gs.UsageError, match=r"what gs.record\(\) returns, got str"):
+            gs.trace_graph(torch.ones(1, requires_grad=True).sum(), recording="rec")
