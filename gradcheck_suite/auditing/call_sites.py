@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -17,25 +17,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-__all__ = ["CallSite", "call_site", "is_user_code", "location_of", "user_frames", "variables_of"]
+__all__ = [
+    "CallSite",
+    "call_site",
+    "is_user_code",
+    "kind_of_file",
+    "location_of",
+    "user_frames",
+    "variables_of",
+]
 
 
-class CallSite(NamedTuple):
-    """A place in running code, cheap to take: the line is worked out when it is asked for."""
-
-    code: CodeType
-    offset: int
+CallSite: TypeAlias = "tuple[CodeType, int]"
+"""A place in running code, its code object and the offset in it: the line is worked out when it is
+asked for. A plain tuple, because one is made for each saved tensor."""
 
 
 _TORCH = folder_prefix(Path(torch.__file__).parent)
 _USER, _LIBRARY, _MACHINERY = range(3)
-# By file, not by code object: the hash of a code object goes through all its constants.
-_KINDS: dict[str, int] = {}
+
+
+class _Kinds(dict[str, int]):
+    """Whose code a file holds, worked out when first asked for.
+
+    By file, not by code object: the hash of a code object goes through all its constants.
+    """
+
+    def __missing__(self, file: str) -> int:
+        kind = self[file] = _kind_of_file(file)
+        return kind
+
+
+kind_of_file = _Kinds()
+"""Maps a file name to 0 for the user's own code, and to other numbers for any other."""
 
 
 def is_user_code(code: CodeType) -> bool:
     """Return whether this code is the user's own: no library's, torch's or ours."""
-    return _kind(code) == _USER
+    return kind_of_file[code.co_filename] == _USER
 
 
 def call_site(start: FrameType | None = None) -> CallSite | None:
@@ -48,26 +67,24 @@ def call_site(start: FrameType | None = None) -> CallSite | None:
         start: the frame to begin at; by default the caller's.
     """
     frame = sys._getframe(1) if start is None else start  # noqa: SLF001 - the only cheap way
-    kinds = _KINDS
+    kinds = kind_of_file
     fallback: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        kind = kinds.get(code.co_filename)
-        if kind is None:
-            kind = _kind(code)
+        kind = kinds[code.co_filename]
         if kind == _USER:
-            return CallSite(code, frame.f_lasti)
+            return (code, frame.f_lasti)
         if kind == _LIBRARY and fallback is None:
             fallback = frame
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    return None if fallback is None else CallSite(fallback.f_code, fallback.f_lasti)
+    return None if fallback is None else (fallback.f_code, fallback.f_lasti)
 
 
 def user_frames() -> Iterator[FrameType]:
     """Yield the frames of this thread that are not torch's, Python's or ours, innermost first."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
     while frame is not None:
-        if _kind(frame.f_code) != _MACHINERY:
+        if kind_of_file[frame.f_code.co_filename] != _MACHINERY:
             yield frame
         frame = frame.f_back
 
@@ -104,14 +121,6 @@ def location_of(place: CallSite | None) -> Location | None:
             break
     name: str = getattr(code, "co_qualname", code.co_name)
     return Location(path=code.co_filename, line=line, function=None if name == "<module>" else name)
-
-
-def _kind(code: CodeType) -> int:
-    file = code.co_filename
-    kind = _KINDS.get(file)
-    if kind is None:
-        kind = _KINDS[file] = _kind_of_file(file)
-    return kind
 
 
 def _kind_of_file(name: str) -> int:

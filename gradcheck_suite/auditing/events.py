@@ -1,17 +1,59 @@
-"""What a training loop did, in order: the stream that every detector reads."""
+"""What a training loop did, in order: the stream that every detector reads.
+
+Events arrive in the order in which things happened, on the thread on which they happened, and from
+inside the call that they tell of. They are small and frozen, and valid while they are handled: a
+detector that keeps a tensor, a module or an optimizer of one keeps it alive, so it keeps
+``weakref.ref(...)``, or copies what it needs.
+
+A detector subscribes to kinds of events. What nobody subscribes to is not even watched for, so that
+an audit costs what its detectors ask for. ``site`` is always the user's innermost line, or None.
+
+=========================  ======================================================================
+event                      fires
+=========================  ======================================================================
+OptimizerConstructed       after ``Optimizer.__init__``, for any subclass that calls it
+ParameterGroupAdded        after ``add_param_group``, outside of the constructor
+GradientsCleared           after ``optimizer.zero_grad()`` or ``module.zero_grad()``
+StepStarted, StepFinished  around ``optimizer.step()``; finished only without an exception
+StepMarked                 at ``session.step()``
+BackwardStarted            before an outermost ``backward()`` or ``autograd.grad()``
+BackwardFinished           after it, also if it failed
+GradientsClipped           after ``clip_grad_norm_``, ``clip_grad_value_`` and their parts
+LossScaled                 after ``GradScaler.scale(...)``, once for each outermost call
+GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that raises says so
+ScalerStepped              after ``GradScaler.step(optimizer)``
+ScalerUpdated              after ``GradScaler.update()``
+SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
+ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
+ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
+GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
+Written                    after an in-place call outside ``optimizer.step()``
+WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
+SavedTensorModified        at the use, inside backward, of a saved tensor whose version has moved
+SavedTensorCorrupted       at the use of one whose contents differ while its version does not
+SessionEnded               when the audit is left; more may follow if it is entered again
+=========================  ======================================================================
+
+A step of ``recorder.step`` is a finished ``optimizer.step()`` of any optimizer, until the program
+calls ``session.step()``: then those alone count. Writes before a moment are asked of
+``recorder.writers.since``, saved tensors come with the ``Moment`` at which they were saved, and
+``recorder.optimizers`` knows which optimizers own a parameter.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.call_sites import CallSite
 from gradcheck_suite.auditing.packed import Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gradcheck_suite.findings import Finding
 
@@ -20,40 +62,102 @@ __all__ = [
     "BackwardStarted",
     "Detector",
     "Event",
+    "ForwardFinished",
+    "GradModeChanged",
+    "GradientsCleared",
+    "GradientsClipped",
+    "GradientsUnscaled",
+    "LossScaled",
+    "ModeChanged",
+    "OptimizerConstructed",
+    "ParameterGroupAdded",
     "SavedTensorCorrupted",
     "SavedTensorModified",
+    "ScalerStepped",
+    "ScalerUpdated",
+    "SchedulerStepped",
     "SessionEnded",
     "StepFinished",
+    "StepMarked",
     "StepStarted",
+    "Subscriptions",
+    "WriteRefused",
+    "Written",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConstructed:
+    """An optimizer has been made."""
+
+    optimizer: Optimizer
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroupAdded:
+    """An optimizer was given another group, its last now."""
+
+    optimizer: Optimizer
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsCleared:
+    """The gradients of an optimizer's or a module's parameters were set to None or to zero."""
+
+    owner: Optimizer | nn.Module
+    set_to_none: bool
+    site: CallSite | None
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardStarted:
     """An outermost backward or ``autograd.grad`` is about to run.
 
-    ``index`` counts these from 0. ``chain`` is how many earlier backwards, each through the graph
-    of the one before, this graph goes back through; 0 for a graph of its own.
+    Attributes:
+        index: counts these from 0.
+        site: where it was called.
+        chain: how many earlier backwards, each through the graph of the one before, this graph
+            goes back through, as far as it was looked at; 0 for a graph of its own.
+        roots: what it starts from.
+        accumulates: whether it adds to ``.grad`` (``backward``), or returns gradients.
     """
 
     index: int
     site: CallSite | None
     chain: int
+    roots: tuple[Tensor, ...]
+    accumulates: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardFinished:
-    """That backward has ended; ``creates_graph`` says that it recorded a graph of its own."""
+    """That backward has ended.
+
+    Attributes:
+        index: as in ``BackwardStarted``.
+        site: where it was called.
+        creates_graph: whether it recorded a graph of its own.
+        failed: whether an exception ended it.
+        keeps_graph: whether the graph can be gone through again (``retain_graph``).
+        created: the parameters of known optimizers, and of the audited model, whose ``.grad`` is
+            another tensor than before, or is one now.
+        accumulated: those of them whose ``.grad`` was added to in place.
+    """
 
     index: int
     site: CallSite | None
     creates_graph: bool
     failed: bool
+    keeps_graph: bool
+    created: tuple[Tensor, ...]
+    accumulated: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """An optimizer's ``step()`` has begun. ``index`` counts finished steps of any optimizer."""
+    """An optimizer's ``step()`` has begun. ``index`` counts finished steps."""
 
     index: int
     optimizer: Optimizer
@@ -70,12 +174,139 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMarked:
+    """The program has said that step number ``index`` is done."""
+
+    index: int
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsClipped:
+    """Gradients were clipped.
+
+    Attributes:
+        function: the function of ``torch.nn.utils``.
+        gradients: what was clipped; empty for an exhausted iterator, or before any backward.
+        parameters: how many parameters were given; None where only their gradients are known.
+        site: where it was called.
+    """
+
+    function: Literal["clip_grad_norm_", "clip_grad_value_"]
+    gradients: tuple[Tensor, ...]
+    parameters: int | None
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaled:
+    """A GradScaler has multiplied something by its scale; ``scaler`` may be switched off."""
+
+    scaler: GradScaler
+    result: Any
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsUnscaled:
+    """A GradScaler was asked to divide an optimizer's gradients; ``failed``: it refused."""
+
+    scaler: GradScaler
+    optimizer: Optimizer
+    failed: bool
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerStepped:
+    """A GradScaler was asked to step an optimizer; ``stepped`` says whether that one did."""
+
+    scaler: GradScaler
+    optimizer: Optimizer
+    stepped: bool
+    failed: bool
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerUpdated:
+    """A GradScaler was asked for its next scale."""
+
+    scaler: GradScaler
+    failed: bool
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStepped:
+    """A learning-rate scheduler has stepped. ``optimizer`` is None where it names none."""
+
+    scheduler: Any
+    optimizer: Optimizer | None
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChanged:
+    """A module and its children were set to training or evaluation mode."""
+
+    module: nn.Module
+    training: bool
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFinished:
+    """The outermost call of a module has returned ``output``."""
+
+    module: nn.Module
+    output: Any
+    grad_enabled: bool
+    inference: bool
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class GradModeChanged:
+    """Grad mode was entered, left or set; ``enabled`` is what holds from here on."""
+
+    kind: Literal["no_grad", "enable_grad", "inference_mode", "set_grad_enabled"]
+    entered: bool
+    enabled: bool
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An in-place function has written into ``tensor``."""
+
+    tensor: Tensor
+    operation: str
+    sequence: int
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRefused:
+    """Torch has refused an in-place call with ``error``, which follows."""
+
+    tensor: object
+    operation: str
+    error: RuntimeError
+    site: CallSite | None
+
+
+@dataclass(frozen=True, slots=True)
 class SavedTensorModified:
-    """Backward asked for a saved tensor whose version counter has moved; torch's error follows."""
+    """Backward asked for a saved tensor whose version counter has moved; torch's error follows.
+
+    ``node`` is the backward node that saved it, ``producer`` the op that had made it then.
+    """
 
     holder: Holder
     step: int
     node: str | None
+    producer: str | None
     version: int
     site: CallSite | None
 
@@ -91,6 +322,7 @@ class SavedTensorCorrupted:
     holder: Holder
     step: int
     node: str | None
+    producer: str | None
     change: Literal["content", "memory"]
     site: CallSite | None
 
@@ -103,21 +335,43 @@ class SessionEnded:
 
 
 Event: TypeAlias = (
-    BackwardStarted
+    OptimizerConstructed
+    | ParameterGroupAdded
+    | GradientsCleared
+    | BackwardStarted
     | BackwardFinished
     | StepStarted
     | StepFinished
+    | StepMarked
+    | GradientsClipped
+    | LossScaled
+    | GradientsUnscaled
+    | ScalerStepped
+    | ScalerUpdated
+    | SchedulerStepped
+    | ModeChanged
+    | ForwardFinished
+    | GradModeChanged
+    | Written
+    | WriteRefused
     | SavedTensorModified
     | SavedTensorCorrupted
     | SessionEnded
 )
 
+Subscriptions: TypeAlias = "Mapping[type[Any], Callable[[Any], None]]"
+"""What handles each kind of event."""
+
 
 class Detector(Protocol):
     """Reads the stream and says what was wrong."""
 
-    def handle(self, event: Event) -> None:
-        """Take note of one event."""
+    def subscriptions(self) -> Subscriptions:
+        """Return what to call for each kind of event that this detector reads.
+
+        It is asked once, when the session is made. For one event, the detectors are called in
+        the order in which they were made.
+        """
         ...
 
     def findings(self) -> Sequence[Finding]:

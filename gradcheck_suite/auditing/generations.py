@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._torch_compat import node_metadata, node_sequence_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.clock import Birth, Clock
 
 __all__ = ["MARK", "Generation", "Generations"]
 
@@ -26,6 +28,9 @@ MARK = "gradcheck_suite.generation"
 """The key in ``Node.metadata``, a dictionary that lives and dies with the C++ node."""
 
 _WALK_LIMIT = 20_000
+_EVERY_TURN_UNTIL = 8
+_TURNS = 8
+_WORTH_CLEARING = 64
 
 
 class Generation:
@@ -60,28 +65,14 @@ class Generation:
                 earlier.free()
 
 
-class Birth:
-    """The time between two backwards in which a tensor was saved.
-
-    ``sequence`` is the number that it began with, in the count of saves, writes and steps.
-    """
-
-    __slots__ = ("__weakref__", "index", "sequence")
-
-    def __init__(self, index: int, sequence: int) -> None:
-        self.index = index
-        self.sequence = sequence
-
-
 class Generations:
     """Opens generations and knows which of them are alive."""
 
-    def __init__(self, tick: Callable[[], int]) -> None:
-        self._tick = tick
-        self.birth = Birth(0, tick())
-        self._used: weakref.WeakValueDictionary[int, Generation] = weakref.WeakValueDictionary()
-        self._births: weakref.WeakValueDictionary[int, Birth] = weakref.WeakValueDictionary()
-        self._births[0] = self.birth
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._used: list[weakref.ref[Generation]] = []
+        self._living = 0
+        self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(clock.moment.birth)])
         # Sequence numbers count by thread, and so does what they prove.
         self._newest = threading.local()
 
@@ -90,14 +81,37 @@ class Generations:
     ) -> Generation:
         """Mark the graph under ``roots`` as used by backward number ``index``.
 
-        The roots are marked, and the nodes next to the leaves: whatever is kept of the graph
-        reaches back to one of those.
+        The roots are marked each time. In the first steps, and in every eighth after, so are the
+        nodes next to the leaves: whatever is kept of the graph reaches back to one of those.
         """
         generation = Generation(index, site, step)
+        waiting = list(roots)
+        # A program without optimizers has backwards only to count by.
+        turn = step or index
+        if turn < _EVERY_TURN_UNTIL or turn % _TURNS == 0:
+            self._walk(generation, waiting)
+        else:
+            newest = getattr(self._newest, "number", 0)
+            for node in waiting:
+                newest = max(newest, node_sequence_number(node) or 0)
+                marked = node_metadata(node).setdefault(MARK, generation)
+                if marked is not generation:
+                    generation.reused.append(weakref.ref(marked))
+            self._newest.number = newest
+        self._used.append(weakref.ref(generation, self._note_death))
+        self._living += 1
+        self._births.append(weakref.ref(self._clock.after_backward(index + 1)))
+        self.oldest_save()
+        return generation
+
+    def _note_death(self, _: object) -> None:
+        self._living -= 1
+
+    def _walk(self, generation: Generation, waiting: list[Node]) -> None:
+        step = generation.step
         known_until = getattr(self._newest, "number", 0)
         newest = known_until
         seen: set[Node] = set()
-        waiting = list(roots)
         edge: list[Node] = list(waiting)
         while waiting and len(seen) < _WALK_LIMIT:
             node = waiting.pop()
@@ -127,20 +141,31 @@ class Generations:
         for node in edge:
             node_metadata(node).setdefault(MARK, generation)
         self._newest.number = newest
-        self._used[index] = generation
-        self.birth = Birth(index + 1, self._tick())
-        self._births[index + 1] = self.birth
-        return generation
 
     def spent(self) -> list[Generation]:
         """Return the living generations whose buffers a backward has freed, oldest first."""
-        living = [generation for generation in self._used.values() if generation.freed]
-        return sorted(living, key=lambda generation: generation.index)
+        return [generation for generation in self._all_living() if generation.freed]
+
+    def _all_living(self) -> list[Generation]:
+        living = []
+        kept = []
+        for reference in self._used:
+            generation = reference()
+            if generation is not None:
+                living.append(generation)
+                kept.append(reference)
+        self._used = kept
+        return living
 
     def oldest_save(self) -> int:
         """Return a number that no living saved tensor's is below."""
-        return min(birth.sequence for birth in list(self._births.values()))
+        births = self._births
+        while (oldest := births[0]()) is None:
+            births.popleft()
+        return oldest.sequence
 
     def count_living(self) -> int:
         """Return how many generations have a graph that lives, at the cost of one look."""
-        return len(self._used)
+        if len(self._used) > _WORTH_CLEARING + 2 * self._living:
+            self._all_living()
+        return self._living

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gradcheck_suite._torch_compat import node_metadata
-from gradcheck_suite.auditing.call_sites import CallSite, is_user_code, location_of, variables_of
+from gradcheck_suite.auditing.call_sites import is_user_code, location_of, variables_of
 from gradcheck_suite.auditing.generations import MARK, Generation
 from gradcheck_suite.auditing.packed import Holder
 from gradcheck_suite.findings import Location
@@ -219,10 +219,10 @@ class _Search:
         for scope in self.scopes:
             for name, value in scope.variables.items():
                 if value is thing:
-                    code = scope.place.code
+                    code = scope.code
                     function = getattr(code, "co_qualname", code.co_name)
                     # Where it stands now says little; where it begins is where it is known by.
-                    where = location_of(CallSite(code, -1))
+                    where = location_of((code, -1))
                     return Owner("local", name, function, where, code.co_filename)
         for referrer in gc.get_referrers(thing):
             named = _named_by(referrer, thing)
@@ -271,7 +271,7 @@ def _closure_owner(cell: types.CellType) -> Owner | None:
             if isinstance(function, types.FunctionType) and function.__closure__ is cells:
                 for name, candidate in zip(function.__code__.co_freevars, cells, strict=True):
                     if candidate is cell:
-                        place = location_of(CallSite(function.__code__, -1))
+                        place = location_of((function.__code__, -1))
                         return Owner(
                             "closure",
                             name,
@@ -345,7 +345,7 @@ def _is_ours(thing: object) -> bool:
 class _Scope:
     """The variables of a function of the user's that is running."""
 
-    place: CallSite
+    code: types.CodeType
     variables: dict[str, Any]
 
 
@@ -364,8 +364,7 @@ def _live_frames() -> tuple[set[int], list[_Scope]]:
             live.add(id(frame))
             code = frame.f_code
             if is_user_code(code) and frame.f_locals is not frame.f_globals:
-                place = CallSite(code, frame.f_lasti)
-                scopes.append(_Scope(place, variables_of(frame)))
+                scopes.append(_Scope(code, variables_of(frame)))
             frame = frame.f_back
     return live, scopes
 
@@ -375,7 +374,7 @@ def _saved_bytes(generations: tuple[int, ...]) -> int:
     seen: set[int] = set()
     total = 0
     for thing in gc.get_objects():
-        if type(thing) is not Holder or thing.birth.index not in wanted:
+        if type(thing) is not Holder or thing.moment.birth.index not in wanted:
             continue
         if thing.tensor.data_ptr() not in seen:
             seen.add(thing.tensor.data_ptr())

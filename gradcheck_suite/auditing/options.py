@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,15 +19,19 @@ class AuditOptions:
     Attributes:
         checksum_first_steps: the number of steps, from the start, on which every saved tensor is
             checksummed. A deterministic mistake shows on the first.
-        checksum_every: after those, every this many steps; 0 means never again.
+        checksum_every: after those, every this many steps, whatever it takes; 0 means never again;
+            None, the default, means every 20th, and later where ``overhead`` is used up.
+        overhead: the per cent of the run's time that checksums may take, as the audit measures
+            it, where ``checksum_every`` is None.
         name_writers: whether in-place methods are watched, so that a finding can name the line
             that overwrote a tensor.
         graph_limit: the number of graphs of earlier backwards in one holder that makes it worth
             a look.
     """
 
-    checksum_first_steps: int = 2
-    checksum_every: int = 50
+    checksum_first_steps: int = 3
+    checksum_every: int | None = None
+    overhead: float = 1.0
     name_writers: bool = True
     graph_limit: int = 4
 
@@ -37,23 +42,45 @@ class AuditOptions:
             ("graph_limit", 2),
         ):
             value = getattr(self, name)
+            if name == "checksum_every" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(
                     f"audit: {name} must be a whole number of at least {least}, got {value!r}"
                 )
         if not isinstance(self.name_writers, bool):
             raise UsageError(f"audit: name_writers must be a bool, got {self.name_writers!r}")
+        target: object = self.overhead
+        is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
+        if not is_number or not 0 <= self.overhead < math.inf:
+            raise UsageError(
+                f"audit: overhead must be a number of per cent, 0 or more, got {target!r}"
+            )
 
-    def checksums_on(self, step: int) -> bool:
+    def checksums_on(self, step: int, *, last: int, share: float) -> bool:
         """Return whether saved tensors are checksummed on this step, counted from 0.
 
+        Args:
+            step: the step.
+            last: the last step on which they were.
+            share: the part of the run's time that checksums have taken so far, 0 to 1.
+
         >>> options = AuditOptions(checksum_first_steps=2, checksum_every=10)
-        >>> [step for step in range(25) if options.checksums_on(step)]
+        >>> [step for step in range(25) if options.checksums_on(step, last=0, share=1.0)]
         [0, 1, 10, 20]
+        >>> AuditOptions(overhead=2.0).checksums_on(40, last=2, share=0.01)
+        True
+        >>> AuditOptions(overhead=2.0).checksums_on(40, last=2, share=0.03)
+        False
         """
         if step < self.checksum_first_steps:
             return True
+        if self.checksum_every is None:
+            return step - last >= _APART and 100 * share <= self.overhead
         return self.checksum_every > 0 and step % self.checksum_every == 0
+
+
+_APART = 20
 
 
 def options_from(values: dict[str, Any]) -> AuditOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import weakref
@@ -11,29 +11,38 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.checksums import Fingerprint
-    from gradcheck_suite.auditing.generations import Birth
+    from gradcheck_suite.auditing.clock import Moment
 
-__all__ = ["Holder"]
+__all__ = ["CHECKSUMMED", "Holder"]
+
+CHECKSUMMED: Final = -2
+"""Stands for an address that no tensor has, so that each use of this one takes a closer look."""
 
 
 class Holder:
     """What is kept in the graph in place of a saved tensor.
 
-    ``tensor`` is the saved tensor itself for a leaf, so that ``leaf.data = ...`` acts as it does
-    without an audit, and an alias cut from the graph for any other: the tensor itself would close
-    a reference cycle through its node that no garbage collector sees. ``original`` finds that one
-    while it lives, to name its producer as torch would.
+    Attributes:
+        tensor: the saved tensor itself for a leaf, so that ``leaf.data = ...`` acts as it does
+            without an audit, and an alias cut from the graph for any other: the tensor itself
+            would close a reference cycle through its node that no garbage collector sees.
+        version: its version when it was saved.
+        address: for a leaf, where its memory lay; None where that can't change (an alias of ours)
+            or isn't known; ``CHECKSUMMED`` where ``fingerprint`` is to be compared.
+        fingerprint: set only where ``address`` is ``CHECKSUMMED``.
+        checked_address: set with ``fingerprint``: where the memory lay.
+        original: finds the saved tensor while it lives, to name its producer as torch would.
+        moment: when it was saved: what happened before, and between which backwards and steps.
+        site: the line of the user's code that saved it.
     """
 
     __slots__ = (
         "__weakref__",
         "address",
-        "birth",
+        "checked_address",
         "fingerprint",
+        "moment",
         "original",
-        "output_number",
-        "producer",
-        "sequence",
         "site",
         "tensor",
         "version",
@@ -41,11 +50,9 @@ class Holder:
 
     tensor: Tensor
     version: int
-    address: int
-    birth: Birth
-    fingerprint: Fingerprint | None
+    address: int | None
+    fingerprint: Fingerprint
+    checked_address: int
     original: weakref.ref[Tensor] | None
-    sequence: int
+    moment: Moment
     site: CallSite | None
-    producer: type | None
-    output_number: int

@@ -21,7 +21,7 @@ class Patches:
 
     def replace(self, owner: Any, name: str, value: object) -> None:
         """Set ``owner.name`` to ``value`` and remember what to put back."""
-        before = vars(owner).get(name, _ABSENT)
+        before = owner.__dict__.get(name, _ABSENT)
         setattr(owner, name, value)
         self._undo.append((owner, name, before, value))
 
@@ -33,7 +33,7 @@ class Patches:
         """
         while self._undo:
             owner, name, before, value = self._undo.pop()
-            if vars(owner).get(name, _ABSENT) is not value:
+            if owner.__dict__.get(name, _ABSENT) is not value:
                 continue
             if before is _ABSENT:
                 delattr(owner, name)

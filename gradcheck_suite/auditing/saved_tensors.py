@@ -7,37 +7,43 @@ and raises torch's error in torch's words.
 
 from __future__ import annotations
 
-import contextlib
 import re
+import sys
 import weakref
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from gradcheck_suite._torch_compat import (
     current_node,
     dispatch_mode_is_active,
+    function_mode_is_active,
     inside_backward,
     saved_as,
+    saved_input_edge,
     version_of,
     without_dispatch_modes,
     without_torch_function,
 )
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
-from gradcheck_suite.auditing.packed import Holder
+from gradcheck_suite.auditing.packed import CHECKSUMMED, Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from gradcheck_suite.auditing.checksums import Fingerprint
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["SavedTensors", "operation_of"]
 
+_T = TypeVar("_T")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _WRITTEN_BY_THEIR_OP = frozenset(
     {
@@ -64,40 +70,45 @@ class SavedTensors:
         self.used = 0
         self.fingerprinted = 0
         self.without_fingerprint = 0
+        self.checksum_seconds = 0.0
         self.hooks = (self._pack_hook(), self._unpack)
 
     def _pack_hook(self) -> Callable[[Tensor], Holder]:
-        recorder = self._recorder
-        tick = recorder.tick
-        generations = recorder.generations
+        # Runs for every tensor that autograd saves: each line here is a line of the overhead.
+        clock = self._recorder.clock
+        writers = self._recorder.writers
         new = Holder.__new__
         weak_reference = weakref.ref
+        kinds = kind_of_file
+        plain = _PLAIN
+        running_frame = sys._getframe  # noqa: SLF001 - the only cheap way
 
         def pack(tensor: Tensor) -> Holder:
             holder = new(Holder)
             if tensor.is_leaf:
                 holder.tensor = tensor
                 holder.original = None
-                holder.producer = None
+                try:
+                    holder.address = tensor.data_ptr() if type(tensor) in plain else None
+                except RuntimeError:  # no storage of its own: wrapped by a transform
+                    holder.address = None
             else:
                 holder.tensor = _alias_of(tensor) if dispatch_mode_is_active() else tensor.detach()
                 holder.original = weak_reference(tensor)
-                holder.producer = type(tensor.grad_fn)
-                holder.output_number = tensor.output_nr
+                holder.address = None
             holder.version = version_of(tensor)
-            holder.sequence = tick()
-            holder.birth = generations.birth
-            holder.site = call_site()
-            holder.fingerprint = None
-            self.saved += 1
-            recorder.inside_step = False
-            if type(tensor) in _PLAIN:
-                try:
-                    holder.address = tensor.data_ptr()
-                except RuntimeError:  # no storage of its own: wrapped by a transform
-                    holder.address = _UNKNOWN
+            holder.moment = clock.moment
+            frame: FrameType | None = running_frame(1)
+            while frame is not None:
+                code = frame.f_code
+                if not kinds[code.co_filename]:
+                    holder.site = (code, frame.f_lasti)
+                    break
+                frame = frame.f_back
             else:
-                holder.address = _UNKNOWN
+                holder.site = call_site()
+            self.saved += 1
+            writers.listening = True
             if self.take_fingerprints:
                 self._take_fingerprint(holder)
             return holder
@@ -105,29 +116,43 @@ class SavedTensors:
         return pack
 
     def _take_fingerprint(self, holder: Holder) -> None:
-        if holder.address == _UNKNOWN or not _may_read(holder.tensor):
-            self.without_fingerprint += 1
-            return
-        with without_torch_function(), contextlib.suppress(RuntimeError):
-            # What can't be read is not covered: zero tensors, or no memory left for the sums.
-            holder.fingerprint = fingerprint(holder.tensor)
-        if holder.fingerprint is None:
+        began = perf_counter()
+        tensor = holder.tensor
+        address = holder.address or _address_of(tensor)
+        taken: Fingerprint | None = None
+        if address is not None and _may_read(tensor):
+            try:
+                taken = _unseen(fingerprint, tensor)
+            except RuntimeError:  # zero tensors, or no memory left for the sums
+                taken = None
+        if taken is None or address is None:
             self.without_fingerprint += 1
         else:
             self.fingerprinted += 1
+            holder.fingerprint = taken
+            holder.checked_address = address
+            holder.address = CHECKSUMMED
+        self.checksum_seconds += perf_counter() - began
 
     def _unpack(self, holder: Holder) -> Tensor:
         tensor = holder.tensor
         self.used += 1
-        version = version_of(tensor)
-        if version != holder.version:
-            raise self._modified(holder, version)
-        if holder.address != _UNKNOWN:
-            if tensor.data_ptr() != holder.address:
-                self._given_other_memory(holder)
-            elif holder.fingerprint is not None:
-                self._compare(holder)
+        if tensor._version != holder.version:  # noqa: SLF001 - `version_of`, spared a call
+            raise self._modified(holder, version_of(tensor))
+        address = holder.address
+        if address is not None and tensor.data_ptr() != address:
+            self._look_closer(holder)
         return tensor
+
+    def _look_closer(self, holder: Holder) -> None:
+        if holder.address != CHECKSUMMED:
+            # Other memory with the same contents is harmless (sharded parameters do that): the
+            # next step will tell.
+            self.want_fingerprints = True
+        elif holder.tensor.data_ptr() != holder.checked_address:
+            self._compare(holder, change="memory")
+        else:
+            self._compare(holder)
 
     def _modified(self, holder: Holder, version: int) -> RuntimeError:
         node = current_node() if inside_backward() else None
@@ -137,12 +162,13 @@ class SavedTensors:
                     holder=holder,
                     step=self._recorder.step,
                     node=node.name(),
+                    producer=_producer_when_saved(holder, node),
                     version=version,
                     site=call_site(),
                 )
             )
         try:
-            return RuntimeError(_version_error(holder, version, _producer_of(holder, node)))
+            return RuntimeError(_version_error(holder, version, _producer_now(holder, node)))
         except RuntimeError as error:
             # A view that may not be modified in place: torch's own words on that.
             return error
@@ -155,13 +181,16 @@ class SavedTensors:
         else:
             self._compare(holder, change="memory")
 
-    def _compare(self, holder: Holder, change: str = "content") -> None:
+    def _compare(self, holder: Holder, change: Literal["content", "memory"] = "content") -> None:
+        began = perf_counter()
         tensor = holder.tensor
-        if holder.fingerprint is None or not inside_backward() or not _may_read(tensor):
-            return
         unchanged = True
-        with without_torch_function(), contextlib.suppress(RuntimeError):
-            unchanged = same_content(holder.fingerprint, tensor)
+        if inside_backward() and _may_read(tensor) and (change == "content" or _is_whole(tensor)):
+            try:
+                unchanged = _unseen(same_content, holder.fingerprint, tensor)
+            except RuntimeError:
+                unchanged = True
+        self.checksum_seconds += perf_counter() - began
         if unchanged:
             return
         node = current_node()
@@ -172,13 +201,36 @@ class SavedTensors:
                 holder=holder,
                 step=self._recorder.step,
                 node=None if node is None else node.name(),
-                change="memory" if change == "memory" else "content",
+                producer=_producer_when_saved(holder, node),
+                change=change,
                 site=call_site(),
             )
         )
 
 
-_UNKNOWN = -1
+def _unseen(read: Callable[..., _T], *arguments: Any) -> _T:
+    """Call ``read`` out of sight of the user's torch-function modes."""
+    if function_mode_is_active():
+        with without_torch_function():
+            return read(*arguments)
+    return read(*arguments)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return whether the storage of ``tensor`` still has room for all of it."""
+    shape_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in shape_and_strides)
+    return tensor.untyped_storage().nbytes() >= elements * tensor.element_size()
+
+
+def _address_of(tensor: Tensor) -> int | None:
+    """Return where the contents of ``tensor`` lie, or None for what has no memory of its own."""
+    if type(tensor) not in _PLAIN:
+        return None
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # no storage of its own: wrapped by a transform
+        return None
 
 
 def _alias_of(tensor: Tensor) -> Tensor:
@@ -209,22 +261,35 @@ def _is_rewritten_by_its_op(node: Node, holder: Holder) -> bool:
     )
 
 
-def _producer_of(holder: Holder, node: Node | None) -> str | None:
-    """Return the op that torch's message names: the one whose output the tensor is by now."""
-    if holder.original is None or holder.producer is None:
+def _producer_when_saved(holder: Holder, node: Node | None) -> str | None:
+    """Return the op that had made the tensor when it was saved; None for a leaf or if unknown."""
+    if holder.original is None or node is None:
+        return None
+    name = saved_as(node, holder)
+    if name is not None and name.startswith(_OUTPUT_NAMES):
+        return operation_of(node.name())
+    edge = saved_input_edge(node, name, holder.tensor)
+    return None if edge is None else operation_of(edge[0].name())
+
+
+def _producer_now(holder: Holder, node: Node | None) -> tuple[str, int] | None:
+    """Return the op and the output that torch's message names: what the tensor is by now."""
+    if holder.original is None:
         return None
     name = None if node is None else saved_as(node, holder)
     original = holder.original()
     if node is not None and name is not None and name.startswith(_OUTPUT_NAMES):
-        producer = node.name()
-    elif original is not None:
-        producer = "" if original.grad_fn is None else original.grad_fn.name()
-    elif holder.producer.__name__ in _VIEWS:
-        # torch rebuilds the node of a view whose base has been written to.
-        producer = "AsStridedBackward0"
-    else:
-        producer = holder.producer.__name__
-    return operation_of(producer)
+        return operation_of(node.name()), 0 if original is None else original.output_nr
+    if original is not None:
+        maker = original.grad_fn
+        return "" if maker is None else operation_of(maker.name()), original.output_nr
+    edge = None if node is None else saved_input_edge(node, name, holder.tensor)
+    if edge is None:
+        return None
+    maker, number = edge
+    # torch rebuilds the node of a view whose base has been written to.
+    rebuilt = type(maker).__name__ in _VIEWS
+    return operation_of("AsStridedBackward0" if rebuilt else maker.name()), number
 
 
 _VIEWS = frozenset(
@@ -256,12 +321,10 @@ def operation_of(node_name: str) -> str:
     return re.sub(r"Backward\d*$", "", node_name)
 
 
-def _version_error(holder: Holder, version: int, producer: str | None) -> str:
+def _version_error(holder: Holder, version: int, producer: tuple[str, int] | None) -> str:
     """Word the error as torch 2.13 does."""
     tensor = holder.tensor
-    origin = (
-        f", which is output {holder.output_number} of {producer}," if producer is not None else ""
-    )
+    origin = "" if producer is None else f", which is output {producer[1]} of {producer[0]},"
     if torch.is_anomaly_enabled():
         hint = (
             "the backtrace further above shows the operation that failed to compute its gradient. "

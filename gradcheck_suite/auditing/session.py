@@ -106,12 +106,12 @@ class Session(ContextDecorator):
         optimizers: tuple[Optimizer, ...] | None,
         options: AuditOptions,
     ) -> None:
-        self._recorder = Recorder(options)
+        self._recorder = Recorder(options, model, optimizers)
         names = ParameterNames(model)
         self._in_place = InPlaceDetector(self._recorder, names)
         self._detectors = (
             self._in_place,
-            StepProtocolDetector(self._recorder, names, optimizers),
+            StepProtocolDetector(self._recorder, names),
             LifetimeDetector(self._recorder),
         )
         self._recorder.subscribe(self._detectors)
@@ -157,6 +157,15 @@ class Session(ContextDecorator):
     def _rest(self) -> None:
         self._rested += 1
         self._recorder.stop()
+
+    def step(self) -> None:
+        """Say that a training step is done, where no optimizer of torch.optim does.
+
+        From the first call on, these are the steps that the audit counts. Does nothing outside
+        the audit.
+        """
+        if self._recorder.running:
+            self._recorder.mark_step()
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 
 from gradcheck_suite._torch_compat import (
+    bound_method_maker,
     forget_compiler_tables,
     forget_torchscript,
+    function_mode_is_active,
     in_place_functions,
     teach_torchscript,
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
+from gradcheck_suite.auditing.events import WriteRefused, Written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +68,15 @@ class _Watched:
         self.writers: Writers | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.original(*args, **kwargs)
         writers = self.writers
-        if writers is None or _is_compiling() or not writers.listening:
-            return result
-        writers.note(args[0] if args else kwargs.get("input"), self._name)
+        try:
+            result = self.original(*args, **kwargs)
+        except RuntimeError as error:
+            if writers is not None:
+                writers.refused(args[0] if args else kwargs.get("input"), self._name, error)
+            raise
+        if writers is not None and writers.listening and not _is_compiling():
+            writers.note(args[0] if args else kwargs.get("input"), self._name)
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -99,61 +106,70 @@ class _Watched:
 
 _is_compiling = torch.compiler.is_compiling
 # Made once for each function, as there are hundreds: an audit begins and ends in little time.
-_WATCHED: dict[tuple[object, str], _Watched] = {}
+_WATCHED: dict[tuple[object, str], tuple[_Watched, object]] = {}
 
 
-def _watched(owner: object, name: str, original: Callable[..., Any]) -> _Watched:
+def _watched(owner: object, name: str, original: Callable[..., Any]) -> tuple[_Watched, object]:
+    """Return the stand-in for a function, and what to put in the place of the function."""
     known = _WATCHED.get((owner, name))
-    if known is None or known.original is not original:
-        known = _WATCHED[owner, name] = _Watched(original, name)
+    if known is None or known[0].original is not original:
+        watched = _Watched(original, name)
+        placed = bound_method_maker(watched) if isinstance(owner, type) else watched
+        known = _WATCHED[owner, name] = watched, placed
     return known
 
 
 class Writers:
-    """Takes note of in-place writes and looks up who wrote to a tensor since it was saved."""
+    """Takes note of in-place writes and looks up who wrote to a tensor since it was saved.
+
+    Attributes:
+        listening: whether writes are the program's own now, and not an optimizer's.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._clock = recorder.clock
         self._writes: dict[int, deque[Write]] = {}
         self._replacements: list[_Watched] = []
+        self.listening = False
+        self._tells = False
 
     def install(self, patches: Patches) -> None:
         """Replace every function that writes into its first argument."""
         for owner, name in in_place_functions():
             original = getattr(owner, name)
-            replacement = _watched(owner, name, original)
-            replacement.writers = self
-            self._replacements.append(replacement)
-            teach_torchscript(replacement, original)
-            patches.replace(owner, name, replacement)
+            watched, placed = _watched(owner, name, original)
+            watched.writers = self
+            self._replacements.append(watched)
+            patches.replace(owner, name, placed)
+        teach_torchscript({watched: watched.original for watched in self._replacements})
         forget_compiler_tables()
+        self._tells = self._recorder.wants(Written)
 
     def uninstall(self) -> None:
         """Clear what other parts of torch know about the replacements, which are gone by now."""
-        for replacement in self._replacements:
-            replacement.writers = None
-            forget_torchscript(replacement)
+        for watched in self._replacements:
+            watched.writers = None
+        forget_torchscript(self._replacements)
         self._replacements.clear()
         self._writes.clear()
         forget_compiler_tables()
 
-    @property
-    def listening(self) -> bool:
-        """Whether writes are the program's own now, and not an optimizer's."""
-        return self._recorder.running and not self._recorder.inside_step
-
     def note(self, written: object, name: str) -> None:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
         targets = written if isinstance(written, (list, tuple)) else (written,)
-        with without_torch_function():
-            for tensor in targets:
-                if not (isinstance(tensor, torch.Tensor) and type(tensor) in _PLAIN):
-                    continue
-                # Not the counters that modules keep, such as batch norm's of its batches.
-                if tensor.dim() or tensor.is_floating_point():
+        for tensor in targets:
+            if type(tensor) not in _PLAIN:
+                continue
+            if function_mode_is_active():
+                with without_torch_function():
                     self._note_tensor(tensor, name)
+            else:
+                self._note_tensor(tensor, name)
 
     def _note_tensor(self, tensor: Tensor, name: str) -> None:
+        if not tensor.dim() and not tensor.is_floating_point():
+            return  # a counter that a module keeps, such as batch norm's of its batches
         try:
             storage = tensor.untyped_storage().data_ptr()
             start, end = _extent(tensor)
@@ -164,15 +180,16 @@ class Writers:
             if len(self._writes) >= _KEPT_STORAGES:
                 self._forget_oldest()
             writes = self._writes[storage] = deque(maxlen=_KEPT_PER_STORAGE)
-        writes.append(
-            Write(
-                sequence=self._recorder.tick(),
-                operation=name,
-                site=call_site(),
-                start=start,
-                end=end,
-            )
-        )
+        site = call_site()
+        sequence = self._clock.tick()
+        writes.append(Write(sequence=sequence, operation=name, site=site, start=start, end=end))
+        if self._tells:
+            self._recorder.emit(Written(tensor, name, sequence, site))
+
+    def refused(self, target: object, name: str, error: RuntimeError) -> None:
+        """Tell that torch has refused a call of ``name``."""
+        if self.listening and self._recorder.wants(WriteRefused):
+            self._recorder.emit(WriteRefused(target, name, error, call_site()))
 
     def forget_before(self, oldest_save: Callable[[], int]) -> None:
         """Drop the writes that no living saved tensor can be younger than, once there are many."""

@@ -121,11 +121,11 @@ def test_torchscript_learns_and_forgets_a_replacement():
 
     table = torch.jit._builtins._get_builtin_table()
     before = dict(table)
-    assert compat.teach_torchscript(replacement, torch.relu_)
+    assert compat.teach_torchscript({replacement: torch.relu_}) == 1
     assert table[id(replacement)] == "aten::relu_"
-    compat.forget_torchscript(replacement)
+    compat.forget_torchscript([replacement])
     assert table == before
-    assert not compat.teach_torchscript(replacement, print)
+    assert compat.teach_torchscript({replacement: print}) == 0
 
 
 def test_the_compilers_table_is_dropped_if_there_is_one(monkeypatch):

@@ -105,7 +105,7 @@ def test_a_bug_in_a_detector_never_reaches_the_program(monkeypatch):
     def broken(self, event):
         raise RuntimeError("our own")
 
-    monkeypatch.setattr(StepProtocolDetector, "handle", broken)
+    monkeypatch.setattr(StepProtocolDetector, "_begin_step", broken)
     with gs.audit() as session:
         train()
     (line,) = [line for line in session.report.not_covered if "our own" in line]

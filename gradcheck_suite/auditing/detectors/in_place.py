@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
-    Event,
     SavedTensorCorrupted,
     SavedTensorModified,
 )
@@ -19,6 +18,7 @@ from gradcheck_suite.findings import JSON, Finding, Related
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.names import ParameterNames
     from gradcheck_suite.auditing.packed import Holder
     from gradcheck_suite.auditing.recorder import Recorder
@@ -56,10 +56,12 @@ class InPlaceDetector:
         self._occurrences: dict[object, _Occurrence] = {}
         self.left_out = 0
 
-    def handle(self, event: Event) -> None:
+    def subscriptions(self) -> Subscriptions:
+        """Read the uses of overwritten tensors."""
+        return {SavedTensorModified: self._note, SavedTensorCorrupted: self._note}
+
+    def _note(self, event: SavedTensorModified | SavedTensorCorrupted) -> None:
         """Note each use of an overwritten tensor, one occurrence for each pair of lines."""
-        if not isinstance(event, (SavedTensorModified, SavedTensorCorrupted)):
-            return
         writer = self._writer_of(event.holder)
         subject = self._subject(event.holder.tensor)
         # Several ops may have saved what one line overwrote: that is one mistake.
@@ -89,12 +91,12 @@ class InPlaceDetector:
     def _writer_of(self, holder: Holder) -> _Writer | None:
         """Return who wrote into the saved tensor's memory first after it was saved."""
         found: list[tuple[int, _Writer]] = []
-        for write in self._recorder.writers.since(holder.sequence, holder.tensor):
+        for write in self._recorder.writers.since(holder.moment.sequence, holder.tensor):
             found.append((write.sequence, _Writer(operation_words(write.operation), write.site)))
             break
         for step in self._recorder.recent_steps:
             optimizer = step.optimizer()
-            if step.sequence <= holder.sequence or optimizer is None:
+            if step.sequence <= holder.moment.sequence or optimizer is None:
                 continue
             if any(
                 _shares_memory(parameter, holder.tensor)
@@ -180,7 +182,8 @@ def _story(occurrence: _Occurrence, holder: Holder, node: str | None) -> str:
     shape = "x".join(map(str, occurrence.shape)) or "scalar"
     saver = location_of(holder.site)
     op = "" if node is None else f" by {operation_of(node)}"
-    made = "" if holder.producer is None else f", made by {operation_of(holder.producer.__name__)}"
+    producer = occurrence.event.producer
+    made = "" if producer is None else f", made by {producer}"
     text = f"{occurrence.subject} ({shape}{made}) was saved for backward{op}{_at(saver)}"
     writer = occurrence.writer
     if writer is None:

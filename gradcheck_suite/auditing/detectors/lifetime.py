@@ -16,7 +16,6 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
-    Event,
     SessionEnded,
     StepFinished,
 )
@@ -26,6 +25,7 @@ from gradcheck_suite.findings import Finding, Related, Severity
 from gradcheck_suite.reporting.text import byte_count
 
 if TYPE_CHECKING:
+    from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.generations import Generation
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Location
@@ -61,22 +61,29 @@ class LifetimeDetector:
         self._chain_site: CallSite | None = None
         self._stepped = False
 
-    def handle(self, event: Event) -> None:
+    def subscriptions(self) -> Subscriptions:
         """Look at the living generations after each step, or each backward if none steps."""
-        if isinstance(event, BackwardStarted):
-            self._follow_chain(event)
-        elif isinstance(event, StepFinished):
-            self._stepped = True
+        return {
+            BackwardStarted: self._follow_chain,
+            BackwardFinished: self._after_backward,
+            StepFinished: self._after_step,
+            SessionEnded: self._at_the_end,
+        }
+
+    def _after_step(self, _event: StepFinished) -> None:
+        self._stepped = True
+        self._look()
+
+    def _after_backward(self, _event: BackwardFinished) -> None:
+        if not self._stepped:
             self._look()
-        elif isinstance(event, BackwardFinished):
-            if not self._stepped:
-                self._look()
-        elif isinstance(event, SessionEnded):
-            if self._suspect is None:
-                self._look()
-            if self._suspect is not None:
-                self._report(self._suspect)
-                self._suspect = None
+
+    def _at_the_end(self, _event: SessionEnded) -> None:
+        if self._suspect is None:
+            self._look()
+        if self._suspect is not None:
+            self._report(self._suspect)
+            self._suspect = None
 
     def findings(self) -> list[Finding]:
         """Return the holders that are certain by now."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
@@ -21,19 +22,18 @@ from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
-    Event,
+    GradientsCleared,
     StepFinished,
     StepStarted,
 )
+from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import Finding, Related
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
-    from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.checksums import Fingerprint
+    from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -78,17 +78,11 @@ class _Used:
         "version",
     )
 
-    def __init__(
-        self,
-        parameter: weakref.ref[Tensor],
-        gradient: weakref.ref[Tensor],
-        version: int,
-        content: Fingerprint | None,
-    ) -> None:
-        self.parameter = parameter
-        self.gradient = gradient
-        self.version = version
-        self.content = content
+    def __init__(self, left: _Left, gradient: Tensor) -> None:
+        self.parameter = weakref.ref(left[0])
+        self.gradient = weakref.ref(gradient)
+        self.version = left[2]
+        self.content = left[3]
         self.seen_nonzero = False
         self.added_by: CallSite | None = None
         self.added_at = 0
@@ -100,14 +94,16 @@ class _Used:
         return gradient if gradient is not None and gradient is self.gradient() else None
 
 
-_Left: TypeAlias = "tuple[weakref.ref[Tensor], weakref.ref[Tensor], int, Fingerprint | None]"
+_Left: TypeAlias = "tuple[Tensor, int, int, Fingerprint | None]"
+"""A parameter, and its gradient's identity, version and contents when a step had used it. The
+optimizer, which alone keeps this, keeps the parameter too."""
 
 
 class _OptimizerState:
     __slots__ = ("left", "proven", "stale", "used", "want_content")
 
     def __init__(self) -> None:
-        # What the last step has used: the arguments of _Used, most of which never comes to be one.
+        # What the last step has used, most of which never comes to be a _Used.
         self.left: list[_Left] = []
         self.used: list[_Used] = []
         self.stale: list[_Used] = []
@@ -133,39 +129,42 @@ class StepProtocolDetector:
     Args:
         recorder: whose events these are.
         names: how parameters are called.
-        optimizers: look at these only; None means every optimizer that steps.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        names: ParameterNames,
-        optimizers: Iterable[Optimizer] | None = None,
-    ) -> None:
+    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
         self._recorder = recorder
         self._names = names
-        self._only = None if optimizers is None else weakref.WeakSet(optimizers)
         self._states: weakref.WeakKeyDictionary[Optimizer, _OptimizerState] = (
             weakref.WeakKeyDictionary()
         )
         self._occurrences: dict[object, _Occurrence] = {}
 
-    def handle(self, event: Event) -> None:
+    def subscriptions(self) -> Subscriptions:
         """Follow gradients from step to backward to step."""
-        if isinstance(event, BackwardStarted):
-            for state in list(self._states.values()):
-                _look_before_backward(state)
-        elif isinstance(event, BackwardFinished):
-            for state in list(self._states.values()):
-                _look_after_backward(state, event, self._recorder.tick())
-        elif isinstance(event, StepStarted):
-            self._begin_step(event)
-        elif isinstance(event, StepFinished):
-            self._end_step(event)
+        return {
+            BackwardStarted: self._before_backward,
+            BackwardFinished: self._after_backward,
+            GradientsCleared: self._after_clearing,
+            StepStarted: self._begin_step,
+            StepFinished: self._end_step,
+        }
 
-    def _state_of(self, optimizer: Optimizer) -> _OptimizerState | None:
-        if self._only is not None and optimizer not in self._only:
-            return None
+    def _before_backward(self, _event: BackwardStarted) -> None:
+        for state in list(self._states.values()):
+            _look_before_backward(state)
+
+    def _after_backward(self, event: BackwardFinished) -> None:
+        for state in list(self._states.values()):
+            _look_after_backward(state, event, self._recorder.clock.tick())
+
+    def _after_clearing(self, event: GradientsCleared) -> None:
+        """Forget what a step had used, sooner than by looking at each gradient."""
+        if event.set_to_none and isinstance(event.owner, Optimizer):
+            state = self._states.get(event.owner)
+            if state is not None:
+                state.left = []
+
+    def _state_of(self, optimizer: Optimizer) -> _OptimizerState:
         state = self._states.get(optimizer)
         if state is None:
             state = self._states[optimizer] = _OptimizerState()
@@ -173,34 +172,26 @@ class StepProtocolDetector:
 
     def _begin_step(self, event: StepStarted) -> None:
         state = self._state_of(event.optimizer)
-        if state is None:
-            return
         # A gradient may be complete only now: a step called from a hook inside backward.
         for used in state.used:
             if used.seen_nonzero and _was_added_to(used):
-                used.added_at = self._recorder.tick()
+                used.added_at = self._recorder.clock.tick()
                 state.stale.append(used)
         self._report(state, event)
 
     def _end_step(self, event: StepFinished) -> None:
         state = self._state_of(event.optimizer)
-        if state is None:
-            return
         # A closure ran its backward inside this step, which then used what it left.
         self._report(state, event)
         first = max(1, self._recorder.options.checksum_first_steps)
         take = not state.proven and (state.want_content or event.index < first)
         state.want_content = False
         state.used = []
-        state.left = left = []
-        reference = weakref.ref
-        for parameter in _parameters(event.optimizer):
-            gradient = parameter.grad
-            if gradient is not None:
-                content = fingerprint(gradient) if take else None
-                left.append(
-                    (reference(parameter), reference(gradient), version_of(gradient), content)
-                )
+        state.left = [
+            (parameter, id(gradient), gradient._version, fingerprint(gradient) if take else None)  # noqa: SLF001 - `version_of`, spared a call
+            for parameter in parameters_of(event.optimizer)
+            if (gradient := parameter.grad) is not None
+        ]
 
     def _report(self, state: _OptimizerState, event: StepStarted | StepFinished) -> None:
         stale = [used for used in state.stale if self._still_holds_the_sum(used)]
@@ -225,7 +216,7 @@ class StepProtocolDetector:
             backward_site=stale[0].added_by,
             first_step=event.index,
             parameters=len(stale),
-            of_parameters=sum(1 for _ in _parameters(event.optimizer)),
+            of_parameters=sum(1 for _ in parameters_of(event.optimizer)),
             names=tuple(names),
         )
 
@@ -244,7 +235,10 @@ class StepProtocolDetector:
 def _look_before_backward(state: _OptimizerState) -> None:
     """Keep the used gradients that are still there as the step left them, and not zero."""
     # Mostly gone by now: zero_grad lets go of the gradients.
-    state.used += [_Used(*left) for left in state.left if left[1]() is not None]
+    for left in state.left:
+        gradient = left[0].grad
+        if gradient is not None and id(gradient) == left[1]:
+            state.used.append(_Used(left, gradient))
     state.left = []
     if not state.used and not state.stale:
         return
@@ -306,11 +300,6 @@ def _is_nonzero(gradient: Tensor | None) -> bool:
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
     return bool(gradient.any()) if gradient.numel() else False
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _finding(occurrence: _Occurrence) -> Finding:

@@ -1,0 +1,103 @@
+"""The optimizers of a run, and what backward has done to the gradients of their parameters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+__all__ = ["GradientState", "Optimizers", "changes_since", "parameters_of"]
+
+GradientState: TypeAlias = "list[tuple[Tensor, int, int]]"
+"""Each parameter with the identity of its gradient, 0 for None, and the version of that."""
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that ``optimizer`` has now."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class Optimizers:
+    """Knows every optimizer that was made, cleared or stepped in the audit.
+
+    Args:
+        model: the audited model, whose parameters count as known; None for none in particular.
+        only: look at these optimizers and no other; None means every one.
+    """
+
+    def __init__(self, model: nn.Module | None, only: Iterable[Optimizer] | None) -> None:
+        self._model = None if model is None else weakref.ref(model)
+        self._only = None if only is None else weakref.WeakSet(only)
+        # By identity: an optimizer may define equality, and weak sets of such would lose some.
+        self._known: dict[int, weakref.ref[Optimizer]] = {}
+        for optimizer in self._only or ():
+            self.note(optimizer)
+
+    def watches(self, optimizer: Optimizer) -> bool:
+        """Return whether the audit looks at this optimizer."""
+        return self._only is None or optimizer in self._only
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Know this optimizer from now on."""
+        key = id(optimizer)
+        if key not in self._known:
+            known = self._known
+            self._known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
+
+    def known(self) -> list[Optimizer]:
+        """Return the optimizers that live, in the order in which they were first seen."""
+        alive = (reference() for reference in list(self._known.values()))
+        return [optimizer for optimizer in alive if optimizer is not None]
+
+    def owners(self, parameter: Tensor) -> list[Optimizer]:
+        """Return the known optimizers that have ``parameter`` in one of their groups."""
+        return [
+            optimizer
+            for optimizer in self.known()
+            if any(candidate is parameter for candidate in parameters_of(optimizer))
+        ]
+
+    def parameters(self) -> list[Tensor]:
+        """Return every parameter of the known optimizers and of the model, each once."""
+        optimizers = self.known()
+        if not optimizers and self._model is None:
+            return []
+        if len(optimizers) == 1 and self._model is None:
+            return parameters_of(optimizers[0])
+        found = {id(tensor): tensor for each in optimizers for tensor in parameters_of(each)}
+        model = None if self._model is None else self._model()
+        if model is not None:
+            found.update((id(tensor), tensor) for tensor in model.parameters())
+        return list(found.values())
+
+    def gradients(self) -> GradientState:
+        """Return what the known parameters have for gradients now."""
+        return [
+            (parameter, 0, 0)
+            if (gradient := parameter.grad) is None
+            else (parameter, id(gradient), gradient._version)  # noqa: SLF001 - as below
+            for parameter in self.parameters()
+        ]
+
+
+def changes_since(before: GradientState) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the parameters whose gradient is another tensor now, and those that were added to."""
+    present = [
+        (parameter, gradient, identity, version)
+        for parameter, identity, version in before
+        if (gradient := parameter.grad) is not None
+    ]
+    created = [entry[0] for entry in present if id(entry[1]) != entry[2]]
+    if len(created) == len(present):
+        return tuple(created), ()
+    accumulated = [
+        parameter
+        for parameter, gradient, identity, version in present
+        if id(gradient) == identity and gradient._version != version  # noqa: SLF001 - `version_of`, spared a call
+    ]
+    return tuple(created), tuple(accumulated)

@@ -1,0 +1,38 @@
+"""What every source of events has in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+if TYPE_CHECKING:
+    from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["Source"]
+
+is_compiling = torch.compiler.is_compiling
+
+
+class Source(ABC):
+    """Watches one part of torch while an audit runs.
+
+    Attributes:
+        kinds: the events that it emits; it is installed only if one of them is read.
+        always: install it in any case, since it keeps the recorder's own count.
+    """
+
+    kinds: ClassVar[tuple[type[Any], ...]] = ()
+    always: ClassVar[bool] = False
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    @abstractmethod
+    def install(self, patches: Patches) -> None:
+        """Put everything in place; what ``patches`` replaces is put back without further ado."""
+
+    def uninstall(self) -> None:  # noqa: B027 - most have nothing to take away
+        """Take away what ``patches`` does not know of."""

@@ -1,0 +1,132 @@
+"""Every outermost ``backward()`` and ``autograd.grad()``, from its call to its end."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradcheck_suite._torch_compat import engine_entry_points, inside_backward
+from gradcheck_suite.auditing.call_sites import CallSite, call_site
+from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
+from gradcheck_suite.auditing.generations import Generation
+from gradcheck_suite.auditing.optimizers import changes_since
+from gradcheck_suite.auditing.sources._base import Source, is_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.autograd.graph import Node
+
+    from gradcheck_suite.auditing.optimizers import GradientState
+    from gradcheck_suite.auditing.patches import Patches
+
+__all__ = ["BackwardSource"]
+
+
+class BackwardSource(Source):
+    """Replaces the one name through which Python enters the autograd engine."""
+
+    kinds = (BackwardStarted, BackwardFinished)
+    always = True
+
+    def install(self, patches: Patches) -> None:
+        """Replace the engine's entry points."""
+        for owner, name in engine_entry_points():
+            patches.replace(owner, name, self._watched(getattr(owner, name)))
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        @functools.wraps(original)
+        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.running or inside_backward() or is_compiling():
+                return original(t_outputs, *args, **kwargs)
+            keeps, creates = _keeps_graph(args, kwargs)
+            accumulates = bool(kwargs.get("accumulate_grad", True))
+            generation, before = self._begin(t_outputs, accumulates=accumulates)
+            failed = True
+            try:
+                result = original(t_outputs, *args, **kwargs)
+                failed = False
+            finally:
+                self._end(generation, before, keeps=keeps, creates=creates, failed=failed)
+            return result
+
+        return run
+
+    def _begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
+        recorder = self.recorder
+        site = call_site()
+        index = recorder.backwards
+        recorder.backwards += 1
+        recorder.backwards_elsewhere += threading.get_ident() != recorder.thread
+        recorder.writers.listening = True
+        before: GradientState = []
+        try:
+            roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            generation = recorder.generations.open(index, _nodes(roots), site, recorder.step)
+            if recorder.wants(BackwardStarted):
+                recorder.emit(_started(generation, site, roots, accumulates=accumulates))
+            if accumulates and recorder.wants(BackwardFinished):
+                before = recorder.optimizers.gradients()
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            recorder.note_failure("backward", error)
+            generation = Generation(index, site)
+        return generation, before
+
+    def _end(
+        self,
+        generation: Generation,
+        before: GradientState,
+        *,
+        keeps: bool,
+        creates: bool,
+        failed: bool,
+    ) -> None:
+        if not keeps and not failed:
+            generation.free()
+        recorder = self.recorder
+        if not recorder.wants(BackwardFinished):
+            return
+        created, accumulated = changes_since(before)
+        recorder.emit(
+            BackwardFinished(
+                index=generation.index,
+                site=generation.site,
+                creates_graph=creates,
+                failed=failed,
+                keeps_graph=keeps,
+                created=created,
+                accumulated=accumulated,
+            )
+        )
+
+
+def _started(
+    generation: Generation, site: CallSite | None, roots: Any, *, accumulates: bool
+) -> BackwardStarted:
+    return BackwardStarted(
+        index=generation.index,
+        site=site,
+        chain=generation.chain,
+        roots=tuple(root for root in roots if isinstance(root, torch.Tensor)),
+        accumulates=accumulates,
+    )
+
+
+def _nodes(roots: Any) -> Iterator[Node]:
+    for output in roots:
+        node = getattr(output, "grad_fn", None) or getattr(output, "node", None)
+        # A leaf's own node outlives every graph and so can't stand for one.
+        if node is not None and node.next_functions:
+            yield node
+
+
+def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
+    """Read retain_graph and create_graph from the arguments of the engine's entry point."""
+    retain = args[1] if len(args) > 1 else kwargs.get("keep_graph", kwargs.get("retain_graph"))
+    create = args[2] if len(args) > 2 else kwargs.get("create_graph", False)  # noqa: PLR2004
+    return bool(retain) or bool(create), bool(create)

@@ -1,0 +1,85 @@
+"""Modules: which mode they are in, and when the outermost of them is called."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged
+from gradcheck_suite.auditing.sources._base import Source, is_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gradcheck_suite.auditing.patches import Patches
+
+__all__ = ["ForwardSource", "ModeSource"]
+
+_FIRST_STEPS = 8
+_EVERY = 8
+
+
+class ModeSource(Source):
+    """Replaces ``Module.train``, which ``eval`` calls too."""
+
+    kinds = (ModeChanged,)
+
+    def install(self, patches: Patches) -> None:
+        """Replace the method."""
+        self._inside = 0
+        patches.replace(nn.Module, "train", self._training(nn.Module.train))
+
+    def _training(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._inside += 1
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._inside -= 1
+            if not self._inside:
+                self.recorder.emit(ModeChanged(module, module.training, call_site()))
+            return result
+
+        return train
+
+
+class ForwardSource(Source):
+    """Replaces ``Module.__call__`` while a step is looked at: the first ones, and each eighth."""
+
+    kinds = (ForwardFinished,)
+
+    def install(self, patches: Patches) -> None:
+        """Replace the method that a call of a module runs."""
+        self._inside = 0
+        patches.replace(nn.Module, "__call__", self._calling(nn.Module.__call__))
+
+    def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        @functools.wraps(original)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            step = recorder.step
+            if self._inside or (step >= _FIRST_STEPS and step % _EVERY) or is_compiling():
+                return original(module, *args, **kwargs)
+            self._inside += 1
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._inside -= 1
+            recorder.emit(
+                ForwardFinished(
+                    module,
+                    result,
+                    torch.is_grad_enabled(),
+                    torch.is_inference_mode_enabled(),
+                    call_site(),
+                )
+            )
+            return result
+
+        return call

@@ -1,0 +1,130 @@
+"""What is done with optimizers: making them, giving them groups, clearing and stepping."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.events import (
+    GradientsCleared,
+    OptimizerConstructed,
+    ParameterGroupAdded,
+    StepFinished,
+    StepStarted,
+)
+from gradcheck_suite.auditing.sources._base import Source, is_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from gradcheck_suite.auditing.patches import Patches
+
+__all__ = ["OptimizerSource"]
+
+
+class OptimizerSource(Source):
+    """Registers torch's global step hooks and replaces the other methods of ``Optimizer``."""
+
+    kinds = (
+        StepStarted,
+        StepFinished,
+        OptimizerConstructed,
+        ParameterGroupAdded,
+        GradientsCleared,
+    )
+    always = True
+
+    def install(self, patches: Patches) -> None:
+        """Register the hooks and replace the methods."""
+        self._under_construction: set[int] = set()
+        self._handles: list[RemovableHandle] = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        patches.replace(Optimizer, "__init__", self._constructing(Optimizer.__init__))
+        patches.replace(
+            Optimizer, "add_param_group", self._adding_a_group(Optimizer.add_param_group)
+        )
+        patches.replace(Optimizer, "zero_grad", self._clearing(Optimizer.zero_grad))
+        if self.recorder.wants(GradientsCleared):
+            patches.replace(nn.Module, "zero_grad", self._clearing(nn.Module.zero_grad))
+
+    def uninstall(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        recorder = self.recorder
+        recorder.writers.listening = False
+        recorder.optimizers.note(optimizer)
+        if recorder.optimizers.watches(optimizer):
+            recorder.emit(StepStarted(recorder.step, optimizer, call_site()))
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        recorder = self.recorder
+        recorder.writers.listening = True
+        site = call_site()
+        recorder.after_optimizer_step(optimizer, site)
+        if recorder.optimizers.watches(optimizer):
+            recorder.emit(StepFinished(recorder.step, optimizer, site))
+        recorder.end_step()
+
+    def _constructing(self, original: Callable[..., None]) -> Callable[..., None]:
+        recorder = self.recorder
+        under_construction = self._under_construction
+
+        @functools.wraps(original)
+        def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            under_construction.add(id(self))
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                under_construction.discard(id(self))
+            if recorder.running:
+                recorder.optimizers.note(self)
+                if recorder.optimizers.watches(self):
+                    recorder.emit(OptimizerConstructed(self, call_site()))
+
+        return __init__
+
+    def _adding_a_group(self, original: Callable[..., None]) -> Callable[..., None]:
+        recorder = self.recorder
+        under_construction = self._under_construction
+
+        @functools.wraps(original)
+        def add_param_group(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if recorder.running and id(self) not in under_construction:
+                recorder.optimizers.note(self)
+                if recorder.optimizers.watches(self):
+                    recorder.emit(ParameterGroupAdded(self, call_site()))
+
+        return add_param_group
+
+    def _clearing(self, original: Callable[..., None]) -> Callable[..., None]:
+        recorder = self.recorder
+
+        @functools.wraps(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if not recorder.running or is_compiling():
+                return
+            if isinstance(self, Optimizer):
+                recorder.optimizers.note(self)
+                if not recorder.optimizers.watches(self):
+                    return
+            set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
+            recorder.emit(GradientsCleared(self, set_to_none, call_site()))
+
+        return zero_grad
