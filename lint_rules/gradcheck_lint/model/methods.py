@@ -92,7 +92,7 @@ def _read_other_method(
     if method in KEPT_MODULE_METHODS and function is None:
         return record_call(reading, node, arguments, method=method, harmless=not node.args)
     if method in TENSOR_METHODS and function is None:
-        return record_call(reading, node, arguments, method=method, harmless=True)
+        return record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
     if function is None:
         path = dotted_name(func)
         callee = reading.look_up(path) if path is not None else NOTHING

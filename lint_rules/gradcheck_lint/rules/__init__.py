@@ -47,10 +47,52 @@ RULES: Final = (
         ((b"requires_grad", b"Parameter", b"parameters", b"nn."),),
     ),
     RuleReference(
+        "GCS106",
+        "slice-write-in-loop",
+        "gradcheck_lint.rules.slice_write_in_loop",
+        "SliceWriteInLoop",
+        ((b"for",), (b"] =",)),
+    ),
+    RuleReference(
+        "GCS107",
+        "slice-read-then-write",
+        "gradcheck_lint.rules.slice_read_then_write",
+        "SliceReadThenWrite",
+        ((b"] =",), (b"torch",)),
+    ),
+    RuleReference(
+        "GCS108",
+        "inplace-on-saved-output",
+        "gradcheck_lint.rules.inplace_on_saved_output",
+        "InplaceOnSavedOutput",
+        (
+            (
+                b"inplace=True",
+                b"_(",
+                b"=",
+            ),
+            (b"igmoid", b"anh", b"exp", b"oftmax", b"sqrt", b"reciprocal"),
+        ),
+    ),
+    RuleReference(
+        "GCS109",
+        "step-before-second-backward",
+        "gradcheck_lint.rules.step_before_second_backward",
+        "StepBeforeSecondBackward",
+        ((b"backward",), (b"step(",), (b"optim",)),
+    ),
+    RuleReference(
         "GCS201",
         "graph-kept",
         "gradcheck_lint.rules.graph_kept",
         "GraphKept",
+        ((b"backward",), (b"for", b"while")),
+    ),
+    RuleReference(
+        "GCS202",
+        "state-not-detached",
+        "gradcheck_lint.rules.state_not_detached",
+        "StateNotDetached",
         ((b"backward",), (b"for", b"while")),
     ),
     RuleReference(
@@ -73,6 +115,13 @@ RULES: Final = (
         "gradcheck_lint.rules.tensor_on_ctx",
         "TensorOnCtx",
         ((b"Function",), (b"ctx",), (b"backward",)),
+    ),
+    RuleReference(
+        "GCS206",
+        "create-graph-cycle",
+        "gradcheck_lint.rules.create_graph_cycle",
+        "CreateGraphCycle",
+        ((b"create_graph",), (b"backward",)),
     ),
     RuleReference(
         "GCS301",

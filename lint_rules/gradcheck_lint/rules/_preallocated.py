@@ -1,0 +1,35 @@
+"""Recognize tensors that a factory has made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.knowledge import FACTORIES
+from gradcheck_lint.model.syntax import dotted_name
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.values import Values
+
+_FACTORY_METHODS = frozenset(
+    {"new_zeros", "new_empty", "new_ones", "new_full", "clone", "empty_like", "zeros_like"}
+)
+
+
+def is_preallocated(values: Values, function: FunctionModel, *, outside: int | None = None) -> bool:
+    """Tell whether each value is a tensor made by a factory, before the loop ``outside``."""
+    return bool(values) and all(
+        isinstance(value.node, cst.Call)
+        and (outside is None or outside not in value.loops)
+        and _makes_tensor(value.node, function)
+        for value in values
+    )
+
+
+def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
+    qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+    if qualified in FACTORIES:
+        return True
+    return isinstance(node.func, cst.Attribute) and node.func.attr.value in _FACTORY_METHODS

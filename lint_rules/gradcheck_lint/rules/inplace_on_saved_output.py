@@ -1,0 +1,146 @@
+"""GCS108: an output that its own backward needs is overwritten."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.values import Kind
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class InplaceOnSavedOutput(Rule):
+    """The output of an operation that needs it in backward is changed in place."""
+
+    entry = catalogue.INPLACE_ON_SAVED_OUTPUT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every write to such an output, by a method or by the next layer."""
+        for event in function.events():
+            if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
+                continue
+            makers = [_maker(value.node) for value in event.values]
+            if not makers or None in makers or event.expects_error:
+                continue
+            if not all(value.kind is Kind.HISTORY or value.through for value in event.values):
+                continue
+            yield Violation(
+                event.node,
+                f"the output of {makers[0]}() is needed by its own backward and is changed in "
+                f"place by {event.operation}: torch raises in backward()",
+                Severity.WARNING if event.arms else Severity.ERROR,
+                "use the form that makes a new tensor",
+            )
+        yield from _sequences(function)
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+model = nn.Sequential(
+    nn.Linear(8, 8),
+    nn.Tanh(),
+    nn.Dropout(0.5, inplace=True),
+    nn.Linear(8, 1),
+)
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+
+w = torch.randn(3, requires_grad=True)
+y = torch.exp(w)
+y.add_(1)
+z = torch.sigmoid(w)
+z *= 2
+""",
+            lines=(5, 7),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(inplace=True), nn.Conv2d(1, 1, 3))
+w = torch.randn(3, requires_grad=True)
+y = w + 1
+y.mul_(2)
+with torch.no_grad():
+    z = torch.exp(w)
+    z.add_(1)
+""",
+            why="neither saves its output, or nothing is recorded",
+        ),
+    )
+
+
+_SAVED = frozenset(
+    {"sigmoid", "tanh", "exp", "softmax", "log_softmax", "sqrt", "rsqrt", "reciprocal", "expm1"}
+)
+_SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax"})
+
+
+def _maker(node: cst.CSTNode | None) -> str | None:
+    """Return the operation that made a value and needs it again."""
+    if not isinstance(node, cst.Call):
+        return None
+    last = (dotted_name(node.func) or "").rpartition(".")[2]
+    if isinstance(node.func, cst.Attribute):
+        last = node.func.attr.value
+    return last if last in _SAVED else None
+
+
+def _sequences(function: FunctionModel) -> Iterator[Violation]:
+    """Yield layers of an ``nn.Sequential`` that overwrite what the layer before has saved."""
+    scopes = function.module.scopes
+    nodes = (
+        body_of(function.scope)
+        if not isinstance(function.scope.node, cst.Module)
+        else _top_level(function.scope.node)
+    )
+    for node in nodes:
+        if not isinstance(node, cst.Call):
+            continue
+        if scopes.resolve_import(dotted_name(node.func) or "") != "torch.nn.Sequential":
+            continue
+        layers = positional(node)
+        for before, layer in itertools.pairwise(layers):
+            if not isinstance(before, cst.Call) or not isinstance(layer, cst.Call):
+                continue
+            first = scopes.resolve_import(dotted_name(before.func) or "") or ""
+            if first.removeprefix("torch.nn.") not in _SAVED_LAYERS:
+                continue
+            if boolean(keyword(layer, "inplace")) is True:
+                yield Violation(
+                    layer,
+                    f"this layer overwrites the output of {first.rpartition('.')[2]}, which its "
+                    "backward needs: torch raises in backward()",
+                    Severity.ERROR,
+                    "drop inplace=True here",
+                    ((before, "saves its output"),),
+                )
+
+
+def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
+    for statement in module.body:
+        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            yield from walk(statement)

@@ -1,0 +1,156 @@
+"""GCS107: a slice is read into the graph, then its base is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.syntax import dotted_name, is_literal, positional
+from gradcheck_lint.model.values import Kind, Values
+from gradcheck_lint.rules._preallocated import is_preallocated
+from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class SliceReadThenWrite(Rule):
+    """An operation saves a slice of a tensor, and the tensor is then written."""
+
+    entry = catalogue.SLICE_READ_THEN_WRITE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every subscript assignment that reads its own base where it's saved."""
+        seen: set[int] = set()
+        for event in function.events():
+            if not isinstance(event, InPlace) or not isinstance(event.node, cst.Subscript):
+                continue
+            if event.source is None or event.mode is GradMode.DISABLED or id(event.node) in seen:
+                continue
+            if event.expects_error or not is_preallocated(event.values, function):
+                continue
+            name = dotted_name(event.node.value)
+            operand = _saved_slice(event.source, name) if name else None
+            if operand is None or (
+                not (certain := _has_graph(event.written)) and (not _may_have_graph(function))
+            ):
+                continue
+            seen.add(id(event.node))
+            text = source_of(function.module.tree, operand)
+            yield Violation(
+                event.node,
+                f"`{text}` is a view that is saved for backward, and this statement then writes to "
+                f"`{name}` itself: torch raises in backward()",
+                Severity.ERROR if certain else Severity.WARNING,
+                f"read a copy, `{text}.clone()`, or collect the slices in a list and stack them",
+                ((operand, "saved here"),),
+                fix=Fix(
+                    (Replacement(operand, f"{function.module.text(operand)}.clone()"),),
+                    "Clone the slice that is read",
+                    safe=True,
+                ),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Scan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+
+    def forward(self, x):
+        gate = torch.sigmoid(self.gate(x))
+        state = torch.zeros_like(x)
+        state[0] = x[0]
+        for t in range(1, len(x)):
+            state[t] = x[t] + gate[t] * state[t - 1]
+        return state
+""",
+            lines=(14,),
+            fixed="""\
+import torch
+from torch import nn
+
+class Scan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+
+    def forward(self, x):
+        gate = torch.sigmoid(self.gate(x))
+        state = torch.zeros_like(x)
+        state[0] = x[0]
+        for t in range(1, len(x)):
+            state[t] = x[t] + gate[t] * state[t - 1].clone()
+        return state
+""",
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Scan(nn.Module):
+    def forward(self, x):
+        state = torch.zeros_like(x)
+        for t in range(1, len(x)):
+            state[t] = x[t] + 0.5 * state[t - 1]
+        total = torch.zeros(3)
+        for t in range(1, len(x)):
+            total[t] = total[t - 1] + x[t]
+        return state, total
+""",
+            why="a sum and a product with a number save nothing",
+        ),
+    )
+
+
+_SAVING = (cst.Multiply, cst.Divide, cst.MatrixMultiply)
+_SAVING_CALLS = frozenset({"mul", "matmul", "mm", "bmm", "div", "dot", "mv", "einsum"})
+
+
+def _saved_slice(node: cst.CSTNode, name: str | None) -> cst.Subscript | None:
+    """Return a slice of ``name`` that is an operand of an operation that saves its operands."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        operands: list[cst.BaseExpression] = []
+        if isinstance(current, cst.BinaryOperation) and isinstance(current.operator, _SAVING):
+            if not is_literal(current.left) and not is_literal(current.right):
+                operands = [current.left, current.right]
+        elif isinstance(current, cst.Call) and _last_name(current) in _SAVING_CALLS:
+            operands = positional(current)
+        for operand in operands:
+            if isinstance(operand, cst.Subscript) and dotted_name(operand.value) == name:
+                return operand
+        stack.extend(current.children)
+    return None
+
+
+def _has_graph(values: Values) -> bool:
+    return any(value.kind in {Kind.HISTORY, Kind.LEAF} or value.through for value in values)
+
+
+def _last_name(node: cst.Call) -> str:
+    return (dotted_name(node.func) or "").rpartition(".")[2]
+
+
+def _may_have_graph(function: FunctionModel) -> bool:
+    """Tell whether this is a module's forward, whose inputs usually have a graph."""
+    return function.scope.name.endswith(".forward") and function.module.scopes.derives_from(
+        function.scope.owner, "torch.nn.Module"
+    )

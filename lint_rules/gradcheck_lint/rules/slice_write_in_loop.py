@@ -1,0 +1,128 @@
+"""GCS106: results written slice by slice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode, InPlace, Loop
+from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.values import Kind, Values
+from gradcheck_lint.rules._preallocated import is_preallocated
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class SliceWriteInLoop(Rule):
+    """Results with a graph are written slice by slice into a tensor made before the loop."""
+
+    entry = catalogue.SLICE_WRITE_IN_LOOP
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every such write whose right side is shown to have a graph."""
+        loops = {loop.identity: loop for loop in function.loops()}
+        seen: set[int] = set()
+        for event in function.events():
+            if not isinstance(event, InPlace) or not event.loops or id(event.node) in seen:
+                continue
+            if not isinstance(event.node, cst.Subscript) or event.mode is GradMode.DISABLED:
+                continue
+            loop = loops[event.loops[-1]]
+            if loop.runs_once or not _is_indexed_by(event.node, loop):
+                continue
+            if not is_preallocated(event.values, function, outside=loop.identity):
+                continue
+            if not _has_graph(event.written) or _reads(event.source, event.node.value):
+                continue
+            seen.add(id(event.node))
+            target = source_of(function.module.tree, event.node.value)
+            yield Violation(
+                event.node,
+                f"each write to a slice of `{target}` adds a node that copies all of it in "
+                "backward: time and memory grow with the square of the length",
+                Severity.WARNING,
+                "append to a list and use torch.stack or torch.cat after the loop",
+                ((loop.node, "in this loop"),),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Decoder(nn.Module):
+    def __init__(self, features, hidden):
+        super().__init__()
+        self.cell = nn.GRUCell(features, hidden)
+
+    def forward(self, x, state):
+        out = torch.zeros(len(x), *state.shape)
+        for t in range(len(x)):
+            state = self.cell(x[t], state)
+            out[t] = state
+        return out
+""",
+            lines=(13,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Decoder(nn.Module):
+    def __init__(self, features, hidden):
+        super().__init__()
+        self.cell = nn.GRUCell(features, hidden)
+
+    def forward(self, x, lengths, state):
+        mask = torch.zeros(len(x), 4)
+        outs = []
+        for i, n in enumerate(lengths):
+            mask[i, :n] = 1
+            state = self.cell(x[i], state)
+            outs.append(state)
+        with torch.no_grad():
+            cache = torch.zeros(len(x), 4)
+            for t in range(len(x)):
+                cache[t] = self.cell(x[t], state)
+        return torch.stack(outs), mask, cache
+""",
+            why="masks of constants, a list, and no recording",
+        ),
+    )
+
+
+def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
+    """Tell whether an index is made of what the loop counts."""
+    stack: list[cst.CSTNode] = list(node.slice)
+    while stack:
+        current = stack.pop()
+        if isinstance(current, cst.Name) and current.value in loop.targets:
+            return True
+        stack.extend(current.children)
+    return False
+
+
+def _reads(source: cst.CSTNode | None, base: cst.BaseExpression) -> bool:
+    """Tell whether the right side reads the tensor itself: a recurrence, with a rule of its own."""
+    name = dotted_name(base)
+    return source is not None and any(
+        isinstance(node, cst.Subscript) and dotted_name(node.value) == name for node in walk(source)
+    )
+
+
+def _has_graph(values: Values) -> bool:
+    return any(value.kind in {Kind.HISTORY, Kind.LEAF} or value.through for value in values)

@@ -1,0 +1,148 @@
+"""GCS202: a hidden state that carries its graph along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward, Forward, GradMode
+from gradcheck_lint.model.values import Kind, through_all
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class StateNotDetached(Rule):
+    """A hidden state goes from one training step to the next with its graph."""
+
+    entry = catalogue.STATE_NOT_DETACHED
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every model call that is given its own earlier result, in a loop with backward."""
+        events = list(function.events())
+        backwards = [event for event in events if isinstance(event, Backward)]
+        if not backwards:
+            return
+        for event in events:
+            if not isinstance(event, Forward) or not event.loops or event.expects_error:
+                continue
+            if event.mode is GradMode.DISABLED:
+                continue
+            own = id(event.node)
+            carried = [value for value in event.passed if value.result_of == own]
+            if not carried or any(
+                value.cut is not None or value.kind is Kind.PLAIN for value in carried
+            ):
+                continue
+            proofs = [
+                backward
+                for backward in backwards
+                if backward.loops[: len(event.loops)] == event.loops
+                and own in through_all(backward.values)
+            ]
+            if not proofs:
+                continue
+            is_certain = proofs[0].arms == event.arms and not proofs[0].expects_error
+            yield Violation(
+                event.node,
+                f"`{event.receiver}` is given a state that its call in the previous iteration "
+                "returned, with its graph: backward() reaches into earlier steps, and torch raises "
+                "or memory grows",
+                Severity.ERROR if is_certain else Severity.WARNING,
+                "detach the state at the start of each iteration: `state = state.detach()`",
+                ((proofs[0].node, "backward() runs in every iteration"),),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def train(model, batches, optimizer):
+    state = torch.zeros(2, 8)
+    for x, target in batches:
+        output, state = model(x, state)
+        loss = (output - target).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def train(batches):
+    rnn = nn.LSTM(3, 4)
+    optimizer = torch.optim.SGD(rnn.parameters(), lr=0.1)
+    hidden = None
+    for x in batches:
+        out, hidden = rnn(x, hidden)
+        optimizer.zero_grad()
+        out.mean().backward()
+        optimizer.step()
+""",
+            lines=(9,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def repackage(h):
+    return tuple(v.detach() for v in h)
+
+def train(model, batches, optimizer):
+    hidden = model.init_hidden(2)
+    for x, y in batches:
+        hidden = repackage(hidden)
+        out, hidden = model(x, hidden)
+        optimizer.zero_grad()
+        out.mean().backward()
+        optimizer.step()
+""",
+            why="detached by a helper",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+def train(cell, batches, optimizer):
+    for xs in batches:
+        state = torch.zeros(2, 8)
+        total = 0
+        for x in xs:
+            state = cell(x, state)
+            total = total + state.mean()
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+""",
+            why="one backward after the whole sequence",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, batches, optimizer, k):
+    state = torch.zeros(2, 8)
+    for i, x in enumerate(batches):
+        out, state = model(x, state)
+        out.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = state.detach()
+""",
+            why="detached at the end",
+        ),
+    )

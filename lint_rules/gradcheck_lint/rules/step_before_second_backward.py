@@ -1,0 +1,102 @@
+"""GCS109: a step changes weights that a pending backward needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class StepBeforeSecondBackward(Rule):
+    """An optimizer steps while a later backward still goes through the weights it changes."""
+
+    entry = catalogue.STEP_BEFORE_SECOND_BACKWARD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every step between a model's forward and a backward through it."""
+        events = list(function.events())
+        for index, event in enumerate(events):
+            if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
+                continue
+            owned = held_by(event.values)
+            before = [
+                other
+                for other in events[:index]
+                if isinstance(other, Forward)
+                and other.mode is not GradMode.DISABLED
+                and other.loops == event.loops
+                and other.arms == event.arms
+                and sites(other.values) & owned
+            ]
+            if not before:
+                continue
+            for later in events[index + 1 :]:
+                if not isinstance(later, Backward) or later.loops != event.loops or later.partial:
+                    continue
+                reached = through_all(later.values)
+                known = next((other for other in before if id(other.node) in reached), None)
+                if known is None or later.expects_error:
+                    continue
+                receiver = event.receiver or "the optimizer"
+                yield Violation(
+                    event.node,
+                    f"`{receiver}` changes the weights of `{known.receiver}` here, but a later "
+                    "backward() goes through its forward from before the step: torch raises, "
+                    "because the saved weights are overwritten",
+                    Severity.ERROR if later.arms == event.arms else Severity.WARNING,
+                    f"step after the last backward(), or call `{known.receiver}` again",
+                    ((known.node, "ran here, before"), (later.node, "needs the old weights")),
+                )
+                break
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(generator, critic, loader):
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_c = torch.optim.Adam(critic.parameters())
+    for real, noise in loader:
+        score = critic(generator(noise)).mean()
+        opt_c.zero_grad()
+        (score - critic(real).mean()).backward(retain_graph=True)
+        opt_c.step()
+
+        opt_g.zero_grad()
+        (-score).backward()
+        opt_g.step()
+""",
+            lines=(10,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(generator, critic, loader):
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_c = torch.optim.Adam(critic.parameters())
+    for real, noise in loader:
+        fake = generator(noise)
+        opt_g.zero_grad()
+        (-critic(fake).mean()).backward()
+        opt_g.step()
+        opt_c.zero_grad()
+        (critic(fake.detach()).mean() - critic(real).mean()).backward()
+        opt_c.step()
+""",
+            why="the second loss is detached from the first model",
+        ),
+    )
