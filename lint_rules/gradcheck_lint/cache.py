@@ -9,12 +9,9 @@ at once can only cost one another's news; what can't be read is ignored and writ
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
-from hashlib import blake2b
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +25,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_VARIABLE: Final = "GRADCHECK_LINT_CACHE_DIR"
 _FORGOTTEN_AFTER: Final = 30 * 24 * 3600
 _READ_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+_NO_HOME = (RuntimeError,)
+"""What pathlib raises for a user who has no directory of his own."""
 
 _Entry = tuple[str, Any]
 
@@ -45,18 +44,30 @@ def default_directory() -> Path:
 class Cache:
     """What earlier runs found, by the place and the contents of files.
 
-    Nothing that goes wrong with it is an error: a cache that can't be read or written is none.
+    ``directory`` is the user's by default. Nothing that goes wrong with it is an error: a cache
+    that can't be read or written is none.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self._root = directory
-        self._directory = directory / _fingerprint()
+        self._folder: Path | None = None
         self._shards: dict[str, dict[str, _Entry]] = {}
         self._changed: set[str] = set()
         self._prefixes: dict[frozenset[str] | None, bytes] = {}
 
+    @property
+    def _directory(self) -> Path:
+        """Where this version of the linter writes; found out when it is first asked for."""
+        if self._folder is None:
+            if self._root is None:
+                self._root = default_directory()
+            self._folder = self._root / _fingerprint()
+        return self._folder
+
     def digest(self, source: bytes, codes: frozenset[str] | None) -> str:
         """Return what stands for a source and the rules that are applied to it."""
+        from hashlib import blake2b  # noqa: PLC0415 - only where there is something to remember
+
         prefix = self._prefixes.get(codes)
         if prefix is None:
             text = "*" if codes is None else ",".join(sorted(codes))
@@ -84,10 +95,10 @@ class Cache:
         """Write what is new."""
         if not self._changed:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, *_NO_HOME):
             if not self._directory.is_dir():
                 self._directory.mkdir(parents=True, exist_ok=True)
-                _forget_old(self._root)
+                _forget_old(self._directory.parent)
         for directory in sorted(self._changed):
             # Another run may have written since.
             entries = {**self._read(directory), **self._shards[directory]}
@@ -106,20 +117,29 @@ class Cache:
         return known
 
     def _file(self, directory: str) -> str:
+        from hashlib import blake2b  # noqa: PLC0415 - as above
+
         whole = os.path.abspath(directory)  # noqa: PTH100 - symbolic links stay
         name = blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return f"{self._directory}{os.sep}{name}.json"
 
     def _read(self, directory: str) -> dict[str, _Entry]:
+        import json  # noqa: PLC0415 - as above
+
         try:
             with open(self._file(directory), "rb") as stream:  # noqa: PTH123 - str in
                 document = json.loads(stream.read())
             return {name: (digest, items) for name, (digest, items) in document.items()}
-        except (OSError, *_READ_ERRORS):
+        except (OSError, *_READ_ERRORS, *_NO_HOME):
             return {}
 
     def _write(self, directory: str, entries: Mapping[str, _Entry]) -> None:
-        target = self._file(directory)
+        import json  # noqa: PLC0415 - as above
+
+        try:
+            target = self._file(directory)
+        except _NO_HOME:
+            return
         temporary = f"{target}.{os.getpid()}.{time.monotonic_ns()}"
         try:
             with open(temporary, "w", encoding="ascii") as stream:  # noqa: PTH123 - str in
@@ -132,6 +152,9 @@ class Cache:
 
 def _fingerprint() -> str:
     """Return what stands for all that decides what is found, but the sources and the settings."""
+    from hashlib import blake2b  # noqa: PLC0415 - as above
+    from importlib.util import find_spec  # noqa: PLC0415 - as above
+
     digest = blake2b(digest_size=12)
     digest.update(f"{__version__} {sys.version_info} 1".encode())
     packages = [(Path(__file__).parent, "**/*.py")]
@@ -222,12 +245,7 @@ def _frozen(value: Any) -> JSON:
 
 def open_cache(directory: Path | None, *, enabled: bool) -> Cache | None:
     """Return the cache to use; None if there is to be none."""
-    if not enabled:
-        return None
-    try:
-        return Cache(directory or default_directory())
-    except (OSError, RuntimeError, ValueError):  # no home directory, no sources to read
-        return None
+    return Cache(directory) if enabled else None
 
 
 __all__ = ["ENVIRONMENT_VARIABLE", "Cache", "default_directory", "open_cache"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +41,9 @@ def replace_source(path: str, *, old: bytes, new: bytes) -> None:
         OSError: the file can't be written, may not be (it's read-only), lies outside, or no
             longer holds ``old``. It is then as it was.
     """
+    import shutil  # noqa: PLC0415 - only where something is written
+    import tempfile  # noqa: PLC0415 - as above
+
     target = _target(path)
     status = target.stat()
     if not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):

@@ -14,7 +14,6 @@ from gradcheck_lint.files import read_source, replace_source
 from gradcheck_lint.gitignore import GitIgnored
 from gradcheck_lint.tasks import Outcome, Task, What, perform
 from gradcheck_lint.unreadable import UNREADABLE_CODE, unreadable
-from gradcheck_lint.workers import perform_all, worker_count
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
 
@@ -241,6 +240,10 @@ def _read(slot: _Slot) -> bytes | None:
 def _performed(
     slots: Sequence[_Slot], jobs: int | None, what: What
 ) -> Iterator[tuple[_Slot, Task, Outcome]]:
+    if not slots:
+        return
+    from gradcheck_lint.workers import perform_all, worker_count  # noqa: PLC0415 - only for work
+
     workers = worker_count(jobs, sum(slot.size for slot in slots), len(slots))
     by_task: dict[int, _Slot] = {}
 

@@ -1,0 +1,196 @@
+"""How fast gradcheck-lint reads, in CPU seconds, beside other linters on the same files.
+
+All contenders run one after another in each round, each in a process of its own on one core, over
+copies of the same files. A rival that is not named is left out:
+
+    python -m benchmarks.lint_speed --corpus DIR --preflight BIN --torchfix BIN --ruff BIN
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import machine
+from gradcheck_lint.discovery import find_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COLD_GOAL = 10_000
+WARM_GOAL = 1_000_000
+MIXED_GOAL = 60_000
+WORKERS_GOAL = 1.7
+MEMORY_GOAL_MB = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What one contender did: medians over the rounds."""
+
+    name: str
+    lines: int
+    cpu_seconds: float
+    wall_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Return lines for each CPU second."""
+        return self.lines / self.cpu_seconds
+
+
+def main() -> int:
+    """Measure, print a table, and return 1 if a goal is missed."""
+    arguments = _arguments()
+    corpus = arguments.corpus.absolute()
+    files = [Path(found.path) for found in find_files([str(corpus)], is_excluded=_nothing)]
+    if not files:
+        sys.exit(f"there is no Python file below {corpus}")
+    torch_files = [file for file in files if b"torch" in file.read_bytes()]
+    sample = torch_files[:: max(1, len(torch_files) // arguments.files)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copies = _copied(sample, folder / "sample")
+        speeds = _side_by_side(arguments, copies)
+        lines = _count(files)
+        mixed = _speed("gradcheck-lint, mixed corpus", lines, [_run(_own(corpus), folder)])
+        remembering = [*_OWN, "--cache-dir", str(folder / "cache"), str(corpus)]
+        _run(remembering, folder)
+        rounds = [_run(remembering, folder) for _ in range(arguments.rounds)]
+        warm = _speed("gradcheck-lint, remembered", lines, rounds)
+        one, two = [], []
+        for _ in range(arguments.rounds):
+            one.append(_run(_own(copies, jobs=1), folder))
+            two.append(_run(_own(copies, jobs=2), folder))
+        alone, shared = (_speed(f"-j{n}", _count(sample), seen) for n, seen in ((1, one), (2, two)))
+    ratio = alone.wall_seconds / shared.wall_seconds
+    goals = {
+        "cold, torch files, lines per CPU second": (speeds[0].rate, COLD_GOAL),
+        "cold, mixed corpus, lines per CPU second": (mixed.rate, MIXED_GOAL),
+        "remembered, lines per CPU second": (warm.rate, WARM_GOAL),
+        "two workers, times as fast": (ratio, WORKERS_GOAL),
+    }
+    speeds += [mixed, warm, alone, shared]
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    met = all(seen >= goal for seen, goal in goals.values()) and memory <= MEMORY_GOAL_MB
+    if arguments.json:
+        document = {
+            "machine": machine(),
+            "speeds": [{**asdict(speed), "lines_per_cpu_second": speed.rate} for speed in speeds],
+            "goals": {name: {"seen": seen, "goal": goal} for name, (seen, goal) in goals.items()},
+            "peak_memory_mb": memory,
+            "met": met,
+        }
+        print(json.dumps(document, indent=2))
+    else:
+        _print(speeds, goals, memory)
+    return 0 if met else 1
+
+
+_OWN = (sys.executable, "-m", "gradcheck_lint", "--isolated", "--no-gitignore", "--statistics")
+
+
+def _own(path: Path, jobs: int = 1) -> list[str]:
+    return [*_OWN, "--no-cache", f"-j{jobs}", str(path)]
+
+
+def _nothing(path: str, *, is_directory: bool) -> bool:
+    del path, is_directory
+    return False
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    site = next(path for path in map(Path, sys.path) if path.name == "site-packages")
+    parser.add_argument("--corpus", type=Path, default=site, help="a directory of Python files")
+    parser.add_argument("--files", type=int, default=150, help="torch files for the rivals")
+    parser.add_argument("--rounds", type=int, default=3)
+    for name in ("preflight", "torchfix", "flake8", "ruff"):
+        parser.add_argument(
+            f"--{name}", type=_command, metavar="BIN", help=f"the command of {name}"
+        )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser.parse_args()
+
+
+def _command(text: str) -> Path:
+    # Not resolved: an environment's python is a link, and runs as what it is called.
+    return Path(text).absolute()
+
+
+def _copied(files: Sequence[Path], folder: Path) -> Path:
+    """Copy files into one directory: some rivals read nothing outside the working directory."""
+    for number, file in enumerate(files):
+        target = folder / str(number) / file.name
+        target.parent.mkdir(parents=True)
+        target.write_bytes(file.read_bytes())
+    return folder
+
+
+def _side_by_side(arguments: argparse.Namespace, copies: Path) -> list[Speed]:
+    everything = [str(path) for path in sorted(copies.rglob("*.py"))]
+    commands = {"gradcheck-lint": _own(copies)}
+    if arguments.preflight:
+        commands["torch-preflight"] = [str(arguments.preflight), "check", str(copies)]
+    if arguments.torchfix:
+        commands["TorchFix"] = [str(arguments.torchfix), "--select=ALL", "-j1", str(copies)]
+    if arguments.flake8:
+        options = ["--isolated", "--select=TOR", "-j1"]
+        commands["flake8 + TorchFix"] = [str(arguments.flake8), *options, *everything]
+    if arguments.ruff:
+        options = ["check", "--isolated", "--no-cache", "--select=ALL", "-q"]
+        commands["ruff (no torch rules)"] = [str(arguments.ruff), *options, str(copies)]
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    for _ in range(arguments.rounds):
+        for name, command in commands.items():
+            times[name].append(_run(command, copies))
+    lines = _count([Path(name) for name in everything])
+    return [_speed(name, lines, seen) for name, seen in times.items()]
+
+
+def _count(files: Sequence[Path]) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in files)
+
+
+def _run(command: list[str], folder: Path) -> tuple[float, float]:
+    """Return the CPU seconds and the wall seconds of a command and its children."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, cwd=folder, check=False, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu, time.perf_counter() - start
+
+
+def _speed(name: str, lines: int, seen: Sequence[tuple[float, float]]) -> Speed:
+    cpu, wall = (statistics.median(column) for column in zip(*seen, strict=True))
+    return Speed(name, lines, cpu, wall)
+
+
+def _print(speeds: Sequence[Speed], goals: dict[str, tuple[float, float]], memory: float) -> None:
+    print(f"{machine()}\n\n| | lines | CPU s | lines per CPU s | times slower |")
+    print("|---|---|---|---|---|")
+    for speed in speeds:
+        slower = speeds[0].rate / speed.rate
+        print(
+            f"| {speed.name} | {speed.lines:,} | {speed.cpu_seconds:.2f} | {speed.rate:,.0f} "
+            f"| {slower:.2f} |"
+        )
+    print()
+    for name, (seen, goal) in goals.items():
+        print(f"{name}: {seen:,.2f} {'met' if seen >= goal else 'missed'}")
+    print(f"peak memory of a process: {memory:.0f} MB, goal {MEMORY_GOAL_MB}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
