@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
+from gradcheck_suite._exit import INTERRUPTED
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.reporting.progress import progress
 
 if TYPE_CHECKING:
-    import argparse
+    from gradcheck_suite.findings import Report
+    from gradcheck_suite.verification.watching import Watcher
 
 _DESCRIPTION = """\
 Compare the gradients of a function, module or autograd.Function with central
@@ -17,6 +23,11 @@ differences. INPUTS names a function without arguments that makes the inputs:
 one tensor, a tuple of positional arguments, a dict of keyword arguments, or
 a pair of both, (tuple, dict). Inputs that require grad are checked, and so are
 the parameters of a module.
+"""
+_EPILOG = """\
+exit status: 0 nothing wrong, 1 findings at or above --fail-on, 2 if the check
+could not be done, 130 after Ctrl-C, with a report of what was concluded until
+then.
 """
 _ARGS_AND_KWARGS = 2
 
@@ -27,6 +38,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "verify",
         help="check gradients against central differences",
         description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target",
@@ -67,27 +80,132 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="an output that is not checked, such as 'output[1]'; may be given again",
     )
+    _add_depth_options(parser)
     add_report_options(parser)
     parser.set_defaults(run=run)
 
 
+def _add_depth_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is checked besides")
+    group.add_argument(
+        "--order",
+        type=int,
+        choices=(1, 2),
+        help="2 checks the gradients of the gradients, 1 does not (default: where custom "
+        "Functions are involved)",
+    )
+    group.add_argument(
+        "--full", action="store_true", help="compare the whole Jacobian, entry by entry"
+    )
+    group.add_argument(
+        "--variations",
+        metavar="NAMES",
+        help="variations of the inputs to try, separated by commas, or 'none' (default: all)",
+    )
+    group.add_argument(
+        "--forward-mode", action="store_true", help="compare forward-mode derivatives"
+    )
+    group.add_argument("--batched", action="store_true", help="compare batched gradients (vmap)")
+    group.add_argument(
+        "--compiled", action="store_true", help="compare the gradients under torch.compile"
+    )
+    group.add_argument(
+        "--time-limit",
+        type=_seconds,
+        metavar="SECONDS",
+        help="begin nothing more after so long; 90, 90s, 2m and 1h are times",
+    )
+    group.add_argument(
+        "--max-memory",
+        type=_bytes,
+        default=2**30,
+        metavar="SIZE",
+        help="memory that --full may take at a time; 512M and 2G are sizes (default: 1G)",
+    )
+
+
+def _seconds(text: str) -> float:
+    """Read a time, such as 90, 90s, 1.5m or 1h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if seconds <= 0.0:
+        raise argparse.ArgumentTypeError(
+            f"expected a time of more than 0, such as 90, 90s, 2m or 1h, got {text!r}"
+        )
+    return seconds
+
+
+def _bytes(text: str) -> int:
+    """Read a size, such as 1048576, 512M or 2GiB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    power = " kmgt".index(found[2] or " ") if found else 0
+    size = int(float(found[1]) * 1024**power) if found else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a size of at least 1 byte, such as 1048576, 512M or 2G, got {text!r}"
+        )
+    return size
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Check the gradients, write the report and return the exit status."""
-    from gradcheck_suite.verification import check_gradients  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.verification.watching import Watcher  # noqa: PLC0415 - needs torch
 
     target = load_target(arguments.target)
     inputs, kwargs = _make_inputs(arguments.inputs)
-    report = check_gradients(
-        target,
-        inputs,
-        kwargs=kwargs,
-        parameters=arguments.parameters,
-        dtype=arguments.dtype,
-        probes=arguments.probes,
-        seed=arguments.seed,
-        skip_outputs=arguments.skip_output,
-    )
+    watcher: Watcher | None = None
+    try:
+        with progress(f"Checking {arguments.target}") as bar:
+            watcher = Watcher(lambda doing: bar.describe(f"Checking {arguments.target}: {doing}"))
+            report = _check(target, inputs, kwargs, arguments, watcher)
+    except KeyboardInterrupt:
+        partial = None if watcher is None else watcher.report()
+        if watcher is None or partial is None:
+            raise
+        emit(partial, arguments)
+        sys.stdout.flush()
+        sys.stderr.write(f"gradcheck-suite: interrupted at: {watcher.doing}\n")
+        return INTERRUPTED
     return emit(report, arguments)
+
+
+def _check(
+    target: object,
+    inputs: object,
+    kwargs: dict[str, Any] | None,
+    arguments: argparse.Namespace,
+    watcher: Watcher,
+) -> Report:
+    from gradcheck_suite.verification import check_gradients  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.verification.watching import watched_by  # noqa: PLC0415 - as above
+
+    with watched_by(watcher):
+        return check_gradients(
+            target,
+            inputs,
+            kwargs=kwargs,
+            parameters=arguments.parameters,
+            dtype=arguments.dtype,
+            probes=arguments.probes,
+            seed=arguments.seed,
+            skip_outputs=arguments.skip_output,
+            order=arguments.order,
+            full=arguments.full,
+            variations=_names(arguments.variations),
+            forward_mode=arguments.forward_mode,
+            batched=arguments.batched,
+            compiled=arguments.compiled,
+            time_limit=arguments.time_limit,
+            max_memory=arguments.max_memory,
+        )
+
+
+def _names(listed: str | None) -> list[str] | None:
+    """Split names at commas; "none" is no name, and None leaves the choice to the check."""
+    if listed is None:
+        return None
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    return [] if names == ["none"] else names
 
 
 def _make_inputs(name: str) -> tuple[Any, dict[str, Any] | None]:

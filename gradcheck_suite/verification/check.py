@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from gradcheck_suite.verification.randomness import preserved_randomness
 from gradcheck_suite.verification.stages import Deadline, Known, Stage
 from gradcheck_suite.verification.survey import Survey
 from gradcheck_suite.verification.variations import chosen_variations, vary_inputs
+from gradcheck_suite.verification.watching import tell
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -138,6 +140,19 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
     findings: list[Finding] = []
     covered: list[str] = []
     probes = 0
+
+    def so_far(left_out: str | None) -> Report:
+        stopped = () if left_out is None else (_interrupted(left_out),)
+        return _report(
+            subject,
+            options,
+            probes=probes,
+            findings=findings,
+            verdicts=verdicts,
+            covered=covered,
+            not_covered=(*lines, *stopped),
+        )
+
     if outputs:
         precision = precision_of(
             [
@@ -147,9 +162,14 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         )
         probes = options.probes or precision.probes
         survey = Survey(subject, outputs, precision=precision, seed=options.seed, probes=probes)
+        tell(
+            "first order",
+            lambda: _interrupted_survey(subject, survey, options, verdicts, lines),
+        )
         conclusions = survey.run()
-        findings = list(find_mistakes(survey, conclusions))
+        tell("what is wrong", lambda: so_far("what is wrong with those that fail"))
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
+        findings = list(find_mistakes(survey, conclusions))
         verdicts += _empty_verdicts(survey)
         lines += _masked_outputs(survey)
         if not survey.deterministic:
@@ -159,12 +179,33 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             )
         known = Known(subject, survey, conclusions, options, deadline, tuple(findings))
         for stage in _LATER_STAGES:
+            doing = stage.__name__.replace("_", " ")
+            tell(doing, functools.partial(so_far, doing))
             result = stage(known)
             findings += result.findings
             verdicts = _renewed(verdicts, result.verdicts)
             covered += result.covered
             lines += result.not_covered
             known = replace(known, findings=tuple(findings))
+    return so_far(None)
+
+
+def _renewed(known: list[Verdict], new: Sequence[Verdict]) -> list[Verdict]:
+    """Add verdicts; one on a pair that has a verdict takes its place."""
+    places = {(verdict.output, verdict.input): verdict for verdict in [*known, *new]}
+    return list(places.values())
+
+
+def _report(
+    subject: Subject,
+    options: CheckOptions,
+    *,
+    probes: int,
+    findings: Sequence[Finding],
+    verdicts: Sequence[Verdict],
+    not_covered: Sequence[str],
+    covered: Sequence[str] = (),
+) -> Report:
     summary: dict[str, JSON] = {
         "target": subject.title,
         "seed": options.seed,
@@ -180,14 +221,41 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         findings=tuple(findings),
         verdicts=tuple(verdicts),
         summary=summary,
-        not_covered=tuple(lines),
+        not_covered=tuple(not_covered),
     )
 
 
-def _renewed(known: list[Verdict], new: Sequence[Verdict]) -> list[Verdict]:
-    """Add verdicts; one on a pair that has a verdict takes its place."""
-    places = {(verdict.output, verdict.input): verdict for verdict in [*known, *new]}
-    return list(places.values())
+def _interrupted_survey(
+    subject: Subject,
+    survey: Survey,
+    options: CheckOptions,
+    verdicts: Sequence[Verdict],
+    lines: Sequence[str],
+) -> Report:
+    """Report what an interrupted survey had concluded."""
+    measured = survey.conclusions_so_far()
+    others = [
+        Verdict(
+            survey.point.outputs[output].name,
+            subject.variables[variable].name,
+            "not covered",
+            "interrupted before it was measured",
+        )
+        for output, variable in survey.pairs
+        if (output, variable) not in measured
+    ]
+    return _report(
+        subject,
+        options,
+        probes=0,
+        findings=(),
+        verdicts=(*_verdicts(survey, measured), *others, *verdicts),
+        not_covered=(*lines, _interrupted("part of first order")),
+    )
+
+
+def _interrupted(left_out: str) -> str:
+    return f"interrupted: {left_out} was left out, and what comes after it"
 
 
 def _sorted_outputs(

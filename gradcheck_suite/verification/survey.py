@@ -121,6 +121,14 @@ class Survey:
                 self._measure_moved(variable, probes=_CONFIRMATIONS)
         return {pair: conclude(self._outcomes[pair], self.precision) for pair in self.pairs}
 
+    def conclusions_so_far(self) -> dict[tuple[int, int], Conclusion]:
+        """Conclude on the pairs that have been measured, as after an interruption."""
+        return {
+            pair: conclude(self._outcomes[pair], self.precision)
+            for pair in self.pairs
+            if self._outcomes[pair]
+        }
+
     def outcomes(self, pair: tuple[int, int]) -> list[Outcome]:
         """Return everything that was measured of a pair."""
         return self._outcomes[pair]
