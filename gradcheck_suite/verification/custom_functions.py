@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["GraphPath", "TracedCall", "backward_location", "graph_path"]
+__all__ = [
+    "GraphPath",
+    "TracedCall",
+    "backward_location",
+    "graph_path",
+    "method_location",
+    "reachable",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
     """Walk the graph of ``output`` and tell what leads to ``leaf``, or to anything at all."""
     if output.grad_fn is None:
         return GraphPath(connected=output is leaf, functions=())
-    nodes = _reachable(output.grad_fn)
+    nodes = reachable(output.grad_fn)
     if leaf is None:
         return GraphPath(connected=True, functions=_functions(nodes))
     ends = [node for node in nodes if getattr(node, "variable", None) is leaf]
@@ -70,11 +77,16 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
 
 def backward_location(function: type) -> Location | None:
     """Return where a custom Function defines its backward, or None without Python source."""
-    backward: Any = getattr(function, "backward", None)
-    if backward is torch.autograd.Function.backward:
-        backward = getattr(function, "vjp", None)
-    backward = inspect.unwrap(backward) if callable(backward) else None
-    code = getattr(backward, "__code__", None)
+    backward = getattr(function, "backward", None)
+    overridden = backward is not torch.autograd.Function.backward
+    return method_location(function, "backward" if overridden else "vjp")
+
+
+def method_location(function: type, name: str) -> Location | None:
+    """Return where a custom Function defines one of its methods, or None without Python source."""
+    method: Any = getattr(function, name, None)
+    method = inspect.unwrap(method) if callable(method) else None
+    code = getattr(method, "__code__", None)
     if code is None or code.co_filename.startswith("<"):
         return None
     line = code.co_firstlineno
@@ -87,10 +99,11 @@ def backward_location(function: type) -> Location | None:
         if text.lstrip().startswith(("def ", "async def ")):
             line = start + offset
             break
-    return Location(path=code.co_filename, line=line, function=backward.__qualname__)
+    return Location(path=code.co_filename, line=line, function=method.__qualname__)
 
 
-def _reachable(root: Node) -> list[Node]:
+def reachable(root: Node) -> list[Node]:
+    """List every node that backward from ``root`` may run."""
     seen = {root}
     pending = [root]
     while pending:

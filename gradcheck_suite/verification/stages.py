@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gradcheck_suite.findings import Finding, Verdict
+from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.calling import Subject
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.survey import Survey
@@ -61,7 +62,8 @@ class Known:
     @property
     def clean(self) -> bool:
         """Whether no gradient was found to be wrong so far."""
-        return not self.findings and all(
+        wrong = any(finding.severity is Severity.ERROR for finding in self.findings)
+        return not wrong and all(
             conclusion.status != "fail" for conclusion in self.conclusions.values()
         )
 

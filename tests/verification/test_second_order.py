@@ -1,0 +1,189 @@
+"""Order 2: by itself where custom Functions are involved, by request elsewhere."""
+
+# ruff: noqa: ARG004 - forward and backward have to take what they do not use
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from gradcheck_suite.severity import Severity
+from gradcheck_suite.verification import check_gradients
+
+
+class Right(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x.sin() * y
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, y = ctx.saved_tensors
+        return grad_output * x.cos() * y, grad_output * x.sin()
+
+
+class Linear(torch.autograd.Function):
+    """Its gradient does not depend on its input: the second derivative is rightly zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return 3 * grad_output
+
+
+class SavesIntermediate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        slope = x.cos()
+        ctx.save_for_backward(slope)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (slope,) = ctx.saved_tensors
+        return grad_output * slope
+
+
+class HalfOfIt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return grad_output * 3 * x * x.detach()
+
+
+class Numpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(grad_output.detach().numpy() * np.exp(x.detach().numpy()))
+
+
+class Declared(Numpy):
+    backward = staticmethod(once_differentiable(Numpy.backward))
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(grad_output.numpy() * np.exp(x.numpy()))
+
+
+def second(report):
+    """Return the findings of order 2 and the verdicts of order 2."""
+    return (
+        [finding for finding in report.findings if finding.code == "GCS602"],
+        [verdict for verdict in report.verdicts if verdict.evidence.get("order") == 2],
+    )
+
+
+def check(function, *inputs, **options):
+    return check_gradients(function, inputs, variations=(), **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"), [(Right, 2), (Linear, 1), (lambda x: Right.apply(x, x).sum(), 1)]
+)
+def test_right_functions_pass(function, count, randn):
+    report = check(function, *(randn(3, 4) for _ in range(count)))
+    findings, verdicts = second(report)
+    assert findings == []
+    assert len(verdicts) == count * (count + 1)
+    assert {verdict.status for verdict in verdicts} == {"pass"}
+    assert "order 2" in report.summary["covered"]
+
+
+def test_a_saved_intermediate_is_wrong_only_at_order_2(randn):
+    report = check(SavesIntermediate, randn(5))
+    (finding,), verdicts = second(report)
+    assert finding.severity is Severity.ERROR
+    assert "the gradient of x is right, but its own gradient with respect to `x` is" in (
+        finding.message
+    )
+    assert "made by SavesIntermediate.backward" in finding.message
+    assert finding.location.function == "SavesIntermediate.backward"
+    assert "an intermediate saved in forward" in finding.hint
+    assert {verdict.input: verdict.status for verdict in verdicts} == {
+        "x": "fail",
+        "cotangent of output": "pass",
+    }
+
+
+def test_a_lost_term_is_told_by_its_size(randn):
+    (finding,), _ = second(check(HalfOfIt, randn(5)))
+    assert finding.severity is Severity.ERROR
+    assert "is off by 50% of its size" in finding.message
+
+
+@pytest.mark.parametrize("function", [Numpy, Raises])
+def test_merely_not_twice_differentiable_is_a_warning_unless_asked_for(function, randn):
+    (finding,), _ = second(check(function, randn(5)))
+    assert finding.severity is Severity.WARNING
+    assert "@once_differentiable" in finding.hint
+    (finding,), _ = second(check(function, randn(5), order=2))
+    assert finding.severity is Severity.ERROR
+
+
+def test_once_differentiable_is_silent_and_not_covered(randn):
+    report = check(Declared, randn(5))
+    assert second(report) == ([], [])
+    assert report.ok
+    assert "order 2: backward is marked once_differentiable" in report.not_covered
+    both = check(lambda x, y: Declared.apply(x) + Right.apply(y, y), randn(3), randn(3))
+    assert {verdict.output for verdict in second(both)[1]} == {"gradient of y"}
+
+
+def test_plain_operations_are_checked_at_order_2_on_request_only(randn):
+    assert second(check(torch.sin, randn(5))) == ([], [])
+    findings, verdicts = second(check(torch.sin, randn(5), order=2))
+    assert findings == []
+    assert [verdict.status for verdict in verdicts] == ["pass", "pass"]
+    assert second(check(SavesIntermediate, randn(5), order=1)) == ([], [])
+
+
+def test_modules_complex_inputs_and_several_outputs(randn):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh()).double()
+    _, verdicts = second(check(module, randn(2, 3), order=2))
+    assert {verdict.status for verdict in verdicts} == {"pass"}
+    assert {verdict.output for verdict in verdicts} == {
+        "gradient of input",
+        "gradient of 0.weight",
+        "gradient of 0.bias",
+    }
+    z = torch.tensor([1 + 2j, 0.5 - 1j], dtype=torch.complex128, requires_grad=True)
+    _, verdicts = second(check(lambda z: (z * z, {"r": z.abs(), "n": z.angle() > 0}), z, order=2))
+    assert {verdict.status for verdict in verdicts} == {"pass"}
+
+
+def test_order_2_waits_for_order_1(wrong, randn):
+    report = check(wrong.Percent, randn(4))
+    assert second(report) == ([], [])
+    assert "order 2: the gradients themselves are wrong" in report.not_covered
+
+
+def test_a_time_limit_that_is_over_leaves_later_stages_out(randn):
+    report = check(Right, randn(3), randn(3), time_limit=1e-9)
+    assert second(report) == ([], [])
+    assert any("the time limit of 1e-09 s was reached" in line for line in report.not_covered)
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}
