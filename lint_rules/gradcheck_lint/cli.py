@@ -262,7 +262,12 @@ def _explain(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     from gradcheck_suite.reporting.explain import print_explanation  # noqa: PLC0415 - on demand
 
-    print_explanation(arguments.names, sys.stdout, color=arguments.color)
+    named = [name for name in arguments.names if name.lower() not in _OWN_FINDINGS]
+    for name in arguments.names:
+        if name.lower() in _OWN_FINDINGS:
+            sys.stdout.write(_OWN_FINDINGS[name.lower()])
+    if named:
+        print_explanation(named, sys.stdout, color=arguments.color)
     return CLEAN
 
 
@@ -296,6 +301,21 @@ def _server(words: Sequence[str]) -> int:
     return CLEAN
 
 
+_UNREADABLE = """\
+GCS000 unreadable-file: a file was not linted (or not fixed), and why: it can't be read or parsed,
+is too large or too deeply nested. Correct it, leave it out with `exclude`, or pass such files over
+with `ignore = ["unreadable-file"]`.
+"""
+_UNUSED = """\
+GCS001 unused-suppression: a `# noqa: GCS...` or `# gradcheck: ignore[...]` comment names a rule
+that finds nothing there, or that does not exist. `--fix` takes the name away.
+"""
+_OWN_FINDINGS: Final = {
+    "gcs000": _UNREADABLE,
+    "unreadable-file": _UNREADABLE,
+    "gcs001": _UNUSED,
+    "unused-suppression": _UNUSED,
+}
 _WORDS = {"explain": _explain, "rules": _rules, "server": _server}
 _INTERNAL: Final = (
     "internal error: {}. This is a bug in gradcheck-suite; "

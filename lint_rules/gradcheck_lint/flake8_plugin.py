@@ -25,11 +25,16 @@ class Flake8Checker:
     def __init__(self, tree: ast.AST, filename: str, lines: Sequence[str]) -> None:
         del tree  # flake8 hands a tree to whoever checks whole files
         self._filename = filename
-        self._source = "".join(lines).encode("utf-8", errors="replace")
+        self._lines = lines
 
     def run(self) -> Iterator[tuple[int, int, str, type[Flake8Checker]]]:
         """Yield the line, the column from 0, and the message of each finding."""
-        for finding in lint_source(self._source, self._filename):
+        text = "".join(self._lines)
+        if "torch" not in text:
+            return
+        from gradcheck_lint.parsing import encode  # noqa: PLC0415 - only for torch files
+
+        for finding in lint_source(encode(text), self._filename):
             place = finding.location
             if finding.code != UNREADABLE_CODE and place is not None:
                 column = (place.column or 1) - 1

@@ -127,6 +127,18 @@ def decode(source: bytes) -> str:
     return source.decode(encoding, errors="replace")
 
 
+def encode(text: str) -> bytes:
+    """Return text as bytes in the encoding that it declares, for the parser to decode."""
+    import tokenize  # noqa: PLC0415 - as above
+
+    head = iter(text.encode("utf-8", "replace").splitlines(keepends=True)[:2])
+    try:
+        encoding, _ = tokenize.detect_encoding(lambda: next(head, b""))
+        return text.encode(encoding)
+    except (SyntaxError, UnicodeError, LookupError):
+        return text.encode("utf-8", "replace")
+
+
 def _libcst_refuses(source: bytes) -> bool:
     return not hasattr(parse(source, ""), "body")
 

@@ -5,68 +5,112 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import libcst as cst
-
-# Not among libcst's public names, yet what its own PositionProvider derives from.
-from libcst._nodes.internal import CodegenState
 
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+try:
+    # Not among libcst's public names, yet what its own PositionProvider derives from.
+    from libcst._nodes.internal import CodegenState
+except ImportError:  # pragma: no cover - no libcst so far; the test makes it so
+    CodegenState = None  # type: ignore[assignment, misc]
+
 _LINE_END = re.compile(r"\r\n?|\n")
 _Span = tuple[int, int]
+_Place = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Lines and columns, from 1: of nodes by identity, of their statements, of comments."""
+
+    places: dict[int, tuple[_Place, _Place]] = field(default_factory=dict)
+    statements: dict[int, tuple[int, int]] = field(default_factory=dict)
+    comments: list[tuple[int, int, cst.Comment]] = field(default_factory=list)
 
 
 class Positions:
-    """The places of some nodes of a module, and of its comments.
-
-    libcst's PositionProvider measures every token as it is written. Here tokens are counted while
-    the module is written once, and the places of the wanted few come from the joined text.
-    """
+    """The places of some nodes of a module, and of its comments."""
 
     def __init__(self, module: cst.Module, nodes: Iterable[cst.CSTNode]) -> None:
-        state = _MarkingState(module, {id(node) for node in nodes})
-        module._codegen(state)  # noqa: SLF001 - what `module.code` does, with our own state
-        text = "".join(state.tokens)
-        self._offsets = [0, *accumulate(map(len, state.tokens))]
-        self._line_starts = [0, *(match.end() for match in _LINE_END.finditer(text))]
-        self._spans = state.spans
-        self._statements = state.statements
-        self._comments = state.comments
+        wanted = list(nodes)
+        try:
+            self._measured = _measure_quickly(module, wanted)
+        except (AttributeError, TypeError, KeyError):
+            # libcst has changed inside: its public way takes fifty times as long.
+            self._measured = measure_publicly(module, wanted)
 
     @property
     def comments(self) -> list[tuple[int, int, cst.Comment]]:
         """Every comment of the module with its line and column."""
-        return [(*self._place(token), comment) for token, comment in self._comments]
+        return self._measured.comments
 
     def location(self, node: cst.CSTNode, path: str, function: str | None) -> Location:
         """Return where a node is; its end is exclusive."""
-        start, end = self._spans[id(node)]
-        line, column = self._place(start)
-        end_line, end_column = self._place(end)
+        (line, column), (end_line, end_column) = self._measured.places[id(node)]
         return Location(path, line, column, end_line, end_column, function)
 
     def statement_lines(self, node: cst.CSTNode) -> frozenset[int]:
         """Return the first line of a node, and the first and last line of its statement."""
-        own = self._place(self._spans[id(node)][0])[0]
-        span = self._statements.get(id(node))
-        if span is None:
-            return frozenset({own})
-        return frozenset({own, self._place(span[0])[0], self._place(span[1])[0]})
-
-    def _place(self, token: int) -> tuple[int, int]:
-        """Return the line and column, from 1, at which a token begins."""
-        offset = self._offsets[min(token, len(self._offsets) - 1)]
-        line = bisect_right(self._line_starts, offset)
-        return line, offset - self._line_starts[line - 1] + 1
+        own = self._measured.places[id(node)][0][0]
+        return frozenset({own, *self._measured.statements.get(id(node), ())})
 
 
-class _MarkingState(CodegenState):
+def measure_publicly(module: cst.Module, wanted: Iterable[cst.CSTNode]) -> _Measured:
+    """Measure with libcst's PositionProvider, which measures every token as it is written."""
+    from libcst.metadata import MetadataWrapper, PositionProvider  # noqa: PLC0415 - hardly ever
+
+    ranges = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+    measured = _Measured()
+    ids = {id(node) for node in wanted}
+    waiting: list[tuple[cst.CSTNode, cst.CSTNode | None]] = [(module, None)]
+    while waiting:
+        node, statement = waiting.pop()
+        if isinstance(node, cst.BaseSmallStatement):
+            statement = node
+        range_ = ranges.get(node)
+        if range_ is not None:
+            start = (range_.start.line, range_.start.column + 1)
+            if isinstance(node, cst.Comment):
+                measured.comments.append((*start, node))
+            if id(node) in ids:
+                measured.places[id(node)] = start, (range_.end.line, range_.end.column + 1)
+                if statement is not None:
+                    around = ranges[statement]
+                    measured.statements[id(node)] = around.start.line, around.end.line
+        waiting.extend((child, statement) for child in reversed(node.children))
+    measured.comments.sort(key=lambda item: item[:2])
+    return measured
+
+
+def _measure_quickly(module: cst.Module, wanted: Iterable[cst.CSTNode]) -> _Measured:
+    """Count tokens while the module is written once; the wanted few are found in the text."""
+    state = _MarkingState(module, {id(node) for node in wanted})
+    module._codegen(state)  # noqa: SLF001 - what `module.code` does, with our own state
+    text = "".join(state.tokens)
+    offsets = [0, *accumulate(map(len, state.tokens))]
+    line_starts = [0, *(match.end() for match in _LINE_END.finditer(text))]
+
+    def place(token: int) -> _Place:
+        offset = offsets[min(token, len(offsets) - 1)]
+        line = bisect_right(line_starts, offset)
+        return line, offset - line_starts[line - 1] + 1
+
+    return _Measured(
+        {node: (place(start), place(end)) for node, (start, end) in state.spans.items()},
+        {node: (place(start)[0], place(end)[0]) for node, (start, end) in state.statements.items()},
+        [(*place(token), comment) for token, comment in state.comments],
+    )
+
+
+class _MarkingState(CodegenState if CodegenState is not None else object):  # type: ignore[misc]
     """Write a module's code and remember at which tokens the wanted nodes begin and end."""
 
     def __init__(self, module: cst.Module, wanted: set[int]) -> None:

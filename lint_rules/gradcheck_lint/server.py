@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tokenize
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,7 @@ from gradcheck_lint.engine import inspect_source
 from gradcheck_lint.fixes import edited, fix_source
 from gradcheck_lint.inspection import Inspected, Inspection
 from gradcheck_lint.noqa import with_noqa
-from gradcheck_lint.parsing import decode
+from gradcheck_lint.parsing import decode, encode
 from gradcheck_lint.runner import is_excluded
 from gradcheck_lint.unreadable import UNREADABLE_CODE
 from gradcheck_suite import catalogue
@@ -71,7 +70,7 @@ class Server(LanguageServer):
         """Return what is found in the present text of a document."""
         document = self.workspace.get_text_document(uri)
         seen = self._seen.get(uri)
-        source = _encoded(document.source)
+        source = encode(document.source)
         if seen is None or seen.version != document.version or seen.source != source:
             path = to_fs_path(uri) or uri
             codes = self._codes(path)
@@ -273,13 +272,3 @@ def _range(location: Location | None, document: TextDocument) -> lsp.Range:
     end_column = width if location.end_column is None else location.end_column - 1
     end = ServerTextPosition(end_line, end_column)
     return document.range_to_client_units(ServerTextRange(start, end))
-
-
-def _encoded(text: str) -> bytes:
-    """Return text as bytes in the encoding that it declares, for the parser to decode."""
-    head = iter(text.encode("utf-8", "replace").splitlines(keepends=True)[:2])
-    try:
-        encoding, _ = tokenize.detect_encoding(lambda: next(head, b""))
-        return text.encode(encoding)
-    except (SyntaxError, UnicodeError, LookupError):
-        return text.encode("utf-8", "replace")

@@ -97,6 +97,14 @@ def test_rule_is_explained_by_an_option(command, tmp_path):
     assert "GCS301" in command("--explain", "missing-zero-grad").stdout
 
 
+@pytest.mark.parametrize("name", ["GCS000", "unreadable-file", "gcs001", "unused-suppression"])
+def test_findings_about_files_and_comments_are_explained(command, name):
+    done = command("explain", name, "GCS301")
+    assert done.returncode == 0
+    assert done.stdout.count("GCS00") == 1
+    assert "GCS301" in done.stdout
+
+
 def test_severity_to_fail_on_can_be_set_for_the_project(command, spare, tmp_path):
     assert command().returncode == 0
     table = '[tool.gradcheck-suite.lint]\nfail-on = "warning"\n'

@@ -24,6 +24,16 @@ def test_source_that_flake8_reports_itself_is_left_to_it():
     assert _run("import torch\nx = = 1\n") == []
 
 
+def test_declared_encoding_is_heeded():
+    line = "café = 1; w = torch.ones(2, requires_grad=True); w += 1\n"
+    ((_, column, _),) = _run(f"# coding: latin-1\nimport torch\n{line}")
+    assert column == line.index("w += 1")
+
+
+def test_file_without_torch_is_passed_over():
+    assert _run("x = 1  # noqa: GCS301\n") == []
+
+
 def test_plugin_is_registered():
     (entry,) = [entry for entry in entry_points(group="flake8.extension") if entry.name == "GCS"]
     assert entry.load() is Flake8Checker

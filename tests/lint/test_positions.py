@@ -3,6 +3,7 @@ from __future__ import annotations
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
+from gradcheck_lint import positions
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.positions import Positions
 
@@ -67,3 +68,19 @@ def test_statement_lines_are_the_first_and_the_last_of_the_statement():
         node for node in walk(module) if isinstance(node, cst.Call) and node.func.value == "g"
     )
     assert Positions(module, [call]).statement_lines(call) == {2, 4, 5}
+
+
+def test_libcst_without_its_private_parts_gives_the_same(monkeypatch):
+    module = cst.parse_module(_SOURCE)
+    nodes = [node for node in walk(module) if isinstance(node, cst.BaseExpression)]
+    quick = Positions(module, nodes)
+
+    def changed(*_):
+        raise AttributeError("_codegen")
+
+    monkeypatch.setattr(positions, "_measure_quickly", changed)
+    public = Positions(module, nodes)
+    for node in nodes:
+        assert public.location(node, "x.py", None) == quick.location(node, "x.py", None)
+        assert public.statement_lines(node) == quick.statement_lines(node)
+    assert public.comments == quick.comments
