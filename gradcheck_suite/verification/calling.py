@@ -6,6 +6,7 @@ tensors, buffers and generators are only ever read.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -218,6 +219,22 @@ class Subject:
         other._count = self._count
         other._arrangement = arrangement
         return other
+
+    def compiled(self, *, whole: bool) -> Subject:
+        """Return the same function, compiled by ``torch.compile`` on its first call.
+
+        Args:
+            whole: whether what can't be compiled raises, in place of running as it is.
+        """
+        other = copy.copy(self)
+        vars(other)["_call"] = torch.compile(self._call, fullgraph=whole)
+        return other
+
+    def draws_random_numbers(self) -> bool:
+        """Say whether a call at the given point moves one of the random number generators."""
+        with torch.no_grad():
+            self([variable.value for variable in self.variables])
+        return not self._randomness.is_current()
 
     def leaves(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy values for the variables into leaves that require grad."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradcheck_suite import _torch_compat, catalogue
-from gradcheck_suite.findings import Finding, Location
+from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.contracts.nodes import custom_nodes
+from gradcheck_suite.verification.custom_functions import method_location
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.points import evaluate
 
@@ -54,7 +54,7 @@ def find_unmarked_writes(
             f"{function.__qualname__}.forward writes into its input {place} in place and does not "
             "say so: autograd keeps the gradient of what it was before",
             detector="verify",
-            location=_forward_location(function),
+            location=method_location(function, "forward"),
             hint=(
                 "call ctx.mark_dirty(x) and return x, or work on x.clone(); an input that is a "
                 "leaf can't be written at all"
@@ -132,7 +132,7 @@ def constant_outputs(
             f"`{name}` of {function.__qualname__} holds whole numbers that do not change with the "
             "inputs and have no gradient, yet it requires grad",
             detector="verify",
-            location=_forward_location(function),
+            location=method_location(function, "forward"),
             hint="call ctx.mark_non_differentiable(it) in forward",
             evidence={"output": name, "function": function.__qualname__},
         )
@@ -156,22 +156,3 @@ def _stays(known: Known, name: str, tensor: torch.Tensor) -> bool:
     except Exception:  # noqa: BLE001 - the user's function may fail off the given point
         return False
     return name in now and torch.equal(now[name], tensor)
-
-
-def _forward_location(function: type) -> Location | None:
-    """Return where a custom Function defines its forward, or None without Python source."""
-    forward: Any = inspect.unwrap(getattr(function, "forward"))  # noqa: B009
-    code = getattr(forward, "__code__", None)
-    if code is None or code.co_filename.startswith("<"):
-        return None
-    line = code.co_firstlineno
-    try:
-        source, start = inspect.getsourcelines(code)
-    except (OSError, TypeError):
-        source, start = [], line
-    for offset, text in enumerate(source):
-        # A code object begins at its decorators; the reader looks for the def.
-        if text.lstrip().startswith("def "):
-            line = start + offset
-            break
-    return Location(path=code.co_filename, line=line, function=forward.__qualname__)
