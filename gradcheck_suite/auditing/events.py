@@ -42,19 +42,17 @@ calls ``session.step()``: then those alone count. Writes before a moment are ask
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
-
-from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
-
-from gradcheck_suite.auditing.call_sites import CallSite
-from gradcheck_suite.auditing.packed import Holder
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch import Tensor, nn
+    from torch.amp import GradScaler
+    from torch.optim import Optimizer
+
+    from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.packed import Holder
     from gradcheck_suite.findings import Finding
 
 __all__ = [
@@ -86,24 +84,21 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerConstructed:
+class OptimizerConstructed(NamedTuple):
     """An optimizer has been made."""
 
     optimizer: Optimizer
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterGroupAdded:
+class ParameterGroupAdded(NamedTuple):
     """An optimizer was given another group, its last now."""
 
     optimizer: Optimizer
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class GradientsCleared:
+class GradientsCleared(NamedTuple):
     """The gradients of an optimizer's or a module's parameters were set to None or to zero."""
 
     owner: Optimizer | nn.Module
@@ -111,12 +106,11 @@ class GradientsCleared:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardStarted:
+class BackwardStarted(NamedTuple):
     """An outermost backward or ``autograd.grad`` is about to run.
 
     Attributes:
-        index: counts these from 0.
+        number: counts these from 0.
         site: where it was called.
         chain: how many earlier backwards, each through the graph of the one before, this graph
             goes back through, as far as it was looked at; 0 for a graph of its own.
@@ -124,19 +118,18 @@ class BackwardStarted:
         accumulates: whether it adds to ``.grad`` (``backward``), or returns gradients.
     """
 
-    index: int
+    number: int
     site: CallSite | None
     chain: int
     roots: tuple[Tensor, ...]
     accumulates: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardFinished:
+class BackwardFinished(NamedTuple):
     """That backward has ended.
 
     Attributes:
-        index: as in ``BackwardStarted``.
+        number: as in ``BackwardStarted``.
         site: where it was called.
         creates_graph: whether it recorded a graph of its own.
         failed: whether an exception ended it.
@@ -146,7 +139,7 @@ class BackwardFinished:
         accumulated: those of them whose ``.grad`` was added to in place.
     """
 
-    index: int
+    number: int
     site: CallSite | None
     creates_graph: bool
     failed: bool
@@ -155,34 +148,30 @@ class BackwardFinished:
     accumulated: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepStarted:
-    """An optimizer's ``step()`` has begun. ``index`` counts finished steps."""
+class StepStarted(NamedTuple):
+    """An optimizer's ``step()`` has begun. ``number`` counts finished steps."""
 
-    index: int
+    number: int
     optimizer: Optimizer
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(NamedTuple):
     """An optimizer's ``step()`` has ended, without an exception."""
 
-    index: int
+    number: int
     optimizer: Optimizer
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepMarked:
-    """The program has said that step number ``index`` is done."""
+class StepMarked(NamedTuple):
+    """The program has said that step ``number`` is done."""
 
-    index: int
+    number: int
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class GradientsClipped:
+class GradientsClipped(NamedTuple):
     """Gradients were clipped.
 
     Attributes:
@@ -198,8 +187,7 @@ class GradientsClipped:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class LossScaled:
+class LossScaled(NamedTuple):
     """A GradScaler has multiplied something by its scale; ``scaler`` may be switched off."""
 
     scaler: GradScaler
@@ -207,8 +195,7 @@ class LossScaled:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class GradientsUnscaled:
+class GradientsUnscaled(NamedTuple):
     """A GradScaler was asked to divide an optimizer's gradients; ``failed``: it refused."""
 
     scaler: GradScaler
@@ -217,8 +204,7 @@ class GradientsUnscaled:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScalerStepped:
+class ScalerStepped(NamedTuple):
     """A GradScaler was asked to step an optimizer; ``stepped`` says whether that one did."""
 
     scaler: GradScaler
@@ -228,8 +214,7 @@ class ScalerStepped:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScalerUpdated:
+class ScalerUpdated(NamedTuple):
     """A GradScaler was asked for its next scale."""
 
     scaler: GradScaler
@@ -237,8 +222,7 @@ class ScalerUpdated:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStepped:
+class SchedulerStepped(NamedTuple):
     """A learning-rate scheduler has stepped. ``optimizer`` is None where it names none."""
 
     scheduler: Any
@@ -246,8 +230,7 @@ class SchedulerStepped:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class ModeChanged:
+class ModeChanged(NamedTuple):
     """A module and its children were set to training or evaluation mode."""
 
     module: nn.Module
@@ -255,8 +238,7 @@ class ModeChanged:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardFinished:
+class ForwardFinished(NamedTuple):
     """The outermost call of a module has returned ``output``."""
 
     module: nn.Module
@@ -266,8 +248,7 @@ class ForwardFinished:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class GradModeChanged:
+class GradModeChanged(NamedTuple):
     """Grad mode was entered, left or set; ``enabled`` is what holds from here on."""
 
     kind: Literal["no_grad", "enable_grad", "inference_mode", "set_grad_enabled"]
@@ -276,8 +257,7 @@ class GradModeChanged:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """An in-place function has written into ``tensor``."""
 
     tensor: Tensor
@@ -286,8 +266,7 @@ class Written:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class WriteRefused:
+class WriteRefused(NamedTuple):
     """Torch has refused an in-place call with ``error``, which follows."""
 
     tensor: object
@@ -296,8 +275,7 @@ class WriteRefused:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensorModified:
+class SavedTensorModified(NamedTuple):
     """Backward asked for a saved tensor whose version counter has moved; torch's error follows.
 
     ``node`` is the backward node that saved it, ``producer`` the op that had made it then.
@@ -311,8 +289,7 @@ class SavedTensorModified:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensorCorrupted:
+class SavedTensorCorrupted(NamedTuple):
     """Backward used a saved tensor whose contents differ while its version counter does not.
 
     ``change`` says whether the contents of its memory changed, or whether the tensor was given
@@ -327,8 +304,7 @@ class SavedTensorCorrupted:
     site: CallSite | None
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(NamedTuple):
     """The audit is over; ``failed`` says that an exception ended it."""
 
     failed: bool

@@ -179,7 +179,7 @@ class Recorder:
         """Count a step that the program has told of; from now on, only such steps count."""
         self._steps_are_marked = True
         self.clock.after_step(self.step + 1)
-        self.emit(StepMarked(index=self.step, site=call_site()))
+        self.emit(StepMarked(number=self.step, site=call_site()))
         self._next_step()
 
     def _next_step(self) -> None:

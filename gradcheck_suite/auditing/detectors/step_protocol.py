@@ -100,9 +100,10 @@ optimizer, which alone keeps this, keeps the parameter too."""
 
 
 class _OptimizerState:
-    __slots__ = ("left", "proven", "stale", "used", "want_content")
+    __slots__ = ("left", "optimizer", "proven", "stale", "used", "want_content")
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: weakref.ref[Optimizer]) -> None:
+        self.optimizer = optimizer
         # What the last step has used, most of which never comes to be a _Used.
         self.left: list[_Left] = []
         self.used: list[_Used] = []
@@ -134,9 +135,7 @@ class StepProtocolDetector:
     def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
         self._recorder = recorder
         self._names = names
-        self._states: weakref.WeakKeyDictionary[Optimizer, _OptimizerState] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._states: dict[int, _OptimizerState] = {}
         self._occurrences: dict[object, _Occurrence] = {}
 
     def subscriptions(self) -> Subscriptions:
@@ -160,14 +159,17 @@ class StepProtocolDetector:
     def _after_clearing(self, event: GradientsCleared) -> None:
         """Forget what a step had used, sooner than by looking at each gradient."""
         if event.set_to_none and isinstance(event.owner, Optimizer):
-            state = self._states.get(event.owner)
+            state = self._states.get(id(event.owner))
             if state is not None:
                 state.left = []
 
     def _state_of(self, optimizer: Optimizer) -> _OptimizerState:
-        state = self._states.get(optimizer)
+        key = id(optimizer)
+        state = self._states.get(key)
         if state is None:
-            state = self._states[optimizer] = _OptimizerState()
+            states = self._states
+            alive = weakref.ref(optimizer, lambda _: states.pop(key, None))
+            state = states[key] = _OptimizerState(alive)
         return state
 
     def _begin_step(self, event: StepStarted) -> None:
@@ -184,7 +186,7 @@ class StepProtocolDetector:
         # A closure ran its backward inside this step, which then used what it left.
         self._report(state, event)
         first = max(1, self._recorder.options.checksum_first_steps)
-        take = not state.proven and (state.want_content or event.index < first)
+        take = not state.proven and (state.want_content or event.number < first)
         state.want_content = False
         state.used = []
         state.left = [
@@ -214,7 +216,7 @@ class StepProtocolDetector:
             optimizer=type(event.optimizer).__name__,
             step_site=event.site,
             backward_site=stale[0].added_by,
-            first_step=event.index,
+            first_step=event.number,
             parameters=len(stale),
             of_parameters=sum(1 for _ in parameters_of(event.optimizer)),
             names=tuple(names),

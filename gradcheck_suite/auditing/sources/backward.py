@@ -94,7 +94,7 @@ class BackwardSource(Source):
         created, accumulated = changes_since(before)
         recorder.emit(
             BackwardFinished(
-                index=generation.index,
+                number=generation.index,
                 site=generation.site,
                 creates_graph=creates,
                 failed=failed,
@@ -109,7 +109,7 @@ def _started(
     generation: Generation, site: CallSite | None, roots: Any, *, accumulates: bool
 ) -> BackwardStarted:
     return BackwardStarted(
-        index=generation.index,
+        number=generation.index,
         site=site,
         chain=generation.chain,
         roots=tuple(root for root in roots if isinstance(root, torch.Tensor)),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.patches import Patches
 
 __all__ = ["OptimizerSource"]
@@ -47,6 +48,7 @@ class OptimizerSource(Source):
     def install(self, patches: Patches) -> None:
         """Register the hooks and replace the methods."""
         self._under_construction: set[int] = set()
+        self._site: CallSite | None = None
         self._handles: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -68,13 +70,16 @@ class OptimizerSource(Source):
         recorder = self.recorder
         recorder.writers.listening = False
         recorder.optimizers.note(optimizer)
+        self._site = call_site()
         if recorder.optimizers.watches(optimizer):
-            recorder.emit(StepStarted(recorder.step, optimizer, call_site()))
+            recorder.emit(StepStarted(recorder.step, optimizer, self._site))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         recorder = self.recorder
         recorder.writers.listening = True
-        site = call_site()
+        # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
+        site = call_site() if self._site is None else self._site
+        self._site = None
         recorder.after_optimizer_step(optimizer, site)
         if recorder.optimizers.watches(optimizer):
             recorder.emit(StepFinished(recorder.step, optimizer, site))
