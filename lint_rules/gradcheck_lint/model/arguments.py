@@ -104,6 +104,7 @@ def record_call(
         arguments=arguments.named if function is not None else (),
         on=held_by(owner or receiver),
         is_constructor=is_constructor,
+        is_used=reading.statement_value is not node,
     )
     if function is not None and reading.surroundings.returns_optimizer(function):
         return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})

@@ -136,6 +136,8 @@ def _read_imported(
         made = arguments.positional[0]
     elif arguments.positional and qualified.endswith("amp.scale_loss"):
         made = same_graph(reading, node, arguments.positional[0])
+    elif package == "itertools":
+        made = container(reading, node, [arguments.everything])
     elif package in {"numpy", "math"}:
         made = frozenset({make(Kind.NUMBER, node)})
     if made is not None:

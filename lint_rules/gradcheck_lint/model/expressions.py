@@ -294,6 +294,7 @@ def combine(
         through=through_all(left) | through_all(right),
         cut=cut_of(left, right),
         name=SCALED if is_scaled else "",
+        holds=own | held_by(left) | held_by(right),
     )
     return frozenset({made})
 

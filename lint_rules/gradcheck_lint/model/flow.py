@@ -198,6 +198,7 @@ class Call(Event):
     arguments: tuple[tuple[int | str, Values], ...] = ()
     on: frozenset[int] = frozenset()
     is_constructor: bool = False
+    is_used: bool = False
 
 
 @dataclass(slots=True, eq=False)

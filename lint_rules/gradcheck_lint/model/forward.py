@@ -36,7 +36,7 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
             reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
             for value in callee
         )
-    if not all_are(callee, Kind.UNKNOWN):
+    if not all_are(callee, Kind.UNKNOWN, Kind.MODULE):
         return False
     last = name.rpartition(".")[2]
     return (

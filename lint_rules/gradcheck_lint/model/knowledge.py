@@ -88,6 +88,11 @@ KEPT_MODULE_METHODS: Final = _words(
 )
 """Methods of modules and optimizers that neither clear gradients nor hand the object on."""
 
+SAME_MODULE_METHODS: Final = _words(
+    "to cuda cpu half float double bfloat16 requires_grad_ share_memory apply"
+)
+"""Methods of modules that return the module itself."""
+
 TORCH_MODULES_WITH_WEIGHTS: Final = frozenset(
     f"torch.nn.{name}"
     for name in _words(

@@ -17,6 +17,7 @@ from gradcheck_lint.model.knowledge import (
     KEPT_MODULE_METHODS,
     OWNER_METHODS,
     SAME_GRAPH_METHODS,
+    SAME_MODULE_METHODS,
     SCALAR_METHODS,
     SCALED,
     TENSOR_METHODS,
@@ -40,7 +41,6 @@ from gradcheck_lint.model.values import (
     Values,
     all_are,
     cut_of,
-    held_by,
     implied_by_all,
     mentioned_by,
 )
@@ -89,6 +89,9 @@ def _read_other_method(
     root = dotted_name(func.value)
     if method in OWNER_METHODS:
         reading.recorder.holders.update(value.site for value in receiver)
+    if method in SAME_MODULE_METHODS and all_are(receiver, Kind.MODULE, Kind.INSTANCE):
+        record_call(reading, node, arguments, method=method, harmless=True)
+        return receiver
     if method in KEPT_MODULE_METHODS and function is None:
         return record_call(reading, node, arguments, method=method, harmless=not node.args)
     if method in TENSOR_METHODS and function is None:
@@ -239,9 +242,14 @@ def _read_parameters(
         node,
         name=named,
         certain=all_are(receiver, *known) and not reading.may_freeze,
-        holds=held_by(receiver),
+        holds=_owners(receiver),
     )
     return frozenset({value})
+
+
+def _owners(receiver: Values) -> frozenset[int]:
+    """Return the models that parameters belong to, without what the models were made from."""
+    return frozenset(value.site for value in receiver)
 
 
 def _read_append(

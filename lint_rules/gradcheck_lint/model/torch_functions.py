@@ -48,6 +48,9 @@ def read_torch_call(
         holds = frozenset({id(node)}) | held_by(arguments.everything)
         details: dict[str, object] = {}
         if made in _OWNERS:
+            if made is Kind.OPTIMIZER:
+                owned = first or arguments.keywords.get("params", NOTHING)
+                holds = frozenset({id(node)}) | held_by(owned)
             details = {"name": qualified, "holds": holds}
         elif qualified in _COPIES:
             # A tensor made of a number or tensor that was computed: its graph ends here.

@@ -9,6 +9,17 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gradcheck_lint.rules._signs import (
+    BACKWARD_CALL,
+    FACTORY_CALL,
+    FUNCTION_CLASS,
+    OUTPUT_SAVING_CALL,
+    SUBSCRIPT_WRITE,
+    WRITE_IN_PLACE,
+    Pattern,
+    Signs,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -19,18 +30,19 @@ if TYPE_CHECKING:
 class RuleReference:
     """Where a rule is, and which words source must have for it to find anything.
 
-    ``needs`` holds alternatives: source matters if it has one word of every group.
+    ``needs`` holds alternatives: source matters if it has one sign of every group.
     """
 
     code: str
     slug: str
     module: str
     name: str
-    needs: tuple[tuple[bytes, ...], ...]
+    needs: tuple[tuple[bytes | Pattern, ...], ...]
 
-    def concerns(self, source: bytes) -> bool:
+    def concerns(self, source: bytes | Signs) -> bool:
         """Tell whether the rule could find anything in this source."""
-        return all(any(word in source for word in group) for group in self.needs)
+        signs = source if isinstance(source, Signs) else Signs(source)
+        return all(any(map(signs.has, group)) for group in self.needs)
 
     def load(self) -> Rule:
         """Import the rule and make one."""
@@ -44,21 +56,21 @@ RULES: Final = (
         "leaf-inplace",
         "gradcheck_lint.rules.leaf_inplace",
         "LeafInplace",
-        ((b"requires_grad", b"Parameter", b"parameters", b"nn."),),
+        ((b"requires_grad", b"Parameter", b"parameters", b"nn."), (WRITE_IN_PLACE,)),
     ),
     RuleReference(
         "GCS106",
         "slice-write-in-loop",
         "gradcheck_lint.rules.slice_write_in_loop",
         "SliceWriteInLoop",
-        ((b"for",), (b"] =",)),
+        ((b"for",), (SUBSCRIPT_WRITE,), (FACTORY_CALL,)),
     ),
     RuleReference(
         "GCS107",
         "slice-read-then-write",
         "gradcheck_lint.rules.slice_read_then_write",
         "SliceReadThenWrite",
-        ((b"] =",), (b"torch",)),
+        ((SUBSCRIPT_WRITE,), (FACTORY_CALL,)),
     ),
     RuleReference(
         "GCS108",
@@ -66,12 +78,8 @@ RULES: Final = (
         "gradcheck_lint.rules.inplace_on_saved_output",
         "InplaceOnSavedOutput",
         (
-            (
-                b"inplace=True",
-                b"_(",
-                b"=",
-            ),
-            (b"igmoid", b"anh", b"exp", b"oftmax", b"sqrt", b"reciprocal"),
+            (WRITE_IN_PLACE,),
+            (OUTPUT_SAVING_CALL,),
         ),
     ),
     RuleReference(
@@ -86,7 +94,7 @@ RULES: Final = (
         "graph-kept",
         "gradcheck_lint.rules.graph_kept",
         "GraphKept",
-        ((b"backward",), (b"for", b"while")),
+        ((BACKWARD_CALL,), (b"for", b"while")),
     ),
     RuleReference(
         "GCS202",
@@ -114,7 +122,7 @@ RULES: Final = (
         "tensor-on-ctx",
         "gradcheck_lint.rules.tensor_on_ctx",
         "TensorOnCtx",
-        ((b"Function",), (b"ctx",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"ctx",), (b"backward",)),
     ),
     RuleReference(
         "GCS206",
@@ -128,14 +136,14 @@ RULES: Final = (
         "missing-zero-grad",
         "gradcheck_lint.rules.missing_zero_grad",
         "MissingZeroGrad",
-        ((b"backward",), (b"step",), (b"for", b"while")),
+        ((BACKWARD_CALL,), (b"step",), (b"for", b"while")),
     ),
     RuleReference(
         "GCS302",
         "zero-grad-misplaced",
         "gradcheck_lint.rules.zero_grad_misplaced",
         "ZeroGradMisplaced",
-        ((b"backward",), (b"step",), (b"zero_grad", b".grad")),
+        ((BACKWARD_CALL,), (b"step",), (b"zero_grad", b".grad")),
     ),
     RuleReference(
         "GCS303",
@@ -149,7 +157,7 @@ RULES: Final = (
         "clip-misplaced",
         "gradcheck_lint.rules.clip_misplaced",
         "ClipMisplaced",
-        ((b"clip_grad",), (b"backward",)),
+        ((b"clip_grad",), (BACKWARD_CALL,)),
     ),
     RuleReference(
         "GCS305",
@@ -205,56 +213,56 @@ RULES: Final = (
         "backward-arity",
         "gradcheck_lint.rules.backward_arity",
         "BackwardArity",
-        ((b"Function",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"backward",)),
     ),
     RuleReference(
         "GCS502",
         "legacy-function",
         "gradcheck_lint.rules.legacy_function",
         "LegacyFunction",
-        ((b"Function",), (b"def forward",)),
+        ((FUNCTION_CLASS,), (b"def forward",)),
     ),
     RuleReference(
         "GCS503",
         "missing-mark-dirty",
         "gradcheck_lint.rules.missing_mark_dirty",
         "MissingMarkDirty",
-        ((b"Function",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"backward",)),
     ),
     RuleReference(
         "GCS504",
         "missing-once-differentiable",
         "gradcheck_lint.rules.missing_once_differentiable",
         "MissingOnceDifferentiable",
-        ((b"Function",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"backward",)),
     ),
     RuleReference(
         "GCS505",
         "output-wrongly-differentiable",
         "gradcheck_lint.rules.output_wrongly_differentiable",
         "OutputWronglyDifferentiable",
-        ((b"Function",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"backward",)),
     ),
     RuleReference(
         "GCS506",
         "grad-output-modified",
         "gradcheck_lint.rules.grad_output_modified",
         "GradOutputModified",
-        ((b"Function",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"backward",)),
     ),
     RuleReference(
         "GCS507",
         "saved-intermediate",
         "gradcheck_lint.rules.saved_intermediate",
         "SavedIntermediate",
-        ((b"Function",), (b"save_for_backward",)),
+        ((FUNCTION_CLASS,), (b"save_for_backward",)),
     ),
     RuleReference(
         "GCS508",
         "none-gradient",
         "gradcheck_lint.rules.none_gradient",
         "NoneGradient",
-        ((b"Function",), (b"needs_input_grad",)),
+        ((FUNCTION_CLASS,), (b"needs_input_grad",)),
     ),
     RuleReference(
         "GCS702",

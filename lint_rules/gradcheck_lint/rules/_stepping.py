@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -90,6 +91,9 @@ def _without_backward(
     ):
         return None
     function = unit.function
+    previous = index - len(segment) - 1
+    if previous >= 0 and path[previous].turn == item.turn and not _between(path[previous], item):
+        return Problem("GCS303", "twice", step, item.owner, (path[previous].event,))
     if _may_differentiate(function, unit, item):
         return None
     if unit.loop is not None:
@@ -114,6 +118,19 @@ def _without_backward(
     return Problem("GCS303", kind, step, item.owner, (zeros[0].event, *later[:1]))
 
 
+def _between(first: Occurrence, second: Occurrence) -> bool:
+    """Tell whether a call lies between two events that might compute gradients."""
+    if first.owner is not second.owner:
+        return True
+    events = list(first.owner.events())
+    start, end = events.index(first.event), events.index(second.event)
+    return any(
+        isinstance(event, Call) and not event.harmless and event.function is None
+        for event in events[start + 1 : end]
+        if event.node is not second.event.node
+    )
+
+
 def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) -> bool:
     """Tell whether a call that can't be looked into may compute the gradients of this step."""
     holders = function.holders | item.owner.holders
@@ -135,11 +152,17 @@ def _computes_gradients(call: Call, holders: frozenset[int]) -> bool:
     name = call.method
     if isinstance(call.node, cst.Call):
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
-    if name and ("backward" in name or "grad" in name or "step" in name):
+    if name and ("backward" in name or name == "grad"):
         return True
-    if call.harmless:
+    if call.harmless or not (call.handed | call.on) & holders:
         return False
-    return bool((call.handed | call.on) & holders)
+    # A call whose result is used and whose name is no verb of training computes a value.
+    return not call.is_used or name is None or _TRAINS.search(name.lower()) is not None
+
+
+_TRAINS = re.compile(
+    r"train|step|update|learn|fit|backward|grad|optim|run|process|closure|iter|epoch|batch|engine"
+)
 
 
 def _writes_gradients(function: FunctionModel) -> bool:

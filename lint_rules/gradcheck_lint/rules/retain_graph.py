@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Call, Event, Return
+from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
-from gradcheck_lint.model.values import Origin, mentioned_by
+from gradcheck_lint.model.values import Origin, mentioned_by, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -28,9 +28,13 @@ class RetainGraph(Rule):
         """Yield every retained graph with no second pass in sight."""
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
-        if len(backwards) != 1 or not backwards[0].retains_graph or backwards[0].creates_graph:
-            return
-        (backward,) = backwards
+        for backward in backwards:
+            if backward.retains_graph and not backward.creates_graph:
+                yield from self._judge(function, events, backward)
+
+    def _judge(
+        self, function: FunctionModel, events: list[Event], backward: Backward
+    ) -> Iterator[Violation]:
         node = backward.node
         if not isinstance(node, cst.Call) or backward.expects_error:
             return
@@ -38,10 +42,12 @@ class RetainGraph(Rule):
         if boolean(wanted) is not True or keyword(node, "create_graph") is not None:
             return
         source = function.module.source
+        calls = frozenset(id(event.node) for event in events if isinstance(event, Forward))
         if (
-            function.scope.nested
+            (function.scope.nested and not backward.loops)
             or b"autograd.grad(" in source
             or b"import grad" in source
+            or any(_may_share(backward, other, calls) for other in events)
             or _may_differentiate_again(events, backward)
             or (not backward.loops and _is_called(function))
         ):
@@ -124,6 +130,17 @@ def jacobian(y, x):
     )
 
 
+def _may_share(backward: Backward, other: Event, calls: frozenset[int]) -> bool:
+    """Tell whether another backward may walk a part of the same graph."""
+    if not isinstance(other, Backward) or other is backward:
+        return False
+    mine, theirs = through_all(backward.values), through_all(other.values)
+    if not mine or not theirs:
+        return True
+    own = {value.site for value in backward.values}
+    return bool(mine & theirs & calls) or bool(mentioned_by(other.values) & own)
+
+
 def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
     """Tell whether the graph may be walked again: in the next iteration, or elsewhere."""
     if backward.loops and any(
@@ -140,7 +157,7 @@ def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
             name = event.method
             if isinstance(event.node, cst.Call):
                 name = name or (dotted_name(event.node.func) or "").rpartition(".")[2]
-            if name and ("backward" in name or "grad" in name):
+            if name and ("backward" in name or name == "grad" or "gradient" in name):
                 return True
             if event.function is not None and event.mentions & wanted and event.mentions & own:
                 return True
