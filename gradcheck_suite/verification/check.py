@@ -12,11 +12,18 @@ import torch
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Finding, Report, Verdict, VerdictStatus
 from gradcheck_suite.verification import wording
+from gradcheck_suite.verification.batched import check_batched
 from gradcheck_suite.verification.building import build_subject
+from gradcheck_suite.verification.compiled import check_compiled
+from gradcheck_suite.verification.contracts.failures import explain_failure
+from gradcheck_suite.verification.contracts.stage import probe_contracts
+from gradcheck_suite.verification.forward_mode import check_forward_mode
+from gradcheck_suite.verification.half_precision import PooledSurvey
 from gradcheck_suite.verification.jacobian import compare_full_jacobians
 from gradcheck_suite.verification.mistakes import find_mistakes
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
 from gradcheck_suite.verification.randomness import preserved_randomness
+from gradcheck_suite.verification.second_order import check_second_order
 from gradcheck_suite.verification.stages import Deadline, Known, Stage
 from gradcheck_suite.verification.survey import Survey
 from gradcheck_suite.verification.variations import chosen_variations, vary_inputs
@@ -31,12 +38,27 @@ if TYPE_CHECKING:
 __all__ = ["check_gradients"]
 
 _TOOL = "gradcheck-suite verify"
-_CHECKED = (torch.float32, torch.float64)
+_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Pair = tuple[int, int]
 
-# In this order: variations of the inputs, order 2, whole Jacobian, forward mode, batched gradients,
-# compiled code. Each decides by the options whether it has anything to do.
-_LATER_STAGES: tuple[Stage, ...] = (vary_inputs, compare_full_jacobians)
+# In this order: what backward owes, variations of the inputs, order 2, whole Jacobian, forward
+# mode, batched gradients, compiled code. Each decides by the options whether it has anything to do.
+_LATER_STAGES: tuple[Stage, ...] = (
+    probe_contracts,
+    vary_inputs,
+    check_second_order,
+    compare_full_jacobians,
+    check_forward_mode,
+    check_batched,
+    check_compiled,
+)
+
+
+_HALF_NOT_COVERED = (
+    "in half precision only the slope over many pooled probes was compared, which shows errors of "
+    "most of a gradient, not of single entries; variations of the inputs and order 2 need float32 "
+    "or float64 (dtype='float64')"
+)
 
 
 def check_gradients(
@@ -149,8 +171,8 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             probes=probes,
             findings=findings,
             verdicts=verdicts,
-            covered=covered,
             not_covered=(*lines, *stopped),
+            covered=covered,
         )
 
     if outputs:
@@ -161,7 +183,15 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             ]
         )
         probes = options.probes or precision.probes
-        survey = Survey(subject, outputs, precision=precision, seed=options.seed, probes=probes)
+        try:
+            kind = PooledSurvey if precision.is_half else Survey
+            survey = kind(subject, outputs, precision=precision, seed=options.seed, probes=probes)
+        except Exception as error:
+            findings = explain_failure(subject, outputs, error)
+            if not findings:
+                raise
+            verdicts = [*_unmeasured(subject, outputs), *verdicts]
+            return so_far(None)
         tell(
             "first order",
             lambda: _interrupted_survey(subject, survey, options, verdicts, lines),
@@ -178,8 +208,13 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
                 "what that noise hides is not covered"
             )
         known = Known(subject, survey, conclusions, options, deadline, tuple(findings))
-        for stage in _LATER_STAGES:
+        if precision.is_half:
+            lines.append(_HALF_NOT_COVERED)
+        for stage in () if precision.is_half else _LATER_STAGES:
             doing = stage.__name__.replace("_", " ")
+            if deadline.passed:
+                lines.append(f"{doing}: the time limit of {options.time_limit:g} s was reached")
+                continue
             tell(doing, functools.partial(so_far, doing))
             result = stage(known)
             findings += result.findings
@@ -188,6 +223,15 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             lines += result.not_covered
             known = replace(known, findings=tuple(findings))
     return so_far(None)
+
+
+def _unmeasured(subject: Subject, outputs: Sequence[Output]) -> list[Verdict]:
+    """Conclude where something kept every gradient from being computed."""
+    return [
+        Verdict(output.name, variable.name, "fail", "backward could not be run: see the findings")
+        for output in outputs
+        for variable in subject.variables
+    ]
 
 
 def _renewed(known: list[Verdict], new: Sequence[Verdict]) -> list[Verdict]:
