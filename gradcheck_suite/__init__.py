@@ -23,7 +23,12 @@ if TYPE_CHECKING:
         Verdict,
     )
     from gradcheck_suite.graph import record, trace_graph
-    from gradcheck_suite.verification import check_gradients, localize
+    from gradcheck_suite.verification import (
+        check_gradients,
+        gradcheck,
+        gradgradcheck,
+        localize,
+    )
 
 __all__ = [
     "Finding",
@@ -38,6 +43,8 @@ __all__ = [
     "__version__",
     "audit",
     "check_gradients",
+    "gradcheck",
+    "gradgradcheck",
     "localize",
     "record",
     "trace_graph",
@@ -55,11 +62,21 @@ _HOME = {
     "Verdict": "gradcheck_suite.findings",
     "audit": "gradcheck_suite.auditing",
     "check_gradients": "gradcheck_suite.verification",
+    "gradcheck": "gradcheck_suite.verification",
+    "gradgradcheck": "gradcheck_suite.verification",
     "localize": "gradcheck_suite.verification",
     "record": "gradcheck_suite.graph",
     "trace_graph": "gradcheck_suite.graph",
 }
-_NEED_TORCH = {"audit", "check_gradients", "localize", "record", "trace_graph"}
+_NEED_TORCH = {
+    "audit",
+    "check_gradients",
+    "gradcheck",
+    "gradgradcheck",
+    "localize",
+    "record",
+    "trace_graph",
+}
 
 
 def __getattr__(name: str) -> object:

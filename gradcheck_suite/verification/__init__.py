@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradcheck_suite.verification.check import check_gradients
+from gradcheck_suite.verification.dropins import gradcheck, gradgradcheck
 from gradcheck_suite.verification.localization import localize
 
-__all__ = ["check_gradients", "localize"]
+__all__ = ["check_gradients", "gradcheck", "gradgradcheck", "localize"]
