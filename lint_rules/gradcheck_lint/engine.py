@@ -77,9 +77,11 @@ def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tu
         return ()
     from gradcheck_lint.parsing import check_source  # noqa: PLC0415 - only for torch files
     from gradcheck_lint.rules import RULES  # noqa: PLC0415 - as above
+    from gradcheck_lint.rules._signs import Signs  # noqa: PLC0415 - as above
 
+    signs = Signs(source)
     wanted = tuple(rule.code for rule in RULES if codes is None or rule.code in codes)
-    applied = tuple(rule.code for rule in RULES if rule.code in wanted and rule.concerns(source))
+    applied = tuple(rule.code for rule in RULES if rule.code in wanted and rule.concerns(signs))
     tells_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
     problem = check_source(source, path, parsed_next=bool(applied or tells_unused))
     if problem is not None:

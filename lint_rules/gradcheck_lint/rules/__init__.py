@@ -59,6 +59,20 @@ RULES: Final = (
         ((b"requires_grad", b"Parameter", b"parameters", b"nn."), (WRITE_IN_PLACE,)),
     ),
     RuleReference(
+        "GCS102",
+        "leaf-rebound",
+        "gradcheck_lint.rules.leaf_rebound",
+        "LeafRebound",
+        ((b"requires_grad", b"Parameter"),),
+    ),
+    RuleReference(
+        "GCS105",
+        "data-write",
+        "gradcheck_lint.rules.data_write",
+        "DataWrite",
+        ((b".data",), (b"backward",)),
+    ),
+    RuleReference(
         "GCS106",
         "slice-write-in-loop",
         "gradcheck_lint.rules.slice_write_in_loop",
@@ -174,6 +188,20 @@ RULES: Final = (
         ((b"sched",), (b"step(",)),
     ),
     RuleReference(
+        "GCS307",
+        "parameter-not-optimized",
+        "gradcheck_lint.rules.parameter_not_optimized",
+        "ParameterNotOptimized",
+        ((b"optim",), (b"step(",), (b"nn.",)),
+    ),
+    RuleReference(
+        "GCS308",
+        "stale-parameter",
+        "gradcheck_lint.rules.stale_parameter",
+        "StaleParameter",
+        ((b"assign=True",), (b"step(",)),
+    ),
+    RuleReference(
         "GCS310",
         "scaler-misuse",
         "gradcheck_lint.rules.scaler_misuse",
@@ -207,6 +235,20 @@ RULES: Final = (
         "gradcheck_lint.rules.forced_requires_grad",
         "ForcedRequiresGrad",
         ((b"backward",), (b"requires_grad",)),
+    ),
+    RuleReference(
+        "GCS406",
+        "frozen-parameter",
+        "gradcheck_lint.rules.frozen_parameter",
+        "FrozenParameter",
+        ((b"startswith",), (b"requires_grad",)),
+    ),
+    RuleReference(
+        "GCS407",
+        "grad-read-on-non-leaf",
+        "gradcheck_lint.rules.grad_read_on_non_leaf",
+        "GradReadOnNonLeaf",
+        ((b".grad",), (b"backward",)),
     ),
     RuleReference(
         "GCS501",
@@ -263,6 +305,20 @@ RULES: Final = (
         "gradcheck_lint.rules.none_gradient",
         "NoneGradient",
         ((FUNCTION_CLASS,), (b"needs_input_grad",)),
+    ),
+    RuleReference(
+        "GCS604",
+        "non-finite-gradient",
+        "gradcheck_lint.rules.non_finite_gradient",
+        "NonFiniteGradient",
+        ((b"torch.where(", b"import where"), (b"sqrt", b"log", b"acos", b"asin", b"reciprocal")),
+    ),
+    RuleReference(
+        "GCS701",
+        "train-mode-in-eval",
+        "gradcheck_lint.rules.train_mode_in_eval",
+        "TrainModeInEval",
+        ((b"no_grad", b"inference_mode"), (b"backward",), (b"step(",)),
     ),
     RuleReference(
         "GCS702",
