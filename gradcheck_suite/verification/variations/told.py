@@ -31,9 +31,7 @@ def told_under_variation(
     for finding in findings:
         yield replace(
             finding,
-            severity=finding.severity
-            if finding.evidence.get("functions") or finding.location is not None
-            else min(finding.severity, Severity.WARNING),
+            severity=_severity(finding),
             message=f"only {words}: {finding.message}",
             hint=finding.hint or hint,
             evidence={**finding.evidence, "variation": kind, "seen": words},
@@ -54,7 +52,8 @@ def told_as_layout(
         }
         yield Finding.of(
             catalogue.LAYOUT_DEPENDENT_GRADIENT,
-            f"only for {words}, right for contiguous ones: {finding.message}",
+            severity=_severity(finding),
+            message=f"only for {words}, right for contiguous ones: {finding.message}",
             detector="verify",
             location=finding.location,
             hint=(
@@ -64,6 +63,13 @@ def told_as_layout(
             ),
             evidence=evidence,
         )
+
+
+def _severity(finding: Finding) -> Severity:
+    """Call it a warning where nothing but torch's own operations is on the way."""
+    if finding.evidence.get("functions") or finding.location is not None:
+        return finding.severity
+    return min(finding.severity, Severity.WARNING)
 
 
 def backward_fails(
@@ -76,6 +82,7 @@ def backward_fails(
         f"backward raises for {layout} inputs ({shown}), which forward takes, and not for "
         f"contiguous ones: {brief(error)}",
         detector="verify",
+        severity=None if path.functions else Severity.WARNING,
         location=backward_location(path.functions[0]) if len(path.functions) == 1 else None,
         hint=f"use .reshape() or .contiguous(); reproduce with {_REPRODUCE[layout]}",
         evidence={"variation": layout, "functions": [f.__qualname__ for f in path.functions]},
