@@ -1,0 +1,174 @@
+"""GCS102: a name that no longer holds its leaf."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.values import Kind
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LeafRebound(Rule):
+    """The name of a leaf is bound to a computed tensor, whose ``.grad`` stays None."""
+
+    entry = catalogue.LEAF_REBOUND
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
+        yield from _converted(function)
+        for loop in function.loops():
+            for node in walk(loop.node):
+                if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+                    continue
+                target = node.targets[0].target
+                if not isinstance(target, cst.Name) or target.value in loop.targets:
+                    continue
+                name = target.value
+                leaves = [
+                    value
+                    for value in function.bindings.get(name, ())
+                    if value.kind is Kind.LEAF and loop.identity not in value.loops
+                ]
+                if not leaves or not _is_update(node.value, name):
+                    continue
+                if _is_leaf_again(loop.node, name):
+                    continue
+                yield Violation(
+                    node,
+                    f"`{name}` held a leaf and now holds a computed tensor: in the next iteration "
+                    f"`{name}.grad` is None",
+                    Severity.WARNING,
+                    f"update it in place under no_grad: `{name} -= lr * {name}.grad`",
+                    tuple((leaf.node, "the leaf") for leaf in leaves[:1] if leaf.node is not None),
+                )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def fit(x, y, steps=3, lr=0.1):
+    w = torch.zeros(3, requires_grad=True)
+    for _ in range(steps):
+        loss = ((x @ w - y) ** 2).mean()
+        loss.backward()
+        w = w - lr * w.grad
+    return w
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3)) * 0.02
+        self.bias = nn.Parameter(torch.ones(3)).cuda()
+""",
+            lines=(7, 8),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def fit(x, y, steps=3, lr=0.1):
+    w = torch.zeros(3, requires_grad=True)
+    for _ in range(steps):
+        loss = ((x @ w - y) ** 2).mean()
+        loss.backward()
+        w = (w - lr * w.grad).detach().requires_grad_()
+        v = w * 2
+    return v
+""",
+            why="made a leaf again",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3) * 0.02)
+        self.bias = nn.Parameter(torch.ones(3).cuda())
+""",
+            why="converted before it becomes a parameter",
+        ),
+    )
+
+
+_CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"})
+
+
+def _is_update(node: cst.BaseExpression, name: str) -> bool:
+    """Tell whether the value is made of the leaf and of its gradient."""
+    if not isinstance(node, cst.BinaryOperation):
+        return False
+    return any(
+        isinstance(inner, cst.Attribute) and dotted_name(inner) == f"{name}.grad"
+        for inner in walk(node)
+    ) and any(isinstance(inner, cst.Name) and inner.value == name for inner in walk(node))
+
+
+def _is_leaf_again(loop: cst.CSTNode, name: str) -> bool:
+    return any(
+        isinstance(node, cst.Attribute)
+        and node.attr.value in {"requires_grad_", "requires_grad", "retain_grad"}
+        and dotted_name(node.value) == name
+        for node in walk(loop)
+    )
+
+
+def _converted(function: FunctionModel) -> Iterator[Violation]:
+    """Yield `self.w = nn.Parameter(...) * 0.02` and the like: what is stored is no parameter."""
+    owner, scopes = function.scope.owner, function.module.scopes
+    if owner is None or not scopes.derives_from(owner, "torch.nn."):
+        return
+    first = function.scope.first_parameter
+    for node in body_of(function.scope):
+        if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+            continue
+        target, value = node.targets[0].target, node.value
+        if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
+            continue
+        operands: list[cst.BaseExpression] = []
+        if isinstance(value, cst.BinaryOperation):
+            operands = [value.left, value.right]
+        elif (
+            isinstance(value, cst.Call)
+            and isinstance(value.func, cst.Attribute)
+            and value.func.attr.value in _CONVERSIONS
+        ):
+            operands = [value.func.value]
+        for operand in operands:
+            if not isinstance(operand, cst.Call):
+                continue
+            if scopes.resolve_import(dotted_name(operand.func) or "") in PARAMETER_CLASSES:
+                yield Violation(
+                    node,
+                    f"`{first}.{target.attr.value}` is made of a Parameter and is none itself "
+                    "(on a GPU, for a conversion): it is not registered and never trained",
+                    Severity.WARNING,
+                    "compute and convert first, and wrap the result in nn.Parameter",
+                )

@@ -1,0 +1,109 @@
+"""GCS604: an edge that torch.where does not guard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.syntax import dotted_name, positional, walk
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class NonFiniteGradient(Rule):
+    """``torch.where`` picks the finite value, but its backward still goes through the other."""
+
+    entry = catalogue.NON_FINITE_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every where() that computes on the branch whose edge it excludes."""
+        if function.mode is GradMode.DISABLED or isinstance(function.scope.node, cst.Module):
+            return
+        scopes = function.module.scopes
+        for node in body_of(function.scope):
+            if not isinstance(node, cst.Call):
+                continue
+            if scopes.resolve_import(dotted_name(node.func) or "") != "torch.where":
+                continue
+            handed = positional(node)
+            if len(handed) != 3 or not isinstance(handed[0], cst.Comparison):  # noqa: PLR2004
+                continue
+            compared = function.module.text(handed[0].left)
+            for branch in handed[1:]:
+                found = _edge(branch, compared, function)
+                if found is not None:
+                    text = source_of(function.module.tree, found)
+                    yield Violation(
+                        found,
+                        f"where() drops the value of `{text}` at its edge, but backward multiplies "
+                        "its infinite derivative by zero: the gradient is NaN there",
+                        Severity.WARNING,
+                        "make the input safe first: `x = torch.where(mask, x, 1.0)`, then compute",
+                    )
+                    break
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def pairwise_distance(a, b):
+    square = (a[:, None] - b[None, :]).pow(2).sum(dim=-1)
+    return torch.where(square > 0, square.sqrt(), 0.0)
+""",
+            lines=(5,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def pairwise_distance(a, b):
+    square = (a[:, None] - b[None, :]).pow(2).sum(dim=-1)
+    safe = torch.where(square > 0, square, 1.0)
+    clamped = torch.where(square > 0, square.clamp(min=1e-8).sqrt(), 0.0)
+    return torch.where(square > 0, safe.sqrt(), 0.0) + clamped
+
+@torch.no_grad()
+def log(x):
+    return torch.where(x > 0, x.log(), 0.0)
+""",
+            why="made safe before, or never differentiated",
+        ),
+    )
+
+
+_EDGED = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "acos", "asin", "reciprocal"})
+
+
+def _edge(
+    branch: cst.BaseExpression, compared: str, function: FunctionModel
+) -> cst.BaseExpression | None:
+    """Return the operation in a branch whose derivative is infinite where the test is false."""
+    for node in walk(branch):
+        if not isinstance(node, cst.Call):
+            continue
+        last = (dotted_name(node.func) or "").rpartition(".")[2]
+        operand: cst.BaseExpression | None = None
+        if isinstance(node.func, cst.Attribute):
+            last, operand = node.func.attr.value, node.func.value
+        if last not in _EDGED:
+            continue
+        handed = positional(node)
+        texts = [function.module.text(item) for item in (operand, *handed) if item is not None]
+        if compared in texts:
+            return node
+    return None

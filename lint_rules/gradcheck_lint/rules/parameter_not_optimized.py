@@ -1,0 +1,91 @@
+"""GCS307: a layer that no optimizer owns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Attach, Step
+from gradcheck_lint.model.syntax import walk
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class ParameterNotOptimized(Rule):
+    """A layer is put into a model after the optimizer was made of its parameters."""
+
+    entry = catalogue.PARAMETER_NOT_OPTIMIZED
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every layer that is attached between making an optimizer and its steps."""
+        events = list(function.events())
+        attached = [event for event in events if isinstance(event, Attach)]
+        steps = [
+            event
+            for event in events
+            if isinstance(event, Step) and all_are(event.values, Kind.OPTIMIZER)
+        ]
+        if not attached or not steps or b"add_param_group" in function.module.source:
+            return
+        order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
+        for event in attached:
+            for step in steps:
+                made = [order.get(id(value.node), len(order)) for value in step.values]
+                if events.index(step) < events.index(event) or not made:
+                    continue
+                if max(made) < order.get(id(event.node), 0) and sites(event.values) & held_by(
+                    step.values
+                ):
+                    yield Violation(
+                        event.node,
+                        f"`{event.path}` is replaced after the optimizer was made from the model's "
+                        "parameters: the new layer gets gradients and is never trained",
+                        Severity.ERROR,
+                        "change the model first, then make the optimizer",
+                        ((step.node, "this optimizer still has the old parameters"),),
+                    )
+                    break
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def finetune(model, loader, classes):
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.head = nn.Linear(model.head.in_features, classes)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+""",
+            lines=(7,),
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def finetune(model, loader, classes):
+    model.head = nn.Linear(model.head.in_features, classes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+""",
+            why="the optimizer is made afterwards",
+        ),
+    )

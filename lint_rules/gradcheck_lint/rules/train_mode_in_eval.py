@@ -1,0 +1,118 @@
+"""GCS701: validation in training mode."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Step
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+class TrainModeInEval(Rule):
+    """A validation runs without recording, but with dropout and batch norm in training mode."""
+
+    entry = catalogue.TRAIN_MODE_IN_EVAL
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield the model of a validation loop in a file that trains and never calls eval()."""
+        module = function.module
+        name = function.scope.name.rpartition(".")[2].lower()
+        if b".eval()" in module.source or b"train(False)" in module.source:
+            return
+        if module.scopes.uses_engine or not _EVALUATES.search(name):
+            return
+        forwards = [
+            event
+            for event in function.events()
+            if isinstance(event, Forward) and event.loops and event.mode is GradMode.DISABLED
+        ]
+        if not forwards or not _is_called_in_training(function, function.scope):
+            return
+        yield Violation(
+            forwards[0].node,
+            f"`{forwards[0].receiver}` is validated in this file without eval(): dropout is active "
+            "and batch norm uses, and updates, the statistics of each batch",
+            Severity.WARNING,
+            f"call `{forwards[0].receiver}.eval()` before and `.train()` afterwards",
+        )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+@torch.no_grad()
+def validate(model, loader):
+    correct = 0
+    for x, y in loader:
+        correct += (model(x).argmax(dim=1) == y).sum().item()
+    return correct
+
+def fit(model, loader, validation, optimizer, epochs):
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print(validate(model, validation))
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+@torch.no_grad()
+def validate(model, loader):
+    model.eval()
+    correct = 0
+    for x, y in loader:
+        correct += (model(x).argmax(dim=1) == y).sum().item()
+    model.train()
+    return correct
+
+def fit(model, loader, validation, optimizer, epochs):
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print(validate(model, validation))
+""",
+            why="eval() and train()",
+        ),
+    )
+
+
+_EVALUATES = re.compile("valid|eval|test|accuracy")
+
+
+def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> bool:
+    """Tell whether a function of the file that trains calls this one in a loop."""
+    for caller in function.module.functions():
+        events = list(caller.events())
+        calls = any(
+            isinstance(event, Call) and event.function is scope and event.loops for event in events
+        )
+        if (
+            calls
+            and any(isinstance(event, Step) for event in events)
+            and any(isinstance(event, Backward) for event in events)
+        ):
+            return True
+    return False
