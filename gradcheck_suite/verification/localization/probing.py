@@ -25,7 +25,7 @@ Evaluate: TypeAlias = Callable[[Sequence[torch.Tensor]], object]
 
 _STEPS = {
     torch.float64: (2.0**-13, 2.0**-15, 2.0**-17, 2.0**-10, 2.0**-20),
-    torch.float32: (2.0**-4, 2.0**-5, 2.0**-7, 2.0**-9, 2.0**-11),
+    torch.float32: (2.0**-5, 2.0**-6, 2.0**-4, 2.0**-8, 2.0**-10),
 }
 _SAFETY = 4.0
 _PAIR = 2
@@ -230,8 +230,7 @@ class _Look:
             behind[index] = self._values[index] - shift
             gradient = self._gradients[index]
             if gradient is not None:
-                displacement = (ahead[index] - behind[index]).double()
-                expected += float(torch.vdot(gradient.double().flatten(), displacement.flatten()))
+                expected += _product(gradient, ahead[index] - behind[index])
         try:
             high, low = self._outputs(ahead), self._outputs(behind)
         except Exception:  # noqa: BLE001 - whatever the user's function raises around the point
@@ -240,14 +239,18 @@ class _Look:
             return None
         seen = 0.0
         for index, cotangent in zip(self._attached, self._cotangents, strict=True):
-            difference = (high[index] - low[index]).double().flatten()
-            seen += float(torch.vdot(cotangent.double().flatten(), difference))
+            seen += _product(cotangent, high[index] - low[index])
         slope = (seen - expected) / (2.0 * step)
         return slope if math.isfinite(slope) else None
 
     def _outputs(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
             return floating_outputs(self._evaluate(values))
+
+
+def _product(one: torch.Tensor, two: torch.Tensor) -> float:
+    """Return the inner product, summed up in double precision."""
+    return float((one * two).sum(dtype=torch.float64))
 
 
 def _spread(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
