@@ -146,6 +146,13 @@ RULES: Final = (
         ((b"create_graph",), (b"backward",)),
     ),
     RuleReference(
+        "GCS207",
+        "hook-keeps-graph",
+        "gradcheck_lint.rules.hook_keeps_graph",
+        "HookKeepsGraph",
+        ((b"_hook(",), (b"append(",)),
+    ),
+    RuleReference(
         "GCS301",
         "missing-zero-grad",
         "gradcheck_lint.rules.missing_zero_grad",
@@ -202,6 +209,13 @@ RULES: Final = (
         ((b"assign=True",), (b"step(",)),
     ),
     RuleReference(
+        "GCS309",
+        "leftover-gradient",
+        "gradcheck_lint.rules.leftover_gradient",
+        "LeftoverGradient",
+        ((b"backward",), (b"step(",), (b"zero_grad",)),
+    ),
+    RuleReference(
         "GCS310",
         "scaler-misuse",
         "gradcheck_lint.rules.scaler_misuse",
@@ -249,6 +263,13 @@ RULES: Final = (
         "gradcheck_lint.rules.grad_read_on_non_leaf",
         "GradReadOnNonLeaf",
         ((b".grad",), (b"backward",)),
+    ),
+    RuleReference(
+        "GCS408",
+        "checkpoint-cuts-graph",
+        "gradcheck_lint.rules.checkpoint_cuts_graph",
+        "CheckpointCutsGraph",
+        ((b"use_reentrant=True",),),
     ),
     RuleReference(
         "GCS501",

@@ -1,0 +1,122 @@
+"""GCS408: a reentrant checkpoint of data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional
+from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import ClassScope
+
+
+class CheckpointCutsGraph(Rule):
+    """A reentrant checkpoint is given the input of the model, which requires no gradient."""
+
+    entry = catalogue.CHECKPOINT_CUTS_GRAPH
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every reentrant checkpoint whose only tensor is what forward was given."""
+        scopes, owner = function.module.scopes, function.scope.owner
+        if owner is None or not function.scope.name.endswith(".forward"):
+            return
+        if not scopes.derives_from(owner, "torch.nn.Module") or function.mode is GradMode.DISABLED:
+            return
+        arguments = function.scope.node
+        if isinstance(arguments, cst.Module):
+            return
+        given = [parameter.name.value for parameter in arguments.params.params[1:]]
+        for node in body_of(function.scope):
+            if not isinstance(node, cst.Call):
+                continue
+            qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
+            if qualified != "torch.utils.checkpoint.checkpoint":
+                continue
+            handed = positional(node)
+            if boolean(keyword(node, "use_reentrant")) is not True or len(handed) != 2:  # noqa: PLR2004
+                continue
+            called = dotted_name(handed[0]) or ""
+            first = function.scope.first_parameter
+            layer = function.module.class_attribute(
+                owner.node.name.value, called.removeprefix(f"{first}.")
+            )
+            if given[:1] != [handed[1].value] if isinstance(handed[1], cst.Name) else True:
+                continue
+            if not all_are(layer, Kind.MODULE) or names_in(handed[1]) - set(given):
+                continue
+            if len(function.bindings.get(given[0], ())) != 1 or _is_used_by_others(owner, function):
+                continue
+            yield Violation(
+                node,
+                "a reentrant checkpoint records nothing unless an input requires a gradient, and "
+                f"`{given[0]}` is what the model is given: `{called}` may never be trained",
+                Severity.WARNING,
+                "pass use_reentrant=False",
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Network(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.stem = nn.Linear(width, width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.stem, x, use_reentrant=True))
+""",
+            lines=(12,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Network(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.stem = nn.Linear(width, width)
+        self.body = nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = checkpoint(self.body, x, use_reentrant=True)
+        return checkpoint(self.body, x, use_reentrant=False)
+""",
+            why="the input comes from a layer, or the other kind",
+        ),
+    )
+
+
+def _is_used_by_others(owner: ClassScope, function: FunctionModel) -> bool:
+    """Tell whether a class of the file makes this one a part of itself."""
+    name = owner.node.name.value
+    for other in function.module.scopes.classes.values():
+        if other is not owner and any(
+            isinstance(node, cst.Name) and node.value == name
+            for method in other.methods.values()
+            for node in body_of(method)
+        ):
+            return True
+    return False

@@ -1,0 +1,110 @@
+"""GCS207: a hook that stores tensors with their graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.syntax import dotted_name, positional, walk
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class HookKeepsGraph(Rule):
+    """A hook appends what it is given to a list, with its graph."""
+
+    entry = catalogue.HOOK_KEEPS_GRAPH
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every append of an undetached argument in a function that is used as a hook."""
+        if isinstance(function.scope.node, cst.Module) or b".clear()" in function.module.source:
+            return
+        name = function.scope.name.rpartition(".")[2]
+        if name not in _hooks(function) or function.scope.nested:
+            return
+        given = {parameter.name.value for parameter in function.scope.node.params.params} - {
+            "self",
+            "module",
+        }
+        for node in body_of(function.scope):
+            if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+                continue
+            handed = positional(node)
+            if node.func.attr.value != "append" or len(handed) != 1:
+                continue
+            stored = handed[0]
+            while isinstance(stored, cst.Subscript):
+                stored = stored.value
+            if not isinstance(stored, cst.Name) or stored.value not in given & names_in(stored):
+                continue
+            yield Violation(
+                node,
+                f"the hook appends `{stored.value}` with its graph on every forward, and nothing "
+                "in this file empties the list: all graphs stay in memory",
+                Severity.WARNING,
+                f"store `{stored.value}.detach()`, and remove the hook when it is done",
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Features:
+    def __init__(self, layer: nn.Module):
+        self.outputs = []
+        self.handle = layer.register_forward_hook(self.store)
+
+    def store(self, module, inputs, output):
+        self.outputs.append(output)
+""",
+            lines=(10,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Features:
+    def __init__(self, layer: nn.Module):
+        self.outputs = []
+        self.handle = layer.register_forward_hook(self.store)
+
+    def store(self, module, inputs, output):
+        self.outputs.append(output.detach())
+
+    def keep(self, output):
+        self.outputs.append(output)
+""",
+            why="detached; the other function is no hook",
+        ),
+    )
+
+
+def _hooks(function: FunctionModel) -> frozenset[str]:
+    """Return the names of the functions that the file registers as hooks."""
+    memo = function.module.memo
+    if "hooks" not in memo:
+        memo["hooks"] = frozenset(
+            (dotted_name(argument) or "").rpartition(".")[2]
+            for node in walk(function.module.tree)
+            if isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value in {"register_forward_hook", "register_full_backward_hook"}
+            for argument in positional(node)[:1]
+        )
+    found: frozenset[str] = memo["hooks"]
+    return found

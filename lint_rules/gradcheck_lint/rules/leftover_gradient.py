@@ -1,0 +1,140 @@
+"""GCS309: another loss's gradient is still there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from gradcheck_lint.model.flow import Backward, Event, Step, ZeroGrad
+from gradcheck_lint.model.paths import Occurrence
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._verdicts import covers
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LeftoverGradient(Rule):
+    """An optimizer also applies what another optimizer's loss has left in its gradients."""
+
+    entry = catalogue.LEFTOVER_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every step whose gradients hold a loss that another step came after."""
+        if function.module.may_freeze or function.module.scopes.uses_engine:
+            return
+        events = [
+            event for event in function.events() if isinstance(event, (Backward, Step, ZeroGrad))
+        ]
+        for index, event in enumerate(events):
+            if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
+                continue
+            found = _leftover(events[:index], event, function)
+            if found is None:
+                continue
+            foreign, own = found
+            receiver = event.receiver or "the optimizer"
+            yield Violation(
+                event.node,
+                f"the gradients of `{receiver}` still hold what another loss left in them before "
+                "another optimizer's step: it steps with the sum of both",
+                Severity.WARNING,
+                f"call `{receiver}.zero_grad()` right before its own backward()",
+                ((foreign.node, "left here"), (own.node, "added to here")),
+            )
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+def train(generator, critic, loader):
+    opt_g = torch.optim.SGD(generator.parameters(), lr=0.01)
+    opt_c = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for real, noise in loader:
+        opt_g.zero_grad()
+        opt_c.zero_grad()
+        fake = generator(noise)
+        (-critic(fake).mean()).backward()
+        opt_g.step()
+
+        loss_c = critic(fake.detach()).mean() - critic(real).mean()
+        loss_c.backward()
+        opt_c.step()
+""",
+            lines=(15,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(generator, critic, loader):
+    opt_g = torch.optim.SGD(generator.parameters(), lr=0.01)
+    opt_c = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for real, noise in loader:
+        opt_g.zero_grad()
+        fake = generator(noise)
+        (-critic(fake).mean()).backward()
+        opt_g.step()
+
+        opt_c.zero_grad()
+        loss_c = critic(fake.detach()).mean() - critic(real).mean()
+        loss_c.backward()
+        opt_c.step()
+""",
+            why="reset right before its own backward",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(a, b, loader):
+    opt_a = torch.optim.SGD(a.parameters(), lr=0.01)
+    opt_b = torch.optim.SGD(b.parameters(), lr=0.01)
+    for x in loader:
+        opt_a.zero_grad()
+        opt_b.zero_grad()
+        a(x).mean().backward()
+        opt_a.step()
+        b(x).mean().backward()
+        opt_b.step()
+""",
+            why="the first loss does not reach the second model",
+        ),
+    )
+
+
+def _leftover(
+    before: Sequence[Event], step: Step, function: FunctionModel
+) -> tuple[Backward, Backward] | None:
+    """Return the other loss's backward and the own one, if no reset lies between them."""
+    owned = held_by(step.values)
+    used = Occurrence(step, step, function, {})
+    own: Backward | None = None
+    stepped = False
+    for event in reversed(before):
+        if event.loops != step.loops or event.arms != step.arms or event.expects_error:
+            return None
+        if isinstance(event, ZeroGrad):
+            if covers(Occurrence(event, event, function, {}), used) is not False:
+                return None
+        elif isinstance(event, Step):
+            if sites(event.values) & sites(step.values):
+                return None
+            stepped = own is not None
+        elif isinstance(event, Backward):
+            if event.partial or not through_all(event.values) & owned:
+                continue
+            if own is None:
+                own = event
+            elif stepped:
+                return event, own
+    return None
