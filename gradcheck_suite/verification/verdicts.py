@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from gradcheck_suite.verification.probes import Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gradcheck_suite.verification.options import Precision
 
@@ -120,7 +120,7 @@ def conclude(outcomes: Sequence[Outcome], precision: Precision) -> Conclusion:
 
 
 def _conclude_on_failure(
-    failed: Sequence[Outcome], by_ruling: dict[Ruling, list[Outcome]]
+    failed: Sequence[Outcome], by_ruling: Mapping[Ruling, Sequence[Outcome]]
 ) -> Conclusion:
     here = [outcome for outcome in failed if not outcome.moved]
     worst = max(here or failed, key=lambda outcome: outcome.measurement.z)
@@ -131,13 +131,13 @@ def _conclude_on_failure(
         and outcome.measurement.relative_tolerance
         < _CONTRADICTS * worst.measurement.relative_deviation
     ]
-    in_proportion = [outcome for outcome in passed if outcome.relative]
-    if in_proportion and not any(outcome.relative for outcome in failed):
+    agreeing = (outcome for kind in ("pass", "unresolved") for outcome in by_ruling[kind])
+    if any(outcome.relative for outcome in agreeing):
         return Conclusion(
             "inconclusive",
             worst.measurement,
-            "the gradient disagrees along steps of one length for all entries and agrees along "
-            "steps in proportion to each entry: near small entries the function changes faster "
+            "the gradient disagrees along steps of one length for all entries, and not along "
+            "steps in proportion to each entry: near small entries the function may change faster "
             "than these steps can follow; dtype='float64' sees more",
         )
     if any(outcome.moved for outcome in passed) and not any(o.moved for o in failed):

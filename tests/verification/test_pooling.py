@@ -1,0 +1,67 @@
+"""In float32 many pooled probes see an error that kinks hide from single ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gradcheck_suite.verification import check_gradients
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.factor, None
+
+
+class Behind(nn.Module):
+    def __init__(self, module, factor):
+        super().__init__()
+        self.module = module
+        self.factor = factor
+
+    def forward(self, x):
+        return self.module(Scaled.apply(x, self.factor))
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return module, torch.randn(16, 64).requires_grad_()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_percent_is_seen_through_kinks(seed):
+    module, x = network(seed)
+    options = {"parameters": False, "variations": (), "order": 1}
+    right = check_gradients(Behind(module, 1.0), x, **options)
+    wrong = check_gradients(Behind(module, 1.01), x, **options)
+    assert [verdict.status for verdict in right.verdicts] == ["pass"]
+    assert [verdict.status for verdict in wrong.verdicts] == ["fail"]
+    assert [finding.code for finding in wrong.findings] == ["GCS601"]
+
+
+def test_entries_exactly_on_a_kink_are_no_error():
+    x = torch.zeros(64).requires_grad_()
+    weight = torch.ones(64)
+    report = check_gradients(lambda x: torch.relu(x) * weight, x, variations=(), order=1)
+    assert report.findings == ()
+
+
+def test_a_function_that_raises_near_by_keeps_its_verdict():
+    torch.manual_seed(0)
+    x = torch.randn(200).requires_grad_()
+
+    def fragile(given):
+        if not torch.equal(given, x) and bool(((given - x).abs().max() < 1e-2).all()):
+            raise ValueError("too close")
+        return torch.relu(given * 3)
+
+    report = check_gradients(fragile, x, variations=(), order=1)
+    assert report.findings == ()
