@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification import wording
@@ -10,6 +11,7 @@ from gradcheck_suite.verification.contracts.pulling import Breach
 from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.custom_functions import TracedCall
 from gradcheck_suite.verification.diagnosis import Diagnosis, diagnose, first_look
+from gradcheck_suite.verification.diagnosis.culprits import wrong_functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +48,7 @@ class _Mistakes:
         self._conclusions = conclusions
         self._call = TracedCall(survey)
         self._searches = 0
+        self._wrong: dict[tuple[type, ...], tuple[type, ...]] = {}
 
     def findings(self, wrong: Sequence[Pair]) -> Iterator[Finding]:
         yield from self._breaches()
@@ -144,7 +147,13 @@ class _Mistakes:
         return first_look(failed)
 
     def _path(self, pair: Pair) -> GraphPath:
-        return self._call.path(*pair)
+        """Return the path to a wrong gradient; of several Functions on it only the wrong ones."""
+        path = self._call.path(*pair)
+        if len(path.functions) <= 1:
+            return path
+        if path.functions not in self._wrong:
+            self._wrong[path.functions] = wrong_functions(self._survey, path.functions)
+        return replace(path, functions=self._wrong[path.functions] or path.functions)
 
     def _output(self, index: int) -> str:
         return self._survey.point.outputs[index].name

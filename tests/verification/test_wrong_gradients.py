@@ -92,13 +92,22 @@ def test_a_function_inside_a_module_is_named(wrong, randn):
     assert {finding.location.function for finding in report.findings} == {"MissingTerm.backward"}
 
 
-def test_two_functions_on_the_path_are_evidence_and_not_blamed(wrong, randn):
+def test_of_two_functions_on_the_path_the_wrong_one_is_blamed(wrong, randn):
     def both(x):
         return wrong.FactorTwo.apply(wrong.RightSwish.apply(x))
 
     (finding,) = check_gradients(both, randn(4)).findings
+    assert finding.location.function == "FactorTwo.backward"
+    assert finding.evidence["functions"] == ["FactorTwo"]
+
+
+def test_two_wrong_functions_are_evidence_and_neither_is_blamed(wrong, randn):
+    def both(x):
+        return wrong.FactorTwo.apply(wrong.MissingTerm.apply(wrong.RightSwish.apply(x)))
+
+    (finding,) = check_gradients(both, randn(4)).findings
     assert finding.location is None
-    assert finding.evidence["functions"] == ["FactorTwo", "RightSwish"]
+    assert finding.evidence["functions"] == ["FactorTwo", "MissingTerm"]
 
 
 def test_the_worst_entry_comes_with_its_derivatives(wrong):
