@@ -122,7 +122,10 @@ class SavedTensors:
         taken: Fingerprint | None = None
         if address is not None and _may_read(tensor):
             try:
-                taken = _unseen(fingerprint, tensor)
+                if function_mode_is_active():
+                    taken = _unseen(fingerprint, tensor)
+                else:
+                    taken = fingerprint(tensor)
             except RuntimeError:  # zero tensors, or no memory left for the sums
                 taken = None
         if taken is None or address is None:
@@ -187,7 +190,10 @@ class SavedTensors:
         unchanged = True
         if inside_backward() and _may_read(tensor) and (change == "content" or _is_whole(tensor)):
             try:
-                unchanged = _unseen(same_content, holder.fingerprint, tensor)
+                if function_mode_is_active():
+                    unchanged = _unseen(same_content, holder.fingerprint, tensor)
+                else:
+                    unchanged = same_content(holder.fingerprint, tensor)
             except RuntimeError:
                 unchanged = True
         self.checksum_seconds += perf_counter() - began
@@ -210,10 +216,8 @@ class SavedTensors:
 
 def _unseen(read: Callable[..., _T], *arguments: Any) -> _T:
     """Call ``read`` out of sight of the user's torch-function modes."""
-    if function_mode_is_active():
-        with without_torch_function():
-            return read(*arguments)
-    return read(*arguments)
+    with without_torch_function():
+        return read(*arguments)
 
 
 def _is_whole(tensor: Tensor) -> bool:

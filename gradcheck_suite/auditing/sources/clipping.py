@@ -60,11 +60,12 @@ class ClippingSource(Source):
     def _grouping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def group(lists: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(lists, *args, **kwargs)
-            caller = sys._getframe(1)  # noqa: SLF001 - the other clipping functions call this too
-            if caller.f_code.co_name == "clip_grad_value_":
-                self._emit("clip_grad_value_", lists[0], None)
-            return result
+            try:
+                return original(lists, *args, **kwargs)
+            finally:  # it refuses an empty list, as an exhausted iterator leaves
+                caller = sys._getframe(1)  # noqa: SLF001 - the others call this too
+                if caller.f_code.co_name == "clip_grad_value_":
+                    self._emit("clip_grad_value_", lists[0], None)
 
         return group
 

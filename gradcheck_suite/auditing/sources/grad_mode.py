@@ -29,14 +29,16 @@ _CONTEXTS: tuple[Any, ...] = (
 class GradModeSource(Source):
     """Replaces how the contexts are entered and left, and the call of ``set_grad_enabled``.
 
-    Those that torch enters on its own behalf, as each ``optimizer.step()`` does, are told too,
-    with the user's line that led to it.
+    What an optimizer does inside its ``step()`` is not told; what other parts of torch do on their
+    own behalf is, with the user's line that led to it.
     """
 
     kinds = (GradModeChanged,)
 
     def install(self, patches: Patches) -> None:
         """Replace the methods."""
+        # Entering ``no_grad`` sets grad mode, too.
+        self._inside = 0
         for context in _CONTEXTS:
             kind = context.__name__
             for name, entered in (("__enter__", True), ("__exit__", False)):
@@ -54,8 +56,12 @@ class GradModeSource(Source):
 
         @functools.wraps(original)
         def watched(context: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(context, *args, **kwargs)
-            if recorder.writers.listening:
+            self._inside += 1
+            try:
+                result = original(context, *args, **kwargs)
+            finally:
+                self._inside -= 1
+            if recorder.writers.listening and not self._inside:
                 enabled = torch.is_grad_enabled()
                 recorder.emit(GradModeChanged(kind, entered, enabled, call_site()))
             return result

@@ -1,0 +1,81 @@
+"""What an audit adds to a step, counted in calls of Python functions: figures without noise.
+
+Times are for the benchmarks; these bounds fail when somebody puts a loop into the wrong place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import gradcheck_suite as gs
+
+STEPS = 16
+
+
+def step_of(layers):
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(layers)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    batch = torch.randn(3, 4)
+
+    def step():
+        optimizer.zero_grad()
+        net(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def calls_in(step):
+    """Return how many functions, of Python's and of C's, one step calls, as a mean of some."""
+    counts = Counter()
+
+    def count(_frame, event, _argument):
+        counts[event] += 1
+
+    for _ in range(STEPS):
+        step()
+    sys.setprofile(count)
+    try:
+        for _ in range(STEPS):
+            step()
+    finally:
+        sys.setprofile(None)
+    return counts["call"] / STEPS, counts["c_call"] / STEPS
+
+
+def added_by(layers, **options):
+    bare = calls_in(step_of(layers))
+    with gs.audit(**options):
+        audited = calls_in(step_of(layers))
+    return [with_it - without for with_it, without in zip(audited, bare, strict=True)]
+
+
+QUIET = {"checksum_first_steps": 0, "checksum_every": 0}
+
+
+def test_the_cost_of_a_step_and_of_an_op_is_bounded():
+    few = added_by(4, **QUIET)
+    many = added_by(40, **QUIET)
+    # A layer saves four tensors, each packed and unpacked, and has two parameters.
+    for index, (most, fixed) in enumerate([(9.5, 105), (21, 75)]):
+        per_layer = (many[index] - few[index]) / 36
+        assert 0 < per_layer <= most
+        assert 0 < few[index] - 4 * per_layer <= fixed
+
+
+def test_the_cost_per_op_stays_flat():
+    tenfold = [(b - a) / 36 for a, b in zip(added_by(4), added_by(40), strict=True)]
+    hundredfold = [(b - a) / 360 for a, b in zip(added_by(40), added_by(400), strict=True)]
+    assert hundredfold == pytest.approx(tenfold, rel=0.25)
+
+
+def test_a_checksummed_step_calls_a_bounded_number_more():
+    plain = added_by(10, **QUIET)
+    checked = added_by(10, checksum_every=1)
+    assert (checked[0] - plain[0]) / 40 <= 17
+    assert (checked[1] - plain[1]) / 40 <= 22
