@@ -73,6 +73,7 @@ class ModuleModel:
         self._attributes: dict[tuple[str, str], Values] = {}
         self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
         self._interned: dict[Hashable, int] = {}
+        self._returns_optimizer: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
         """What rules have found out and want to know again."""
@@ -174,6 +175,12 @@ class ModuleModel:
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:
         """Tell whether a function of the file returns an optimizer of torch, whatever happens."""
+        known = self._returns_optimizer.get(id(scope))
+        if known is None:
+            known = self._returns_optimizer[id(scope)] = self._can_only_return_optimizer(scope)
+        return known
+
+    def _can_only_return_optimizer(self, scope: FunctionScope) -> bool:
         if isinstance(scope.node, cst.Module):
             return False
         returned: list[cst.BaseExpression | None] = []
