@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from gradcheck_lint.model.flow import Backward, Event, Step, ZeroGrad
+from gradcheck_lint.model.flow import Backward, Call, Event, Step, ZeroGrad
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -28,7 +28,9 @@ class LeftoverGradient(Rule):
         if function.module.may_freeze or function.module.scopes.uses_engine:
             return
         events = [
-            event for event in function.events() if isinstance(event, (Backward, Step, ZeroGrad))
+            event
+            for event in function.events()
+            if isinstance(event, (Backward, Step, ZeroGrad)) or _may_reset(event, function)
         ]
         for index, event in enumerate(events):
             if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
@@ -76,6 +78,31 @@ def train(generator, critic, loader):
             """\
 import torch
 
+G = torch.nn.Linear(2, 2)
+D = torch.nn.Linear(2, 1)
+opt_g = torch.optim.SGD(G.parameters(), lr=0.01)
+opt_d = torch.optim.SGD(D.parameters(), lr=0.01)
+
+def reset_grad():
+    opt_g.zero_grad()
+    opt_d.zero_grad()
+
+for real, noise in loader:
+    d_loss = D(G(noise)).mean() - D(real).mean()
+    reset_grad()
+    d_loss.backward()
+    opt_d.step()
+    g_loss = -D(G(noise)).mean()
+    reset_grad()
+    g_loss.backward()
+    opt_g.step()
+""",
+            why="a helper resets both",
+        ),
+        Valid(
+            """\
+import torch
+
 def train(generator, critic, loader):
     opt_g = torch.optim.SGD(generator.parameters(), lr=0.01)
     opt_c = torch.optim.SGD(critic.parameters(), lr=0.01)
@@ -112,6 +139,15 @@ def train(a, b, loader):
     )
 
 
+def _may_reset(event: Event, function: FunctionModel) -> bool:
+    """Tell whether this is a call that may clear gradients somewhere else."""
+    if not isinstance(event, Call):
+        return False
+    if event.function is not None:
+        return True
+    return not event.harmless and bool(event.handed & function.holders)
+
+
 def _leftover(
     before: Sequence[Event], step: Step, function: FunctionModel
 ) -> tuple[Backward, Backward] | None:
@@ -121,6 +157,8 @@ def _leftover(
     own: Backward | None = None
     stepped = False
     for event in reversed(before):
+        if isinstance(event, Call):
+            return None
         if event.loops != step.loops or event.arms != step.arms or event.expects_error:
             return None
         if isinstance(event, ZeroGrad):
@@ -136,5 +174,6 @@ def _leftover(
             if own is None:
                 own = event
             elif stepped:
-                return event, own
+                # Whoever retains a graph means to add up what comes of it.
+                return None if event.retains_graph else (event, own)
     return None
