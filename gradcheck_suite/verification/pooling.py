@@ -50,8 +50,9 @@ def pooled_conclusions(
 ) -> dict[Pair, Conclusion]:
     """Conclude anew on the pairs that single probes could not tell finely.
 
-    A failure has to show at a point beside the given one as well, where no entry lies exactly on
-    a kink.
+    A failure has to show again at a point beside the given one, where no entry lies exactly on a
+    kink, and along steps in proportion to each entry, which follow a function that changes fast
+    near zero.
 
     Returns:
         Conclusions for those pairs alone where pooling says more.
@@ -69,13 +70,24 @@ def pooled_conclusions(
     }
     found = _pool(survey, survey.point, conclusions, coarse, fails=_FAILS)
     failed = {pair for pair, conclusion in found.items() if conclusion.status == "fail"}
-    beside = survey.moved_point() if failed else None
-    again = {} if beside is None else _pool(survey, beside, conclusions, failed, fails=_CONFIRMS)
+    confirmed = _confirmed(survey, conclusions, failed) if failed else failed
     return {
         pair: conclusion
         for pair, conclusion in found.items()
-        if conclusion.status != "fail" or (pair in again and again[pair].status == "fail")
+        if conclusion.status != "fail" or pair in confirmed
     }
+
+
+def _confirmed(
+    survey: Survey, conclusions: Mapping[Pair, Conclusion], failed: set[Pair]
+) -> set[Pair]:
+    beside = survey.moved_point()
+    if beside is None:
+        return set()
+    for point, relative in ((beside, False), (survey.point, True)):
+        again = _pool(survey, point, conclusions, failed, fails=_CONFIRMS, relative=relative)
+        failed = {pair for pair, conclusion in again.items() if conclusion.status == "fail"}
+    return failed
 
 
 def _pool(
@@ -85,11 +97,12 @@ def _pool(
     wanted: set[Pair],
     *,
     fails: float,
+    relative: bool = False,
 ) -> dict[Pair, Conclusion]:
     coarse = set(wanted)
     found: dict[Pair, Conclusion] = {}
     variables = sorted({variable for _, variable in coarse})
-    pool = _Pool(survey, point, variables)
+    pool = _Pool(survey, point, variables, relative=relative)
     for size in _SIZES:
         if not coarse or not pool.grow(size):
             break
@@ -114,7 +127,10 @@ class _Pool:
     ``deviations`` what the change was beyond their sum.
     """
 
-    def __init__(self, survey: Survey, point: Point, variables: Sequence[int]) -> None:
+    def __init__(
+        self, survey: Survey, point: Point, variables: Sequence[int], *, relative: bool
+    ) -> None:
+        self._relative = relative
         self._survey = survey
         self._point = point
         self._variables = variables
@@ -137,6 +153,8 @@ class _Pool:
         ends = [list(point.values), list(point.values)]
         for variable in self._variables:
             along = survey.direction(probe, variable)
+            if self._relative:
+                along = survey.in_proportion(variable, along)
             for end, sign in zip(ends, (1.0, -1.0), strict=True):
                 end[variable] = torch.add(end[variable], along, alpha=sign * _STEP)
         made = {v: self._displacement(ends, v) for v in self._variables}

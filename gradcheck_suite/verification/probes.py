@@ -90,11 +90,13 @@ class Measurement:
     def drowned(self) -> bool:
         """Whether the change that the gradient foretells is lost in the roundings on the way.
 
-        An output that stays the same, bit for bit, says nothing against a derivative so small:
+        An output that is zero or stays the same, bit for bit, says nothing against a derivative
+        so small:
         ``0.5 * (1 + erf(x / sqrt(2)))`` is exactly zero where its derivative is 1e-15.
         """
         foretold = abs(self.analytic) * self.reach
-        return self.unchanged and foretold < SAFETY * self.eps * max(self.scale, 1.0)
+        silent = self.unchanged or self.magnitude == 0.0
+        return silent and foretold < SAFETY * self.eps * max(self.scale, 1.0)
 
     @property
     def deviation(self) -> float:

@@ -206,6 +206,11 @@ class Survey:
         results = self._measure(point, probe, {variable: self.direction(probe, variable)})
         self._note(results, variable, probe, moved=point.moved)
 
+    def in_proportion(self, variable: int, direction: torch.Tensor) -> torch.Tensor:
+        """Scale a direction by the size of each entry, in place of one size for all."""
+        size = self.point.values[variable].abs()
+        return direction / self._scales[variable] * size.where(torch.isfinite(size), 0.0)
+
     def _in_trouble(self, variable: int) -> bool:
         return any(
             outcome.measurement.trouble
@@ -219,7 +224,7 @@ class Survey:
         if bool((value == 0).any()) or not bool(torch.isfinite(value).all()):
             return
         probe = _FIRST_CONFIRMATION
-        direction = self.direction(probe, variable) / self._scales[variable] * value.abs()
+        direction = self.in_proportion(variable, self.direction(probe, variable))
         results = self._measure(self.point, probe, {variable: direction})
         self._note(results, variable, probe, moved=False, relative=True)
 
