@@ -62,6 +62,7 @@ def pooled_conclusions(
         for pair, conclusion in conclusions.items()
         if conclusion.status != "fail"
         and not conclusion.shown.non_finite
+        and not conclusion.shown.drowned
         and conclusion.shown.contributions[pair[1]] > 0.0
         and (
             conclusion.status == "inconclusive"
