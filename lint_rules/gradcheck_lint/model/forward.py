@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODEL_NAME = re.compile(
     r"model|(?:^|_)net[a-z]?(?:$|_|\d)|net$|network|critic|actor|generator|discriminator|encoder"
-    r"|decoder|backbone|unet|classifier|policy"
+    r"|decoder|backbone|unet|classifier|policy|(?:^|_)(?:rnn|lstm|gru|cell)(?:$|_|\d)"
 )
 _NOT_A_MODEL = re.compile(
     r"model_?name|^(?:get|make|create|build|load|init|save)_|_fn$|loader|path"

@@ -261,6 +261,9 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
         return frozenset()
     known = set(function.saved)
     names = {item.name for item in inputs}
+    if len(names) == 1:
+        # A Function of something that is no tensor would have nothing to differentiate.
+        known |= names
     for item in inputs:
         if item.node.annotation is not None:
             text = dotted_name(item.node.annotation.annotation) or ""

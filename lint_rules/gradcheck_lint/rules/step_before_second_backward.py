@@ -28,6 +28,11 @@ class StepBeforeSecondBackward(Rule):
             if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
                 continue
             owned = held_by(event.values)
+            if not any(
+                isinstance(other, Backward) and other.loops == event.loops
+                for other in events[:index]
+            ):
+                continue
             before = [
                 other
                 for other in events[:index]
