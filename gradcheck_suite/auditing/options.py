@@ -27,6 +27,8 @@ class AuditOptions:
             that overwrote a tensor.
         graph_limit: the number of graphs of earlier backwards in one holder that makes it worth
             a look.
+        max_steps: watch so many steps and then no more, for the first of a long run; None watches
+            all.
     """
 
     checksum_first_steps: int = 3
@@ -34,15 +36,17 @@ class AuditOptions:
     overhead: float = 1.0
     name_writers: bool = True
     graph_limit: int = 4
+    max_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
             ("checksum_first_steps", 0),
             ("checksum_every", 0),
             ("graph_limit", 2),
+            ("max_steps", 1),
         ):
             value = getattr(self, name)
-            if name == "checksum_every" and value is None:
+            if value is None and name in ("checksum_every", "max_steps"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(

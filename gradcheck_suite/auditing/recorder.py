@@ -19,7 +19,7 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
-from gradcheck_suite.auditing.events import StepMarked, WriteRefused, Written
+from gradcheck_suite.auditing.events import SessionEnded, StepMarked, WriteRefused, Written
 from gradcheck_suite.auditing.generations import Generations
 from gradcheck_suite.auditing.optimizers import Optimizers
 from gradcheck_suite.auditing.patches import Patches
@@ -63,6 +63,8 @@ class Recorder:
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
         running: whether the audit watches now.
+        installed: whether anything of torch is replaced.
+        finished: whether as many steps are done as were to be watched.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Recorder:
         self.step = 0
         self.optimizer_steps = 0
         self.backwards = 0
-        self.running = False
+        self.running = self.installed = self.finished = False
         self.failures: list[str] = []
         self.hook_regions = 0
         self.transform_regions = 0
@@ -109,7 +111,10 @@ class Recorder:
         return bool(self._handlers.get(kind))
 
     def start(self) -> None:
-        """Begin to watch, on this thread."""
+        """Begin to watch, on this thread; does nothing once ``max_steps`` are done."""
+        if self.finished:
+            return
+        self.installed = True
         self.running = self.writers.listening = True
         self._began += perf_counter() - self._rested_since
         self.thread = threading.get_ident()
@@ -131,6 +136,9 @@ class Recorder:
 
     def stop(self) -> None:
         """Take everything away again."""
+        if not self.installed:
+            return
+        self.installed = False
         self.running = self.writers.listening = False
         self._rested_since = perf_counter()
         for source in self._sources:
@@ -184,8 +192,19 @@ class Recorder:
 
     def _next_step(self) -> None:
         self.step += 1
+        limit = self.options.max_steps
+        if limit is not None and self.step >= limit:
+            self._finish()
+            return
         self.writers.forget_before(self.generations.oldest_save)
         self._set_fingerprints()
+
+    def _finish(self) -> None:
+        """Watch no more: what torch is going through now is taken away when the audit is left."""
+        self.emit(SessionEnded(failed=False))
+        self.finished = True
+        self.running = self.writers.listening = False
+        remove_saved_tensors_hooks(self.saved_tensors.hooks)
 
     def _set_fingerprints(self) -> None:
         saved = self.saved_tensors

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -15,12 +17,14 @@ from typing import TYPE_CHECKING, NoReturn
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.session import Session
+from gradcheck_suite.auditing.signals import reporting_signals
 from gradcheck_suite.auditing.tracebacks import clean_exception
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 
 __all__ = ["ScriptOutcome", "audit_script"]
@@ -60,6 +64,7 @@ def audit_script(
     as_module: bool = False,
     options: AuditOptions | None = None,
     on_abrupt_exit: Callable[[ScriptOutcome], int] | None = None,
+    on_request: Callable[[Report], object] | None = None,
 ) -> ScriptOutcome:
     """Run ``target`` as ``python target arguments`` would, and watch it.
 
@@ -72,9 +77,11 @@ def audit_script(
         arguments: the script's own.
         as_module: ``target`` is a module, to be run as by ``python -m``.
         options: what to look at.
-        on_abrupt_exit: called with the outcome so far when the script calls ``os._exit``, which
-            ends the process without returning here; the status that it returns is used where the
-            script asked for 0.
+        on_abrupt_exit: called with the outcome so far when the script calls ``os._exit`` or is
+            ended by SIGTERM, neither of which returns here; the status that it returns is used
+            where the script asked for 0.
+        on_request: called with the report so far at each SIGUSR1; then, or if ``on_abrupt_exit``
+            is given, a script that handles SIGTERM or SIGUSR1 itself still does.
 
     Raises:
         UsageError: there is no such script or module, or it is a directory.
@@ -93,7 +100,8 @@ def audit_script(
         _dress(main, program)
         if on_abrupt_exit is not None:
             patches.replace(os, "_exit", _reporting_exit(session, on_abrupt_exit))
-        status = _run(program, main, session)
+        with _signals(session, on_abrupt_exit, on_request):
+            status = _run(program, main, session)
     finally:
         patches.restore()
         sys.argv, sys.path[:] = kept_argv, kept_path
@@ -158,6 +166,31 @@ def _reporting_exit(
         leave(status)
 
     return _exit
+
+
+def _signals(
+    session: Session,
+    on_abrupt_exit: Callable[[ScriptOutcome], int] | None,
+    on_request: Callable[[Report], object] | None,
+) -> AbstractContextManager[None]:
+    if on_abrupt_exit is None and on_request is None:
+        return nullcontext()
+
+    def terminate() -> None:
+        session.__exit__(None, None, None)
+        if on_abrupt_exit is not None:
+            _asked_by(on_abrupt_exit, ScriptOutcome(session.report, 128 + signal.SIGTERM))
+        _flush()
+
+    def answer() -> None:
+        if on_request is not None:
+            try:
+                on_request(session.report)
+            except UsageError as error:
+                print(f"gradcheck-suite: error: {error}", file=sys.stderr)  # noqa: T201 - as above
+            _flush()
+
+    return reporting_signals(terminate, answer)
 
 
 def _asked_by(on_abrupt_exit: Callable[[ScriptOutcome], int], outcome: ScriptOutcome) -> int:

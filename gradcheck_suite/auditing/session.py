@@ -149,8 +149,7 @@ class Session(ContextDecorator):
         last = _OPEN[-1] is self if _OPEN else False
         if self in _OPEN:
             _OPEN.remove(self)
-        if self._recorder.running:
-            self._recorder.stop()
+        self._recorder.stop()
         if last and _OPEN:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
 
@@ -225,6 +224,8 @@ class Session(ContextDecorator):
             lines.append("gradients: no backward() ran inside the audit")
         elif not recorder.step:
             lines.append("steps: no optimizer of torch.optim stepped inside the audit")
+        if recorder.finished:
+            lines.append(f"what ran after the first {_count(recorder.step, 'step')}")
         if self._rested:
             lines.append(f"what ran inside {_count(self._rested, 'audit')} opened within this one")
         if self._in_place.left_out:

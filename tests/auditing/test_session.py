@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite._torch_compat import top_saved_tensors_hooks
 from gradcheck_suite.errors import UsageError
 
 
@@ -120,3 +121,16 @@ def test_without_writers_the_mistake_is_found_all_the_same():
         loss.backward()
     assert {finding.code for finding in session.findings} == {"GCS104"}
     assert all("writer was not seen" in finding.message for finding in session.findings)
+
+
+def test_after_max_steps_nothing_is_watched_and_all_is_put_back():
+    before = torch.Tensor.add_
+    with gs.audit(max_steps=2) as session:
+        train(5)
+        assert top_saved_tensors_hooks() is None
+    assert torch.Tensor.add_ is before
+    assert session.report.summary["steps"] == 2
+    assert [finding.code for finding in session.findings] == ["GCS301"]
+    assert "what ran after the first 2 steps" in session.report.not_covered
+    with session:
+        assert torch.Tensor.add_ is before

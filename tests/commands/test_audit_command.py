@@ -195,3 +195,53 @@ def test_data_loader_workers(audit, method):
     assert done.stdout.count("done") == 1
     assert done.stdout.count("gradcheck-suite audit:") == 1
     assert "3 steps" in done.stdout
+
+
+WAITING = BUGGY.replace("print", "print('ready', flush=True)\nimport time\ntime.sleep(60)\nprint")
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Start a script that stops to wait, and return its process."""
+    (tmp_path / "train.py").write_text(WAITING)
+    started = []
+
+    def start(*options):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal here")
+def test_signals_ask_for_the_report_and_end_with_one(waiting):
+    process = waiting("--output-format", "concise")
+    process.send_signal(signal.SIGUSR1)
+    assert "GCS301" in process.stdout.readline()
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert "GCS301" in out
+    assert err == ""
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_max_steps_watches_the_first_steps_only(audit):
+    done = audit(CLEAN.replace("range(3)", "range(9)"), "--max-steps", "2")
+    assert done.returncode == 0
+    assert done.stdout.startswith("done\n")
+    assert "2 steps watched" in done.stdout
+    assert "what ran after the first 2 steps" in done.stdout
+    bad = audit(CLEAN, "--max-steps", "0")
+    assert bad.returncode == 2
+    assert "max_steps must be a whole number of at least 1, got 0" in bad.stderr

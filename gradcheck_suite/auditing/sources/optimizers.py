@@ -68,6 +68,8 @@ class OptimizerSource(Source):
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         recorder = self.recorder
+        if not recorder.running:
+            return
         recorder.writers.listening = False
         recorder.optimizers.note(optimizer)
         self._site = call_site()
@@ -76,6 +78,8 @@ class OptimizerSource(Source):
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         recorder = self.recorder
+        if not recorder.running:
+            return
         recorder.writers.listening = True
         # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
         site = call_site() if self._site is None else self._site
