@@ -38,6 +38,9 @@ _FIRST_PROBE = 5000
 _FINE_ENOUGH = 2e-3
 # What neither averages out nor is an error: third derivatives along the step, digits of constants.
 _BIAS = 1e-3
+# Where kinks lie so densely that single probes see less than this (sorting thousands of numbers),
+# they bias the slope as well, and nothing averages out.
+_TOO_COARSE = 1e-2
 _USEFUL = 5e-3
 _PASSES = 4.0
 # Slopes lie this many standard errors off by chance once in a billion draws of normal noise.
@@ -63,6 +66,7 @@ def pooled_conclusions(
         if conclusion.status != "fail"
         and not conclusion.shown.non_finite
         and not conclusion.shown.drowned
+        and conclusion.shown.relative_tolerance < _TOO_COARSE
         and conclusion.shown.contributions[pair[1]] > 0.0
         and (
             conclusion.status == "inconclusive"
