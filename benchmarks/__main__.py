@@ -9,7 +9,13 @@ from pathlib import Path
 
 from benchmarks.harness import Result, as_markdown, from_json, machine
 
-NAMES = ("audit_overhead", "lint_start")
+NAMES = (
+    "audit_overhead",
+    "lint_start",
+    "full_jacobian",
+    "localize",
+    "mutants",
+)
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 

@@ -6,10 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.commands._shared import CLEAN, Subparsers
+from gradcheck_suite._exit import CLEAN
 
 if TYPE_CHECKING:
     import argparse
+
+    from gradcheck_suite.commands._shared import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
