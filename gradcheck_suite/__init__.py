@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Severity,
         Verdict,
     )
-    from gradcheck_suite.graph import record, trace_graph
+    from gradcheck_suite.graph import diff_graphs, record, trace_graph
     from gradcheck_suite.verification import (
         check_gradients,
         gradcheck,
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "audit",
     "check_gradients",
+    "diff_graphs",
     "gradcheck",
     "gradgradcheck",
     "localize",
@@ -65,12 +66,14 @@ _HOME = {
     "gradcheck": "gradcheck_suite.verification",
     "gradgradcheck": "gradcheck_suite.verification",
     "localize": "gradcheck_suite.verification",
+    "diff_graphs": "gradcheck_suite.graph",
     "record": "gradcheck_suite.graph",
     "trace_graph": "gradcheck_suite.graph",
 }
 _NEED_TORCH = {
     "audit",
     "check_gradients",
+    "diff_graphs",
     "gradcheck",
     "gradgradcheck",
     "localize",

@@ -190,6 +190,24 @@ def _unpacking_fails(saved: Any) -> bool:
     return False
 
 
+def saved_attributes(node: Node) -> tuple[tuple[str, str], ...]:
+    """Return names and values of what a node keeps apart from tensors (torch 2.13).
+
+    These are the arguments that the derivative needs: dimensions, sizes, flags. What can't be
+    read, as after backward, is left out.
+    """
+    found: list[tuple[str, str]] = []
+    for attribute in dir(node):
+        name = attribute.removeprefix("_saved_")
+        if name == attribute or f"{_RAW_SAVED}{name}" in dir(type(node)):
+            continue
+        try:
+            found.append((name, str(getattr(node, attribute))))
+        except RuntimeError:
+            continue
+    return tuple(found)
+
+
 def custom_function_class(node: Node) -> type | None:
     """Return the autograd.Function subclass whose apply made this node, or None (torch 2.13)."""
     return getattr(type(node), "_forward_cls", None)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.nn import Module as TorchModule
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Call a function, and draw the autograd graph of the tensors that it returns: a
 loss, or a list, dict or object that holds tensors. To name the leaves, and to
-be told of parameters that backward can't reach, return (tensors, model).
+be told of parameters that backward can't reach, return (tensors, model). The
+call is recorded: module names and saved bytes are known without more ado.
 """
+_WITH = ("source", "saved", "gradients")
 _FORCED: Mapping[ColorChoice, bool | None] = {"always": True, "never": False, "auto": None}
 _PAIR = 2
 
@@ -38,14 +41,40 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "target",
         metavar="FILE.py:FUNCTION",
-        help="a function without arguments that returns tensors, or (tensors, model)",
+        help="a function that returns tensors, or (tensors, model); or a module, with --inputs",
+    )
+    parser.add_argument(
+        "--inputs",
+        metavar="FILE.py:FUNCTION",
+        help="a function without arguments that makes the target's arguments: a tensor, or a "
+        "tuple of arguments, or a dict of named ones",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         type=Path,
-        help="save the graph instead of printing it; the suffix says how: .txt, .json",
+        help="save the graph instead of printing it; the suffix says how: .html, .svg, .txt, "
+        ".json, .dot; an existing folder gets an event file for TensorBoard",
+    )
+    parser.add_argument(
+        "--open", action="store_true", help="open what was saved in the browser (.html, .svg)"
+    )
+    parser.add_argument(
+        "--depth",
+        type=_depth,
+        metavar="N",
+        help="levels of modules to open in .html and .svg, or 'all' (default: what stays readable)",
+    )
+    parser.add_argument(
+        "--with",
+        dest="extras",
+        type=_extras,
+        default=frozenset(),
+        metavar="WHAT",
+        help="more to record, separated by commas: source (the line of each op; forward takes "
+        "some ten times as long), saved (what in-place writes into views saved), gradients "
+        "(runs backward, and shows the size of every gradient)",
     )
     add_report_options(parser)
     parser.set_defaults(run=run)
@@ -56,36 +85,116 @@ def run(arguments: argparse.Namespace) -> int:
 
     The picture goes to standard output only beside a report that is text too.
     """
+    output: Path | None = arguments.output
+    if arguments.open and (output is None or output.suffix.lower() not in {".html", ".svg"}):
+        raise UsageError("--open needs -o with a name that ends in .html or .svg")
     function = load_target(arguments.target)
-    from gradcheck_suite.graph import trace_graph  # noqa: PLC0415 - loads torch
     from gradcheck_suite.graph.save import check_destination  # noqa: PLC0415 - loads torch
 
-    output: Path | None = arguments.output
     if output is not None:
         check_destination(output)
-    tensors, model = _call(function, target=arguments.target)
-    graph = trace_graph(tensors, model=model)
+    graph = _recorded(function, arguments)
     if output is not None:
-        graph.save(output)
+        graph.save(output, depth=arguments.depth)
         print(f"graph saved to {output}", file=sys.stderr)  # noqa: T201 - a command's words
+        if arguments.open:
+            webbrowser.open(output.resolve().as_uri())
     elif arguments.output_format == "full":
         print_graph(graph, stream=sys.stdout, color=arguments.color)
     return emit(graph.report, arguments)
 
 
-def _call(function: object, *, target: str) -> tuple[object, TorchModule | None]:
+def _depth(text: str) -> int:
+    if text == "all":
+        return -1
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _extras(text: str) -> frozenset[str]:
+    extras = frozenset(part.strip() for part in text.split(",") if part.strip())
+    unknown = sorted(extras.difference(_WITH))
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is not one of {', '.join(_WITH)} (separate several by commas)"
+        )
+    return extras
+
+
+def _recorded(function: object, arguments: argparse.Namespace) -> AutogradGraph:
+    from torch import Tensor  # noqa: PLC0415 - loads torch
+
+    from gradcheck_suite.graph import record  # noqa: PLC0415 - loads torch
+
+    extras: frozenset[str] = arguments.extras
+    call = _call_of(function, arguments)
+    with record(
+        source="source" in extras, saved="saved" in extras, backward="gradients" in extras
+    ) as recording:
+        tensors, model = call()
+        if "gradients" in extras:
+            _run_backward(tensors, Tensor, target=arguments.target)
+    return recording.trace_graph(tensors, model=model)
+
+
+def _run_backward(tensors: object, tensor_type: type, *, target: str) -> None:
+    """Run backward from a scalar; a tensor of another shape stands for its sum."""
+    if not isinstance(tensors, tensor_type):
+        raise UsageError(
+            f"--with gradients runs backward, and {target} returned a {type(tensors).__name__}, "
+            "expected one tensor: return the loss, or (loss, model)"
+        )
+    loss: Any = tensors
+    if loss.requires_grad:
+        loss.sum().backward()
+
+
+def _call_of(
+    function: object, arguments: argparse.Namespace
+) -> Callable[[], tuple[object, TorchModule | None]]:
     from torch.nn import Module  # noqa: PLC0415 - loads torch
 
-    if not callable(function) or isinstance(function, Module):
+    target = arguments.target
+    positional: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}
+    if arguments.inputs is not None:
+        positional, named = _inputs(arguments.inputs)
+    elif isinstance(function, Module) or not callable(function):
         raise UsageError(
             f"{target} names an object of type {type(function).__name__}, expected a function "
             "without arguments that returns tensors; write one, such as: "
-            "def make_loss(): return model(x).sum(), model"
+            "def make_loss(): return model(x).sum(), model; or give a module its --inputs"
         )
-    result = function()
-    if isinstance(result, tuple) and len(result) == _PAIR and isinstance(result[1], Module):
-        return result[0], result[1]
-    return result, None
+    if not callable(function):
+        raise UsageError(
+            f"{target} names an object of type {type(function).__name__}, expected a function or "
+            "a module to call with --inputs"
+        )
+
+    def call() -> tuple[object, TorchModule | None]:
+        result = function(*positional, **named)
+        if isinstance(function, Module):
+            return result, function
+        if isinstance(result, tuple) and len(result) == _PAIR and isinstance(result[1], Module):
+            return result[0], result[1]
+        return result, None
+
+    return call
+
+
+def _inputs(target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    maker = load_target(target)
+    if not callable(maker):
+        raise UsageError(
+            f"--inputs {target} names an object of type {type(maker).__name__}, expected a "
+            "function without arguments that makes the inputs"
+        )
+    made = maker()
+    if isinstance(made, dict):
+        return (), made
+    return (made if isinstance(made, tuple) else (made,)), {}
 
 
 def print_graph(graph: AutogradGraph, *, stream: TextIO, color: ColorChoice) -> None:

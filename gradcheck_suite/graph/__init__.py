@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradcheck_suite.graph._recording import Recording, record
 from gradcheck_suite.graph._trace import trace_graph
+from gradcheck_suite.graph.diff import Change, GraphDiff, diff_graphs
 from gradcheck_suite.graph.model import (
     AutogradGraph,
     Edge,
@@ -15,11 +16,14 @@ from gradcheck_suite.graph.model import (
     SavedTensor,
     TensorType,
 )
+from gradcheck_suite.graph.torchviz import make_dot
 
 __all__ = [
     "AutogradGraph",
+    "Change",
     "Edge",
     "EdgeGradient",
+    "GraphDiff",
     "Leaf",
     "ModuleCall",
     "Node",
@@ -27,6 +31,8 @@ __all__ = [
     "Root",
     "SavedTensor",
     "TensorType",
+    "diff_graphs",
+    "make_dot",
     "record",
     "trace_graph",
 ]

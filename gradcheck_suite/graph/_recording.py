@@ -144,7 +144,7 @@ class Recording:
 
         The same as ``gs.trace_graph(tensors, model, recording=self)``.
         """
-        from gradcheck_suite.graph._trace import trace_graph  # noqa: PLC0415 - imports this
+        from gradcheck_suite.graph._trace import trace_graph  # noqa: PLC0415 - imports this module
 
         return trace_graph(tensors, model, recording=self)
 
@@ -174,7 +174,7 @@ class Recording:
         return last
 
     def _graph_of(self, watched: WatchedBackward) -> AutogradGraph:
-        from gradcheck_suite.graph._trace import graph_of_backward  # noqa: PLC0415 - imports this
+        from gradcheck_suite.graph._trace import graph_of_backward  # noqa: PLC0415 - imports this module
 
         return graph_of_backward(watched, model=self._model, recording=self)
 

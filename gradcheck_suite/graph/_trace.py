@@ -11,6 +11,7 @@ from gradcheck_suite._torch_compat import (
     custom_function_class,
     node_output_types,
     node_sequence_number,
+    saved_attributes,
     storage_key,
 )
 from gradcheck_suite.errors import UsageError
@@ -32,12 +33,13 @@ from gradcheck_suite.graph.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
     from torch.autograd.graph import Node as TorchNode
 
     from gradcheck_suite.graph._gradients import WatchedBackward
+    from gradcheck_suite.graph._leaves import Member
 
 _LEAF_OP = "AccumulateGrad"
 # What torch puts where no gradient can come from, or where to ask for one is an error.
@@ -94,6 +96,24 @@ def trace_graph(
         return _describe(walked, roots, names=names, model=model, recording=recording)
 
 
+def trace_named(
+    tensors: object, members: Iterable[Member], *, with_attributes: bool
+) -> AutogradGraph:
+    """Trace the graph behind ``tensors``, whose leaves have these names."""
+    roots = find_roots(tensors)
+    with _collector_paused():
+        walked = walk(start.node for start in roots.starts)
+        release_without_recursion(walked)
+        return _describe(
+            walked,
+            roots,
+            names=names_among(members),
+            model=None,
+            recording=None,
+            with_attributes=with_attributes,
+        )
+
+
 def graph_of_backward(
     watched: WatchedBackward, *, model: torch.nn.Module | None, recording: Recording
 ) -> AutogradGraph:
@@ -139,6 +159,7 @@ def _describe(
     names: ModelNames,
     model: torch.nn.Module | None,
     recording: Recording | None,
+    with_attributes: bool = False,
 ) -> AutogradGraph:
     ids = {node: number for number, node in enumerate(walked.order, start=1)}
     variables = [
@@ -151,6 +172,7 @@ def _describe(
         names=names,
         recording=recording,
         recorded_saves=_recorded_saves(walked, recording),
+        with_attributes=with_attributes,
     )
     nodes = tuple(
         describe.node(ids[node], node, variable, inputs=inputs)
@@ -245,6 +267,7 @@ class _Describer:
     names: ModelNames
     recording: Recording | None
     recorded_saves: RecordedSaves | None
+    with_attributes: bool
 
     def node(
         self, node_id: int, node: TorchNode, variable: torch.Tensor | None, *, inputs: int
@@ -278,6 +301,7 @@ class _Describer:
                 if self.recording is not None and self.recording.notes_sources
                 else None
             ),
+            attributes=saved_attributes(node) if self.with_attributes else (),
         )
 
 

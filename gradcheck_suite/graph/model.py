@@ -97,7 +97,8 @@ class Node:
     is false where torch hides what was saved (in-place writes into a view) and nobody recorded it.
     ``location`` is where a custom Function is defined. ``call`` is the id of the innermost module
     call that made the node, and ``source`` the line that did: both are known only of a recorded
-    forward.
+    forward. ``attributes`` are names and values of what the node keeps apart from tensors, where
+    they were asked for.
     """
 
     id: int
@@ -113,6 +114,7 @@ class Node:
     saved_is_visible: bool = True
     call: int | None = None
     source: Location | None = None
+    attributes: tuple[tuple[str, str], ...] = ()
 
     @property
     def saved_bytes(self) -> int:
@@ -289,15 +291,31 @@ class AutogradGraph:
             raise KeyError(f"no node #{node_id}; ids run from 1 to {len(self.nodes)}")
         return self.nodes[node_id - 1]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, depth: int | None = None) -> None:
         """Write the graph to a file, in the format that the suffix of its name asks for.
+
+        ``.html`` is a page to explore it, ``.svg`` a picture, ``.txt`` a tree, ``.dot`` or ``.gv``
+        for Graphviz, ``.json`` for programs. A folder, or a name with ``tfevents`` in it, gets an
+        event file for TensorBoard.
+
+        Args:
+            path: where to write.
+            depth: how many levels of modules pictures and pages open; None chooses what stays
+                readable, -1 opens everything.
 
         Raises:
             UsageError: the suffix is unknown, or the file cannot be written.
         """
         from gradcheck_suite.graph.save import save_graph  # noqa: PLC0415 - drawn on demand
 
-        save_graph(self, path)
+        save_graph(self, path, depth=depth)
+
+    def _repr_html_(self) -> str:
+        """Draw the graph for a notebook."""
+        from gradcheck_suite.graph.render_svg import graph_to_svg  # noqa: PLC0415 - drawn on demand
+
+        picture = graph_to_svg(self).partition("?>")[2]
+        return f'<div style="max-height:640px;overflow:auto">{picture}</div>'
 
     def __str__(self) -> str:
         from gradcheck_suite.graph.render_text import (  # noqa: PLC0415 - drawn on demand

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph.render_dot import graph_to_dot
+from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_json import graph_to_json
+from gradcheck_suite.graph.render_svg import graph_to_svg
+from gradcheck_suite.graph.render_tensorboard import check_tensorboard, write_events
 from gradcheck_suite.graph.render_text import graph_to_text
 
 if TYPE_CHECKING:
@@ -15,51 +19,107 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.graph.model import AutogradGraph
 
-__all__ = ["SUFFIXES", "check_destination", "save_graph"]
+__all__ = ["SUFFIXES", "check_destination", "save_graph", "write_text"]
 
 _FILE_WIDTH = 100
+_EVENTS = "tfevents"
 
 
-def _whole_text(graph: AutogradGraph) -> str:
+def _whole_text(graph: AutogradGraph, _depth: int | None) -> str:
     return graph_to_text(graph, width=_FILE_WIDTH, limit=None)
 
 
-_RENDERERS: dict[str, Callable[[AutogradGraph], str]] = {
-    ".json": graph_to_json,
+def _dot(graph: AutogradGraph, _depth: int | None) -> str:
+    return graph_to_dot(graph)
+
+
+def _json(graph: AutogradGraph, _depth: int | None) -> str:
+    return graph_to_json(graph)
+
+
+def _html(graph: AutogradGraph, depth: int | None) -> str:
+    return graph_to_html(graph, depth=depth)
+
+
+def _svg(graph: AutogradGraph, depth: int | None) -> str:
+    return graph_to_svg(graph, depth=depth)
+
+
+_RENDERERS: dict[str, Callable[[AutogradGraph, int | None], str]] = {
+    ".dot": _dot,
+    ".gv": _dot,
+    ".html": _html,
+    ".json": _json,
+    ".svg": _svg,
     ".txt": _whole_text,
 }
 SUFFIXES = tuple(_RENDERERS)
 
 
-def save_graph(graph: AutogradGraph, path: str | os.PathLike[str]) -> None:
-    """Write the whole graph to ``path``, replacing what is there.
+def save_graph(
+    graph: AutogradGraph, path: str | os.PathLike[str], *, depth: int | None = None
+) -> Path:
+    """Write the whole graph to ``path``, replacing what is there, and return where it is.
 
     Raises:
         UsageError: the suffix is unknown, the folder does not exist, or writing fails.
     """
     destination = check_destination(path)
-    text = _RENDERERS[destination.suffix.lower()](graph)
+    if _is_for_tensorboard(destination):
+        try:
+            return write_events(graph, destination)
+        except OSError as error:
+            raise _unwritable(destination, error) from error
+    return write_text(destination, _RENDERERS[destination.suffix.lower()](graph, depth))
+
+
+def write_text(destination: Path, text: str) -> Path:
+    """Write ``text`` to a file, replacing what is there.
+
+    Raises:
+        UsageError: writing fails.
+    """
     try:
-        destination.write_text(text, encoding="utf-8", newline="\n")
+        # Half a surrogate pair in a name has no bytes: it is spelled out.
+        destination.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
-        raise UsageError(
-            f"cannot write the graph to {destination}: {error.strerror or error}"
-        ) from error
+        raise _unwritable(destination, error) from error
+    return destination
 
 
-def check_destination(path: str | os.PathLike[str]) -> Path:
+def _unwritable(destination: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write the graph to {destination}: {error.strerror or error}")
+
+
+def _is_for_tensorboard(destination: Path) -> bool:
+    is_folder = destination.is_dir() and destination.suffix.lower() not in SUFFIXES
+    return is_folder or _EVENTS in destination.name
+
+
+def check_destination(
+    path: str | os.PathLike[str], *, suffixes: tuple[str, ...] = SUFFIXES, events: bool = True
+) -> Path:
     """Return ``path`` if a graph can be saved under this name.
+
+    Args:
+        path: where the graph is to go.
+        suffixes: those that are known.
+        events: whether folders and event files are known as well.
 
     Raises:
         UsageError: the suffix is unknown, or the folder does not exist.
     """
     destination = Path(path)
-    supported = ", ".join(SUFFIXES)
-    if destination.suffix.lower() not in _RENDERERS:
+    to_tensorboard = events and _is_for_tensorboard(destination)
+    if to_tensorboard:
+        check_tensorboard()
+    elif destination.suffix.lower() not in suffixes:
+        supported = ", ".join(suffixes)
         seen = f"the suffix {destination.suffix!r}" if destination.suffix else "no suffix"
+        also = ", or an existing folder for TensorBoard" if events else ""
         raise UsageError(
             f"cannot tell in which format to save {str(path)!r}: expected one of the suffixes "
-            f"{supported}, got {seen}"
+            f"{supported}{also}, got {seen}"
         )
     if not destination.parent.is_dir():
         raise UsageError(

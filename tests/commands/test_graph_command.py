@@ -41,6 +41,15 @@ def fails():
     raise ValueError("shapes do not fit")
 
 net = Net()
+
+def inputs():
+    return torch.ones(4, 3)
+
+def named_inputs():
+    return {"x": torch.ones(4, 3)}
+
+def vector():
+    return torch.zeros(3, requires_grad=True).sqrt()
 """
 
 
@@ -119,11 +128,65 @@ class TestSaved:
         done = graph("model.py:fails", "-o", "graph.pdf")
 
         assert done.returncode == 2
-        assert "expected one of the suffixes .json, .txt, got the suffix '.pdf'" in done.stderr
+        assert "expected one of the suffixes .dot, .gv, .html, .json, .svg, .txt" in done.stderr
+        assert "got the suffix '.pdf'" in done.stderr
         assert "ValueError" not in done.stderr
 
 
+class TestRecorded:
+    def test_a_module_with_its_inputs(self, graph, tmp_path):
+        for made in ("inputs", "named_inputs"):
+            done = graph("model.py:net", "--inputs", f"model.py:{made}", "-o", "g.json")
+
+            assert done.returncode == 0
+            document = json.loads((tmp_path / "g.json").read_text())
+            assert [call["path"] for call in document["calls"]] == ["", "used"]
+
+    def test_lines_bytes_and_gradients_on_request(self, graph, tmp_path):
+        done = graph(
+            "model.py:vector", "--with", "source,saved,gradients", "-o", "g.json",
+            "--output-format", "json",
+        )  # fmt: skip
+
+        document = json.loads((tmp_path / "g.json").read_text())
+        assert document["nodes"][0]["source"]["function"] == "vector"
+        assert document["edges"][0]["gradient"]["non_finite"] == "inf"
+        assert json.loads(done.stdout)["findings"][0]["code"] == "GCS604"
+        assert done.returncode == 1
+
+    def test_depth(self, graph, tmp_path):
+        graph("model.py:loss_and_model", "-o", "all.svg", "--depth", "all")
+        graph("model.py:loss_and_model", "-o", "none.svg", "--depth", "0")
+
+        assert "Addmm" in (tmp_path / "all.svg").read_text()
+        assert "Addmm" not in (tmp_path / "none.svg").read_text()
+
+    def test_open(self, graph, tmp_path, monkeypatch):
+        opened = []
+        monkeypatch.setattr("webbrowser.open", opened.append)
+        graph("model.py:loss", "-o", "g.html", "--open")
+
+        assert opened == [(tmp_path / "g.html").resolve().as_uri()]
+
+
 class TestRefused:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("model.py:loss", "--open"), "--open needs -o"),
+            (("model.py:loss", "--with", "colour"), "'colour' is not one of source, saved"),
+            (("model.py:loss", "--depth", "-3"), "--depth"),
+            (("model.py:two_tensors", "--with", "gradients"), "returned a tuple, expected one"),
+            (("model.py:net", "--inputs", "model.py:net.used.weight"), "expected a function"),
+        ],
+    )
+    def test_wrong_options(self, graph_process, arguments, message):
+        done = graph_process(*arguments)
+
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
     @pytest.mark.parametrize(
         ("target", "message"),
         [

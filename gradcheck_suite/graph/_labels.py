@@ -1,0 +1,136 @@
+"""The words and the size of each box in a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.graph._metrics import shortened, text_width
+from gradcheck_suite.reporting.text import byte_count, plural, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gradcheck_suite.graph._groups import Group
+    from gradcheck_suite.graph.model import AutogradGraph, Node, TensorType
+
+__all__ = ["SMALL", "TITLE", "Label", "label_group", "label_node", "marked_nodes", "short_type"]
+
+TITLE = 12.0
+SMALL = 10.0
+_PADDING = 10.0
+_LINE = 13.0
+_LONGEST_TITLE = 34
+_LONGEST_LINE = 46
+_SHORT_DTYPES = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "complex64": "c64",
+    "complex128": "c128",
+    "int64": "i64",
+    "int32": "i32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a box says: a title and lines below it; ``classes`` say how it is drawn."""
+
+    title: str
+    lines: tuple[str, ...]
+    classes: tuple[str, ...]
+    width: float
+    height: float
+
+
+def label_node(node: Node, *, mark: str | None) -> Label:
+    """Label the box of a node; ``mark`` is the severity of the worst finding on it."""
+    if node.leaf is not None:
+        title = visible(node.leaf.name.rpartition(".")[2]) if node.leaf.names else "unnamed leaf"
+        lines = [short_type(node.leaf.type)] if node.leaf.type is not None else []
+        classes = ["leaf", "parameter" if node.leaf.is_parameter else "input"]
+    else:
+        title = visible(node.op.partition("Backward")[0] or node.op)
+        lines = _node_lines(node)
+        classes = [node.kind.replace(" ", "-")]
+        if node.op == "CopySlices":
+            classes.append("in-place")
+        elif node.op.startswith("ToCopyBackward"):
+            classes.append("cast")
+    if node.freed:
+        classes.append("freed")
+    if mark is not None:
+        classes.append(mark)
+    return _sized(title, lines, classes)
+
+
+def _node_lines(node: Node) -> list[str]:
+    lines: list[str] = []
+    if node.outputs:
+        more = len(node.outputs) - 1
+        known = node.outputs[0]
+        text = short_type(known) if known is not None else "unknown shape"
+        lines.append(text + (f" +{more}" if more else ""))
+    if node.saved_bytes:
+        lines.append(f"saves {byte_count(node.saved_bytes)}")
+    lines += [f"{name}: {value}" for name, value in node.attributes]
+    return lines
+
+
+def label_group(group: Group, *, module: str | None, marks: int) -> Label:
+    """Label a closed group of class ``module``; ``marks`` counts the findings in it."""
+    lines = [visible(module)] if module and module != group.title else []
+    lines.append(plural(group.size, "node"))
+    if group.saved_bytes:
+        lines.append(f"saves {byte_count(group.saved_bytes)}")
+    title = visible(group.title)
+    if group.kind == "repeat":
+        title = f"{shortened(title, _LONGEST_TITLE - 8)}  \u00d7 {len(group.children)}"
+    classes = ["group", group.kind]
+    if marks:
+        classes.append("has-marks")
+        lines.append(plural(marks, "finding"))
+    return _sized(title, lines, classes)
+
+
+def short_type(known: TensorType | None) -> str:
+    """Write a type in few letters: ``"(64, 32) f32"``."""
+    if known is None:
+        return "unknown shape"
+    return f"{known.shape} {_SHORT_DTYPES.get(known.dtype, known.dtype)}"
+
+
+def _sized(title: str, lines: list[str], classes: list[str]) -> Label:
+    title = shortened(title, _LONGEST_TITLE)
+    short = tuple(shortened(line, _LONGEST_LINE) for line in lines)
+    width = text_width(title, size=TITLE, bold=True)
+    for line in short:
+        width = max(width, text_width(line, size=SMALL))
+    if "error" in classes or "warning" in classes or "note" in classes or "has-marks" in classes:
+        width += 18.0
+    return Label(
+        title=title,
+        lines=short,
+        classes=tuple(classes),
+        # Whole numbers, so that two languages agree on them.
+        width=float(int(width + 2 * _PADDING + 1)),
+        height=8.0 + _LINE * (1 + len(short)) + 5.0,
+    )
+
+
+def marked_nodes(graph: AutogradGraph) -> Mapping[int, str]:
+    """Return the worst severity of the findings on each node that has one."""
+    ranks = {"note": 0, "warning": 1, "error": 2}
+    worst: dict[int, str] = {}
+    for finding in graph.findings:
+        value = finding.severity.value
+        several = finding.evidence.get("nodes")
+        one = finding.evidence.get("node")
+        numbers = [n for n in several if isinstance(n, int)] if isinstance(several, tuple) else []
+        numbers += [one] if isinstance(one, int) else []
+        for number in numbers:
+            if number not in worst or ranks[value] > ranks[worst[number]]:
+                worst[number] = value
+    return worst

@@ -1,0 +1,190 @@
+"""Tell what differs between two graphs: what grew from one step to the next, and where."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph._labels import short_type
+from gradcheck_suite.graph.model import AutogradGraph, Node, TensorType
+from gradcheck_suite.reporting.text import byte_count, number, plural, visible
+
+if TYPE_CHECKING:
+    import os
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Change", "GraphDiff", "diff_graphs"]
+
+_Kind: TypeAlias = "tuple[str, str, TensorType | None]"
+_WIDTH = 100
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Nodes of one kind, of which the graphs hold different numbers.
+
+    ``module`` is "" outside modules, or where the forward was not recorded. Leaves go by their
+    name in place of ``op``. The bytes are those that these nodes saved.
+    """
+
+    module: str
+    op: str
+    type: TensorType | None
+    before: int
+    after: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDiff:
+    """What :func:`gradcheck_suite.diff_graphs` found. ``changes`` are the largest growth first."""
+
+    before: AutogradGraph
+    after: AutogradGraph
+    changes: tuple[Change, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both graphs hold the same nodes, as far as ops, types and modules tell."""
+        return not self.changes
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Say what changed in words."""
+        before, after = self.before, self.after
+        if self.is_same:
+            return (f"Both graphs hold the same {plural(len(before.nodes), 'node')}.",)
+        grown = f"{len(after.nodes) - len(before.nodes):+,}"
+        counts = (
+            f"{plural(len(before.nodes), 'node')} before, {number(len(after.nodes))} after "
+            f"({grown}); {byte_count(before.saved_bytes)} saved before, "
+            f"{byte_count(after.saved_bytes)} after."
+        )
+        said = [counts]
+        times = _times_over(before, after)
+        if times > 1:
+            said.append(
+                f"The second graph holds every op of the first {times} times over: the graph of "
+                "an earlier step is still attached (a sum of losses, a hidden state that is not "
+                "detached), or a loop ran more often."
+            )
+        elif times and all(change.after >= change.before for change in self.changes):
+            said.append("Nothing of the first graph is missing: the second has only grown.")
+        gained = [c.op for c in self.changes if not c.before and _is_leaf(c)]
+        lost = [c.op for c in self.changes if not c.after and _is_leaf(c)]
+        for words, names in (("Newly reached", gained), ("No longer reached", lost)):
+            if names:
+                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                said.append(f"{words}: {', '.join(names[:_SHOWN])}{more}.")
+        return tuple(said)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison to a ``.html``, ``.txt`` or ``.json`` file.
+
+        Raises:
+            UsageError: the suffix is another, or the file cannot be written.
+        """
+        from gradcheck_suite.graph.render_diff import save_diff  # noqa: PLC0415 - drawn on demand
+
+        save_diff(self, path)
+
+    def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415 - drawn on demand
+
+        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        with console.capture() as captured:
+            console.print(self, highlight=False)
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from gradcheck_suite.graph.render_diff import (  # noqa: PLC0415 - drawn on demand
+            diff_renderables,
+        )
+
+        yield from diff_renderables(self)
+
+
+def diff_graphs(before: AutogradGraph, after: AutogradGraph) -> GraphDiff:
+    """Compare the graphs of two steps: what grew tells of leaks and of changed control flow.
+
+    Nodes are compared by op, type of the first output and module; leaves by name.
+
+    >>> import torch
+    >>> import gradcheck_suite as gs
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> first = gs.trace_graph(weight.sin().sum())
+    >>> second = gs.trace_graph(weight.sin().sum() + weight.sin().sum())
+    >>> changes = gs.diff_graphs(first, second).changes
+    >>> [(change.op, change.before, change.after) for change in changes]
+    [('AddBackward0', 0, 1), ('SinBackward0', 1, 2), ('SumBackward0', 1, 2)]
+
+    Raises:
+        UsageError: one of them is not a graph.
+    """
+    for name, given in (("the first", before), ("the second", after)):
+        if not isinstance(given, AutogradGraph):
+            raise UsageError(
+                f"diff_graphs expected two graphs from trace_graph, got {type(given).__name__} as "
+                f"{name}"
+            )
+    counts = [_counted(before), _counted(after)]
+    changes: list[Change] = []
+    for kind in dict.fromkeys([*counts[0], *counts[1]]):
+        (n0, bytes0), (n1, bytes1) = (count.get(kind, (0, 0)) for count in counts)
+        if n0 != n1:
+            changes.append(Change(*kind, n0, n1, bytes0, bytes1))
+    changes.sort(key=lambda c: (c.bytes_before - c.bytes_after, c.before - c.after, c.module, c.op))
+    return GraphDiff(before, after, tuple(changes))
+
+
+def _counted(graph: AutogradGraph) -> dict[_Kind, tuple[int, int]]:
+    counted: dict[_Kind, tuple[int, int]] = {}
+    for node in graph.nodes:
+        kind = kind_of(graph, node)
+        count, size = counted.get(kind, (0, 0))
+        counted[kind] = (count + 1, size + node.saved_bytes)
+    return counted
+
+
+def kind_of(graph: AutogradGraph, node: Node) -> _Kind:
+    """Say what a node is compared by."""
+    if node.leaf is not None:
+        name = visible(node.leaf.name) if node.leaf.names else "unnamed leaf"
+        return "", f"{_LEAF} {name}", node.leaf.type
+    known = node.outputs[0] if node.outputs else None
+    return graph.module_of(node) or "", node.op, known
+
+
+_LEAF = "leaf"
+
+
+def _is_leaf(change: Change) -> bool:
+    return change.op.startswith(f"{_LEAF} ")
+
+
+def _times_over(before: AutogradGraph, after: AutogradGraph) -> int:
+    """Return how many times the second graph holds all ops of the first."""
+    # By op and type alone: what an earlier recording saw has no module in a later one.
+    ops = [
+        Counter(kind_of(graph, node)[1:] for node in graph.nodes if node.leaf is None)
+        for graph in (before, after)
+    ]
+    return min((ops[1][kind] // count for kind, count in ops[0].items()), default=1)
+
+
+def describe(change: Change) -> tuple[str, str, str, str]:
+    """Return the cells of a row: what, where, how many, bytes."""
+    bytes_ = ""
+    if change.bytes_before or change.bytes_after:
+        bytes_ = f"{byte_count(change.bytes_before)} \u2192 {byte_count(change.bytes_after)}"
+    what = visible(change.op)
+    if change.type is not None:
+        what += f" {short_type(change.type)}"
+    counts = f"{number(change.before)} \u2192 {number(change.after)}"
+    return what, visible(change.module), counts, bytes_

@@ -1,0 +1,184 @@
+"""Draw a graph as SVG: deterministic, self-contained, readable in light and dark."""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.graph._view import draw, picture
+from gradcheck_suite.reporting.text import byte_count, plural, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_suite.graph._view import Box, Drawing, Frame, Item, Picture, Wire
+    from gradcheck_suite.graph.model import AutogradGraph
+
+__all__ = ["asset", "drawing_to_svg", "graph_to_svg", "headline"]
+
+_MARGIN = 12.0
+_HEADLINE = 26.0
+_ARROW = 3.5
+
+
+def graph_to_svg(graph: AutogradGraph, *, depth: int | None = None) -> str:
+    """Draw ``graph`` as an SVG document that ends with a newline.
+
+    Args:
+        graph: what to draw.
+        depth: how many levels of modules to open; None chooses what stays readable, and -1 opens
+            everything.
+    """
+    shown = picture(graph, depth=depth)
+    return drawing_to_svg(shown, draw(shown))
+
+
+@cache
+def asset(name: str) -> str:
+    """Return the text of a file that ships with the package."""
+    return (
+        files("gradcheck_suite.graph").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+    )
+
+
+def headline(graph: AutogradGraph) -> str:
+    """Say in a line what the picture is of."""
+    at_least = "" if graph.saved_bytes_are_complete else "at least "
+    text = (
+        f"{plural(len(graph.nodes), 'node')}, {plural(len(graph.leaves), 'leaf', 'leaves')}, "
+        f"{at_least}{byte_count(graph.saved_bytes)} saved for backward"
+    )
+    if graph.findings:
+        text += f", {plural(len(graph.findings), 'finding')}"
+    return text
+
+
+def drawing_to_svg(shown: Picture, drawing: Drawing) -> str:
+    """Write a drawing as an SVG document."""
+    words = headline(shown.graph)
+    width = max(drawing.width, 420.0) + 2 * _MARGIN
+    height = drawing.height + 2 * _MARGIN + _HEADLINE
+    shift = (width - drawing.width) / 2
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="gcs" role="img" '
+        f'aria-label="Autograd graph: {escape(words)}" viewBox="0 0 {_n(width)} {_n(height)}" '
+        f'width="{_n(width)}" height="{_n(height)}">'
+    )
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        opening,
+        f"<title>Autograd graph: {escape(words)}</title>",
+        f"<style>{asset('picture.css')}</style>",
+        '<rect width="100%" height="100%" style="fill:var(--paper)"/>',
+        f'<text class="s" x="{_n(width / 2)}" y="{_n(_MARGIN + 8)}">{escape(words)}</text>',
+        f'<g transform="translate({_n(shift)} {_n(_MARGIN + _HEADLINE)})">',
+        *svg_elements(shown, drawing),
+        "</g>",
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def svg_elements(shown: Picture, drawing: Drawing) -> Iterator[str]:
+    """Yield the elements of a drawing: frames below wires below boxes."""
+    for frame in drawing.frames:
+        yield _frame(frame)
+    states = wire_states(shown)
+    for wire in drawing.wires:
+        yield from _wire(wire, states)
+    for box in drawing.boxes:
+        yield _box(box, shown)
+
+
+def wire_states(shown: Picture) -> dict[Item, str]:
+    """Say of each node whether the gradients that lead to it are not finite, or all zero."""
+    zeros: dict[int, bool] = {}
+    bad: set[int] = set()
+    for edge in shown.graph.edges:
+        gradient = edge.gradient
+        if gradient is None:
+            continue
+        if gradient.non_finite:
+            bad.add(edge.target)
+        zeros[edge.target] = zeros.get(edge.target, True) and (
+            gradient.is_zero or gradient.is_missing
+        )
+    states: dict[Item, str] = {("node", node): "zero" for node, zero in zeros.items() if zero}
+    states.update({("node", node): "bad" for node in bad})
+    return states
+
+
+def _frame(frame: Frame) -> str:
+    return (
+        f'<g class="f" data-group="{frame.group}"><rect x="{_n(frame.x)}" y="{_n(frame.y)}" '
+        f'width="{_n(frame.width)}" height="{_n(frame.height)}" rx="8"/>'
+        f'<text x="{_n(frame.x + 10)}" y="{_n(frame.y + 16)}">{escape(frame.title)}</text></g>'
+    )
+
+
+def _wire(wire: Wire, states: dict[Item, str]) -> Iterator[str]:
+    state = states.get(wire.target, "")
+    path = "".join(_piece(*segment) for segment in wire.segments)
+    yield f'<path class="w{" " + state if state else ""}" d="{path}"/>'
+    if wire.ends and wire.segments:
+        x, y = max(((s[2], s[3]) for s in wire.segments), key=lambda end: end[1])
+        yield (f'<path class="a" d="M{_n(x)} {_n(y)}l-{_ARROW} -{2 * _ARROW}h{2 * _ARROW}z"/>')
+
+
+def _piece(x1: float, y1: float, x2: float, y2: float) -> str:
+    if x1 == x2:
+        return f"M{_n(x1)} {_n(y1)}V{_n(y2)}"
+    middle = (y1 + y2) / 2
+    return f"M{_n(x1)} {_n(y1)}C{_n(x1)} {_n(middle)} {_n(x2)} {_n(middle)} {_n(x2)} {_n(y2)}"
+
+
+def _box(box: Box, shown: Picture) -> str:
+    label = box.label
+    kind, number = box.item
+    x = box.x + label.width / 2
+    radius = 11 if "leaf" in label.classes else 4
+    opening = f'<g class="b {" ".join(label.classes)}" data-{kind}="{number}">'
+    parts = [opening, f"<title>{escape(_tooltip(box, shown))}</title>"]
+    if "group" in label.classes:
+        offsets: Sequence[int] = (6, 3) if "repeat" in label.classes else (3,)
+        parts += [
+            f'<rect x="{_n(box.x + by)}" y="{_n(box.y + by)}" width="{_n(label.width)}" '
+            f'height="{_n(label.height)}" rx="{radius}"/>'
+            for by in offsets
+        ]
+    parts.append(
+        f'<rect x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(label.width)}" '
+        f'height="{_n(label.height)}" rx="{radius}"/>'
+        f'<text class="t" x="{_n(x)}" y="{_n(box.y + 17)}">{escape(label.title)}</text>'
+    )
+    parts += [
+        f'<text class="s" x="{_n(x)}" y="{_n(box.y + 31 + 13 * place)}">{escape(line)}</text>'
+        for place, line in enumerate(label.lines)
+    ]
+    if not {"error", "warning", "note", "has-marks"}.isdisjoint(label.classes):
+        parts.append(
+            f'<text class="flag" x="{_n(box.x + label.width - 9)}" y="{_n(box.y + 16)}">!</text>'
+        )
+    return "".join(parts) + "</g>"
+
+
+def _tooltip(box: Box, shown: Picture) -> str:
+    kind, number = box.item
+    if kind == "group":
+        return visible(shown.groups.groups[number].title)
+    node = shown.graph.node(number)
+    if node.leaf is not None:
+        return f"#{node.id} {' = '.join(map(visible, node.leaf.names)) or 'unnamed leaf'}"
+    words = f"#{node.id} {visible(node.op)}"
+    module = shown.graph.module_of(node)
+    return f"{words} in {visible(module)}" if module else words
+
+
+def _n(value: float) -> str:
+    """Write a number with one decimal at most; halves go up, as in JavaScript."""
+    tenths = int(value * 10 + 0.5) if value >= 0 else -int(-value * 10 + 0.5)
+    whole, rest = divmod(abs(tenths), 10)
+    sign = "-" if tenths < 0 else ""
+    return f"{sign}{whole}.{rest}" if rest else f"{sign}{whole}"
