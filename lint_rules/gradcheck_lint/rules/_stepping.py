@@ -12,6 +12,8 @@ import libcst as cst
 from gradcheck_lint.model.flow import (
     Backward,
     Call,
+    Forward,
+    Loop,
     SchedulerStep,
     Step,
     ZeroGrad,
@@ -102,6 +104,8 @@ def _without_backward(
             if previous >= 0 and path[previous].turn == item.turn:
                 return Problem("GCS303", "twice", step, item.owner, (path[previous].event,))
         zeroes = [other.event for other in segment if isinstance(other.event, ZeroGrad)]
+        if not _trains(unit.loop, step):
+            return None
         return Problem("GCS303", "none", step, item.owner, tuple(zeroes[:1]))
     previous = index - len(segment) - 1
     if previous >= 0:
@@ -116,6 +120,13 @@ def _without_backward(
     later = [other.event for other in path[index:] if isinstance(other.event, Backward)]
     kind = "order" if later else "none"
     return Problem("GCS303", kind, step, item.owner, (zeros[0].event, *later[:1]))
+
+
+def _trains(loop: Loop, step: Step) -> bool:
+    """Tell whether a loop trains a model, and does not go through a collection of optimizers."""
+    if (step.receiver or "").partition(".")[0] in loop.targets:
+        return False
+    return any(isinstance(event, (Forward, ZeroGrad)) for event in loop.body.events())
 
 
 def _between(first: Occurrence, second: Occurrence) -> bool:

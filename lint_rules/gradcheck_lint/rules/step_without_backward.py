@@ -73,6 +73,22 @@ def train(model, loader, optimizer):
             """\
 import torch
 
+class Composite(torch.optim.Optimizer):
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+
+    def step(self, closure=None):
+        loss = closure() if closure is not None else None
+        for key, opt in self.optimizers.items():
+            opt.step()
+        return loss
+""",
+            why="each optimizer of a collection steps once",
+        ),
+        Valid(
+            """\
+import torch
+
 def train(model, loader, optimizer):
     for x in loader:
         model(x).mean().backward()
