@@ -13,7 +13,15 @@ from gradcheck_suite.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["CLEAN", "FINDINGS", "INTERRUPTED", "USAGE", "exit_status", "reader_may_leave"]
+__all__ = [
+    "CLEAN",
+    "FINDINGS",
+    "INTERRUPTED",
+    "USAGE",
+    "exit_status",
+    "internal_error",
+    "reader_may_leave",
+]
 
 CLEAN: Final = 0
 FINDINGS: Final = 1
@@ -53,12 +61,16 @@ def exit_status(
             return _fail(name, message)
         if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
             traceback.print_exception(error)
-        return _fail(
-            name,
-            f"internal error: {type(error).__name__}: {error}. This is a bug in gradcheck-suite; "
-            "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print",
-        )
+        return _fail(name, internal_error(f"{type(error).__name__}: {error}"))
     return status
+
+
+def internal_error(what: str) -> str:
+    """Return what to say of a failure that is ours."""
+    return (
+        f"internal error: {what}. This is a bug in gradcheck-suite; "
+        "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print"
+    )
 
 
 @contextlib.contextmanager

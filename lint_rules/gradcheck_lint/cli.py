@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.options import build_parser
 from gradcheck_lint.output import say, write, write_diff
+from gradcheck_suite._exit import (
+    CLEAN,
+    FINDINGS,
+    USAGE,
+    exit_status,
+    internal_error,
+    reader_may_leave,
+)
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 
@@ -19,35 +27,13 @@ if TYPE_CHECKING:
     from gradcheck_lint.config import Settings, SettingsFinder
     from gradcheck_lint.runner import Options, Run, SettingsFor
 
-CLEAN: Final = 0
-FINDINGS: Final = 1
-USAGE: Final = 2
-INTERRUPTED: Final = 130
-"""The status of a command that Ctrl-C ended: 128 + SIGINT, as shells count."""
-
 _STDIN = "-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gradcheck-lint`` with these arguments and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        status = _run(words)
-        sys.stdout.flush()
-    except UsageError as error:
-        return _fail(str(error))
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python flushes stdout once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINDINGS
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
-    except Exception as error:
-        if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
-            raise
-        return _fail(_INTERNAL.format(f"{type(error).__name__}: {error}"))
-    return status
+    return exit_status("gradcheck-lint", lambda: _run(words))
 
 
 def _run(words: list[str]) -> int:
@@ -71,10 +57,8 @@ def _run(words: list[str]) -> int:
         return _adopt(run, arguments, settings)
     run = _without_known(run, arguments, settings)
     status = _status(run, Severity(arguments.fail_on or settings.fail_on), arguments)
-    try:
+    with reader_may_leave():
         _tell(run, arguments, on_stdin=_STDIN in paths)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
@@ -120,7 +104,7 @@ def _tell(run: Run, arguments: argparse.Namespace, *, on_stdin: bool) -> None:
         would = "would be fixed" if arguments.diff else "fixed"
         say(f"{_plural(len(run.fixed), 'mistake')} {would} in {_plural(len(run.changes), 'file')}")
     for failure in run.failures:
-        say(f"error: {_INTERNAL.format(failure)}")
+        say(f"error: {internal_error(failure)}")
 
 
 def _plural(count: int, noun: str) -> str:
@@ -235,7 +219,7 @@ def _adopt(run: Run, arguments: argparse.Namespace, settings: Settings) -> int:
         for message in left:
             say(message)
     for failure in run.failures:
-        say(f"error: {_INTERNAL.format(failure)}")
+        say(f"error: {internal_error(failure)}")
     return USAGE if run.failures else CLEAN
 
 
@@ -317,12 +301,3 @@ _OWN_FINDINGS: Final = {
     "unused-suppression": _UNUSED,
 }
 _WORDS = {"explain": _explain, "rules": _rules, "server": _server}
-_INTERNAL: Final = (
-    "internal error: {}. This is a bug in gradcheck-suite; "
-    "please report it with what GRADCHECK_SUITE_TRACEBACK=1 makes it print"
-)
-
-
-def _fail(message: str) -> int:
-    say(f"error: {message}")
-    return USAGE
