@@ -33,7 +33,7 @@ class AuditOptions:
 
     checksum_first_steps: int = 3
     checksum_every: int | None = None
-    overhead: float = 1.0
+    overhead: float = 0.5
     name_writers: bool = True
     graph_limit: int = 4
     max_steps: int | None = None

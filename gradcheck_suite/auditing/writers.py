@@ -159,7 +159,7 @@ class Writers:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
         targets = written if isinstance(written, (list, tuple)) else (written,)
         for tensor in targets:
-            if type(tensor) not in _PLAIN:
+            if not isinstance(tensor, torch.Tensor) or type(tensor) not in _PLAIN:
                 continue
             if function_mode_is_active():
                 with without_torch_function():
