@@ -39,6 +39,8 @@ _WIDE = {
     torch.complex64: torch.complex128,
 }
 _HAVE_DOUBLE = frozenset({"cpu", "cuda"})
+_COUNTED = 16_384
+"""Zeros are counted in gradients of up to this many elements."""
 _KEEP_GRAPH = 1
 _INPUTS = 3
 
@@ -149,7 +151,7 @@ class _Measured:
     """Figures of gradients, left on their device until backward is over."""
 
     def __init__(self) -> None:
-        self._keys: list[tuple[str, int, int, int]] = []
+        self._keys: list[tuple[str, int, int, int, int | None]] = []
         self._norms: list[torch.Tensor] = []
         self._nonzeros: list[torch.Tensor] = []
         self._missing: list[tuple[str, int, int]] = []
@@ -186,24 +188,28 @@ class _Measured:
             if gradient.layout != torch.strided:
                 values = gradient.coalesce().values()
             norm = _norm(values)
-            nonzero = torch.count_nonzero(values)
+            nonzero = torch.count_nonzero(values) if values.numel() <= _COUNTED else None
         except (RuntimeError, NotImplementedError, TypeError):
             return  # a layout or subclass whose numbers can't be read: nothing is said of it
-        self._keys.append((*key, gradient.numel()))
+        counted = None
+        if nonzero is not None:
+            counted = len(self._nonzeros)
+            self._nonzeros.append(nonzero)
+        self._keys.append((*key, gradient.numel(), counted))
         self._norms.append(norm)
-        self._nonzeros.append(nonzero)
 
     def read_into(self, watched: WatchedBackward) -> None:
         """Fetch all figures at once from each device."""
         norms = _fetched(self._norms)
         nonzeros = _fetched(self._nonzeros)
-        for (way, number, index, elements), norm, nonzero in zip(
-            self._keys, norms, nonzeros, strict=True
-        ):
+        for (way, number, index, elements, counted), norm in zip(self._keys, norms, strict=True):
+            zeros: int | None = elements if norm == 0 else None
+            if counted is not None:
+                zeros = max(0, elements - int(nonzeros[counted]))
             where = watched.gradients if way == "out" else watched.incoming
             where[number, index] = EdgeGradient(
                 norm=norm if math.isfinite(norm) else None,
-                zeros=max(0, elements - int(nonzero)),
+                zeros=zeros,
                 elements=elements,
                 non_finite="nan" if math.isnan(norm) else "inf" if math.isinf(norm) else None,
             )

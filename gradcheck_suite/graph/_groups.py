@@ -366,6 +366,10 @@ def _outside_in(children: dict[int, list[int]]) -> list[int]:
 def _span(first: str, last: str, ops: str) -> str:
     if first.startswith("block ") and last.startswith("block "):
         return ops
+    name, found, number = last.partition(" (call ")
+    if found and first.partition(" (call ")[0] == name:
+        started = first.partition(" (call ")[2].rstrip(")") or "1"
+        return f"{name}, calls {started} … {number.rstrip(')')}"
     return f"{first} … {last}"
 
 

@@ -13,7 +13,7 @@ a change here is a change there. So no ``sum`` of floats here, which Python comp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,8 @@ _ORDER_SWEEPS = 8
 _PLACE_SWEEPS = 10
 _COUNT_CROSSINGS_UP_TO = 6_000
 _BEND_WEIGHT = 4.0
+
+_Neighbour: TypeAlias = "tuple[int, float, float, float]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,10 @@ class _Layers:
             total += self.ranks[lower] - rank - 1
         self.is_bend = [False] * count
         self.rank_of = list(self.ranks)
-        self.above: list[list[tuple[int, float]]] = [[] for _ in range(count)]
-        self.below: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+        # For each box its neighbours: which, how far it should be from them, where on them the
+        # arc is attached (from -0.5, their left border, to 0.5), and how far from its own middle.
+        self.above: list[list[_Neighbour]] = [[] for _ in range(count)]
+        self.below: list[list[_Neighbour]] = [[] for _ in range(count)]
         # (upper, lower, net, shift of upper, shift of lower), between neighbouring ranks.
         self.steps: list[tuple[int, int, int, float, float]] = []
         self.straight: list[tuple[int, int, int, float, float]] = []
@@ -215,8 +219,10 @@ class _Layers:
             return
         self.known.add((upper, lower, net))
         self.steps.append((upper, lower, net, upper_shift, lower_shift))
-        self.below[upper].append((lower, lower_shift - upper_shift))
-        self.above[lower].append((upper, upper_shift - lower_shift))
+        on_lower = lower_shift / (self.widths[lower] + 1.0)
+        on_upper = upper_shift / (self.widths[upper] + 1.0)
+        self.below[upper].append((lower, lower_shift - upper_shift, on_lower, upper_shift))
+        self.above[lower].append((upper, upper_shift - lower_shift, on_upper, lower_shift))
 
     def _first_rows(self) -> list[list[int]]:
         """Fill the ranks in the order in which boxes are met on the way down."""
@@ -234,7 +240,7 @@ class _Layers:
                     continue
                 seen[box] = True
                 rows[self.rank_of[box]].append(box)
-                stack += [lower for lower, _ in reversed(self.below[box]) if not seen[lower]]
+                stack += [near[0] for near in reversed(self.below[box]) if not seen[near[0]]]
         return rows
 
     def order(self) -> None:
@@ -262,16 +268,14 @@ class _Layers:
             self.rows = best
 
     @staticmethod
-    def _sort(
-        row: list[int], place: list[int], neighbours: Sequence[Sequence[tuple[int, float]]]
-    ) -> None:
+    def _sort(row: list[int], place: list[int], neighbours: Sequence[Sequence[_Neighbour]]) -> None:
         """Sort a rank by the mean place of each box's neighbours in the rank beside it."""
         means: dict[int, float] = {}
         for box in row:
             near = neighbours[box]
-            total = 0
-            for other, _ in near:
-                total += place[other]
+            total = 0.0
+            for other, _, attached, _ in near:
+                total += place[other] + attached
             means[box] = total / len(near) if near else float(place[box])
         row.sort(key=means.__getitem__)
         for position, box in enumerate(row):
@@ -283,7 +287,8 @@ class _Layers:
         for number in range(len(self.rows) - 1):
             ends: list[int] = []
             for box in self.rows[number]:
-                ends.extend(sorted(place[lower] for lower, _ in self.below[box]))
+                near = sorted((own, place[lower]) for lower, _, _, own in self.below[box])
+                ends += [end for _, end in near]
             size = len(self.rows[number + 1])
             tree = [0] * (size + 1)
             for counted, end in enumerate(ends):
@@ -331,7 +336,7 @@ class _Layers:
         self,
         row: Sequence[int],
         offsets: Sequence[float],
-        neighbours: Sequence[Sequence[tuple[int, float]]],
+        neighbours: Sequence[Sequence[_Neighbour]],
     ) -> None:
         sums: list[float] = []
         weights: list[float] = []
@@ -341,7 +346,7 @@ class _Layers:
             weight = 1.0
             if near:
                 wanted = 0.0
-                for other, shift in near:
+                for other, shift, _, _ in near:
                     wanted += self.x[other] + shift
                 wanted /= len(near)
                 if self.is_bend[box]:

@@ -307,6 +307,15 @@ class TestGradients:
             table(torch.tensor([1, 1])).sum().backward()
         assert recording.graph.edges[-1].gradient.norm == pytest.approx((4 + 4) ** 0.5)
 
+    def test_zeros_of_large_gradients_are_counted_if_all_are(self):
+        x = torch.ones(20_000, requires_grad=True)
+        for factor, zeros in ((0, 20_000), (torch.arange(20_000.0), None)):
+            with gs.record(backward=True) as recording:
+                (x * factor).sum().backward()
+            gradient = recording.graph.edges[-1].gradient
+            assert gradient.zeros == zeros
+            assert gradient.is_zero is (zeros is not None)
+
     def test_the_last_backward_is_the_graph(self):
         x = torch.ones(2, requires_grad=True)
         with gs.record(backward=True) as recording:

@@ -75,8 +75,9 @@ function layered(sizes, arcs, top, bottom) {
     if (known.has(key)) return;
     known.add(key);
     steps.push([upper, lower, net, upperShift, lowerShift]);
-    below[upper].push([lower, lowerShift - upperShift]);
-    above[lower].push([upper, upperShift - lowerShift]);
+    const onLower = lowerShift / (widths[lower] + 1), onUpper = upperShift / (widths[upper] + 1);
+    below[upper].push([lower, lowerShift - upperShift, onLower, upperShift]);
+    above[lower].push([upper, upperShift - lowerShift, onUpper, lowerShift]);
   };
   for (const [upper, lower, net, upperShift, lowerShift] of links) {
     const start = ranks[upper], end = ranks[lower], key = net + "," + lower;
@@ -127,7 +128,8 @@ function layered(sizes, arcs, top, bottom) {
     for (let number = 0; number + 1 < rows.length; number++) {
       const ends = [];
       for (const box of rows[number])
-        ends.push(...below[box].map(([lower]) => place[lower]).sort((a, b) => a - b));
+        ends.push(...below[box].map((near) => [near[3], place[near[0]]])
+          .sort((a, b) => a[0] - b[0] || a[1] - b[1]).map((near) => near[1]));
       const size = rows[number + 1].length, tree = new Array(size + 1).fill(0);
       ends.forEach((end, counted) => {
         let smaller = 0;
@@ -152,7 +154,7 @@ function layered(sizes, arcs, top, bottom) {
       for (const box of row) {
         const near = neighbours[box];
         let mean = 0;
-        for (const [other] of near) mean += place[other];
+        for (const [other, , attached] of near) mean += place[other] + attached;
         means.set(box, near.length ? mean / near.length : place[box]);
       }
       row.sort((a, b) => means.get(a) - means.get(b));

@@ -537,6 +537,7 @@
   render();
   select(null);
   fit();
+  performance.mark("ready");
   addEventListener("resize", apply);
   window.gradcheckSuite = { graph, states, draw: (given) => draw(graph, given || states), goTo, view: () => view };
 })();

@@ -1,0 +1,148 @@
+"""What recording adds to forward and backward, and how long a large picture takes."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+
+import gradcheck_suite as gs
+from benchmarks.graph_subjects import encoder
+from benchmarks.harness import Benchmark, Contender, Result, Scores, measure, run_as_command
+from gradcheck_suite.graph.render_html import graph_to_html
+from gradcheck_suite.graph.render_svg import graph_to_svg
+
+FORWARD_GOAL = 2.0
+BACKWARD_GOAL = 1.5
+PICTURE_GOAL = 0.25
+LARGE_GOAL = 1.5
+PAGE_GOAL = 1_000_000
+
+
+def run() -> tuple[Result, ...]:
+    """Measure forward, backward and pictures, one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    small, x = encoder(6), torch.randn(2, 10, 64)
+    usual, y = encoder(6, 256), torch.randn(8, 64, 256)
+    return (
+        _forward(small, x, "6-layer transformer, width 64, 2 x 10 tokens"),
+        _backward(usual, y, "6-layer transformer, width 256, 8 x 64 tokens"),
+        _backward(small, x, "6-layer transformer, width 64, 2 x 10 tokens", judged=False),
+        _pictures(small, x),
+    )
+
+
+def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
+    def recorded(**options: bool) -> None:
+        with gs.record(model, **options):
+            model(x).sum()
+
+    rows = measure(
+        [
+            Contender("bare", lambda: model(x).sum()),
+            Contender("modules", partial(recorded, saved=False)),
+            Contender("modules and saved bytes", recorded),
+        ],
+        rounds=41,
+        clock=time.process_time,
+    )
+    return Benchmark(
+        title=f"Recording a forward ({what})",
+        command="python -m benchmarks.graph_costs",
+        unit="forward (CPU)",
+        rows=rows,
+        goal=f"at most {FORWARD_GOAL} times the bare forward",
+        met=rows[2].ratio <= FORWARD_GOAL,
+    )
+
+
+def _backward(
+    model: torch.nn.Module, x: torch.Tensor, what: str, *, judged: bool = True
+) -> Benchmark:
+    spent = {"bare": 0.0, "gradients": 0.0}
+
+    def bare() -> None:
+        loss = model(x).sum()
+        start = time.process_time()
+        loss.backward()
+        spent["bare"] = time.process_time() - start
+
+    def watched() -> None:
+        with gs.record(modules=False, saved=False, backward=True):
+            loss = model(x).sum()
+            start = time.process_time()
+            loss.backward()
+            spent["gradients"] = time.process_time() - start
+
+    # Only backward is timed: the clock shows what it has taken so far.
+    elapsed = 0.0
+    current = "bare"
+
+    def clock() -> float:
+        nonlocal elapsed
+        elapsed += spent.pop(current, 0.0)
+        return elapsed
+
+    def timed(name: str) -> None:
+        nonlocal current
+        current = name
+        bare() if name == "bare" else watched()
+
+    rows = measure(
+        [
+            Contender("bare", partial(timed, "bare")),
+            Contender("gradients", partial(timed, "gradients")),
+        ],
+        rounds=21,
+        clock=clock,
+    )
+    return Benchmark(
+        title=f"Recording a backward ({what})",
+        command="python -m benchmarks.graph_costs",
+        unit="backward (CPU)",
+        rows=rows,
+        goal=(
+            f"at most {BACKWARD_GOAL} times the bare backward"
+            if judged
+            else "none: this one is told for honesty, its ops take a few microseconds each"
+        ),
+        met=rows[1].ratio <= BACKWARD_GOAL or not judged,
+    )
+
+
+def _pictures(model: torch.nn.Module, x: torch.Tensor) -> Scores:
+    with gs.record(model) as recording:
+        loss = model(x).sum()
+    start = time.process_time()
+    graph = recording.trace_graph(loss, model=model)
+    graph_to_svg(graph)
+    usual = time.process_time() - start
+    page = len(graph_to_html(graph).encode())
+
+    z = leaf = torch.ones(4, requires_grad=True)
+    for step in range(2_500):
+        z = z.sin() + (leaf if step % 7 == 3 else z)
+    start = time.process_time()
+    large = gs.trace_graph(z.sum())
+    graph_to_svg(large, depth=-1)
+    whole = time.process_time() - start
+    large_page = len(graph_to_html(large, depth=-1).encode())
+    return Scores(
+        title="Pictures",
+        command="python -m benchmarks.graph_costs",
+        columns=("", "seconds or bytes", "goal"),
+        rows=(
+            ("model and SVG of the 6-layer transformer", usual, f"{PICTURE_GOAL} s"),
+            ("HTML of it", page, f"{PAGE_GOAL} bytes"),
+            (f"model and SVG of {len(large.nodes)} nodes, all open", whole, f"{LARGE_GOAL} s"),
+            ("HTML of those", large_page, f"{PAGE_GOAL} bytes"),
+        ),
+        goal="each below its own",
+        met=(usual <= PICTURE_GOAL and whole <= LARGE_GOAL and max(page, large_page) <= PAGE_GOAL),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_as_command(run))

@@ -1,0 +1,192 @@
+"""Viewers of autograd graphs side by side: which subjects each can draw, how fast, how large.
+
+Each runs in a process of its own, with a limit of time, from a tensor or a module to a file. A
+viewer that is not installed is left out and said so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.graph_subjects import SUBJECTS
+from benchmarks.harness import Scores, run_as_command
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from benchmarks.graph_subjects import Subject
+
+SECONDS = 120
+
+
+def _ours(subject: Subject, folder: Path, suffix: str) -> Path:
+    import gradcheck_suite as gs
+
+    model, inputs = subject
+    with gs.record(model) as recording:
+        loss = model(*inputs).sum()
+    start = time.perf_counter()
+    recording.trace_graph(loss, model=model).save(folder / f"graph{suffix}")
+    _SPENT.append(time.perf_counter() - start)
+    return folder / f"graph{suffix}"
+
+
+def _torchviz(subject: Subject, folder: Path) -> Path:
+    from torchviz import make_dot
+
+    model, inputs = subject
+    loss = model(*inputs).sum()
+    start = time.perf_counter()
+    dot = make_dot(loss, params=dict(model.named_parameters()))
+    dot.format = "svg"
+    path = Path(dot.render("graph", directory=folder))
+    _SPENT.append(time.perf_counter() - start)
+    return path
+
+
+def _torchview(subject: Subject, folder: Path) -> Path:
+    from torchview import draw_graph
+
+    model, inputs = subject
+    start = time.perf_counter()
+    drawn = draw_graph(model, input_data=inputs, expand_nested=True)
+    drawn.visual_graph.format = "svg"
+    path = Path(drawn.visual_graph.render("graph", directory=folder))
+    _SPENT.append(time.perf_counter() - start)
+    return path
+
+
+def _torchlens(subject: Subject, folder: Path) -> Path:
+    import torchlens
+
+    model, inputs = subject
+    start = time.perf_counter()
+    torchlens.show_model_graph(
+        model, list(inputs), vis_outpath=str(folder / "graph"), vis_fileformat="svg", save_only=True
+    )
+    _SPENT.append(time.perf_counter() - start)
+    return folder / "graph.svg"
+
+
+def _add_graph(subject: Subject, folder: Path) -> Path:
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, inputs = subject
+    start = time.perf_counter()
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_graph(model, inputs)
+    _SPENT.append(time.perf_counter() - start)
+    return next(folder.iterdir())
+
+
+def _fx(subject: Subject, folder: Path) -> Path:
+    from torch.fx import symbolic_trace
+    from torch.fx.passes.graph_drawer import FxGraphDrawer
+
+    model, _ = subject
+    start = time.perf_counter()
+    drawing: Any = FxGraphDrawer(symbolic_trace(model), "graph").get_dot_graph()
+    path = folder / "graph.svg"
+    path.write_bytes(drawing.create_svg())
+    _SPENT.append(time.perf_counter() - start)
+    return path
+
+
+_SPENT: list[float] = []
+VIEWERS: dict[str, tuple[str, Callable[[Subject, Path], Path]]] = {
+    "ours, .svg": ("gradcheck_suite", lambda s, f: _ours(s, f, ".svg")),
+    "ours, .html": ("gradcheck_suite", lambda s, f: _ours(s, f, ".html")),
+    "torchviz": ("torchviz", _torchviz),
+    "torchview": ("torchview", _torchview),
+    "torchlens": ("torchlens", _torchlens),
+    "add_graph": ("tensorboard", _add_graph),
+    "fx drawer": ("pydot", _fx),
+}
+
+
+def run(arguments: argparse.Namespace) -> Scores:
+    """Let every viewer that is installed draw every subject."""
+    installed = [name for name, (module, _) in VIEWERS.items() if importlib.util.find_spec(module)]
+    rows: list[tuple[str, ...]] = []
+    ours_work = True
+    for subject in SUBJECTS:
+        cells: list[str] = []
+        for viewer in installed:
+            seconds, size, failure = _attempt(viewer, subject, limit=arguments.seconds)
+            cells.append(failure or f"{seconds:.2f} s, {size // 1024:,} KiB")
+            ours_work &= not (failure and viewer.startswith("ours"))
+        rows.append((subject, *cells))
+    missing = [name for name in VIEWERS if name not in installed]
+    left_out = f"; not installed here: {', '.join(missing)}" if missing else ""
+    return Scores(
+        title="Viewers of autograd graphs, from the tensor or module to a file",
+        command="python -m benchmarks.graph_viewers",
+        columns=("subject", *installed),
+        rows=tuple(rows),
+        goal=f"all nine subjects drawn by ours{left_out}",
+        met=ours_work,
+    )
+
+
+def _attempt(viewer: str, subject: str, *, limit: float) -> tuple[float, int, str]:
+    command = [sys.executable, "-m", "benchmarks.graph_viewers", "--one", viewer, subject]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ
+        )
+    except subprocess.TimeoutExpired:
+        return 0.0, 0, f"fails: over {limit:.0f} s"
+    if done.returncode:
+        return 0.0, 0, "fails: ends the process"
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer:
+        return 0.0, 0, f"fails: {answer['error']}"
+    return answer["seconds"], answer["bytes"], ""
+
+
+def _one(viewer: str, subject: str) -> None:
+    """Draw one subject with one viewer, and print figures; its own output is thrown away."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    made = SUBJECTS[subject]()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                path = VIEWERS[viewer][1](made, Path(folder))
+            answer: dict[str, Any] = {"seconds": _SPENT[-1], "bytes": path.stat().st_size}
+        except Exception as error:  # noqa: BLE001 - the failure is the figure
+            answer = {"error": type(error).__name__}
+    print(json.dumps(answer))
+    sys.stdout.flush()
+    os._exit(0)  # some viewers leave graphs whose release ends the process
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the limit of time."""
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="limit for one picture (default: 120)"
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        _one(*sys.argv[2:])
+    raise SystemExit(run_as_command(run, add_options))

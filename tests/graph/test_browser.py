@@ -1,0 +1,302 @@
+"""The page in a real browser: what readers do with it, driven over Chromium's debugging pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gradcheck_suite as gs
+
+BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+CHROMIUM = next(filter(None, BROWSERS), None)
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or os.environ.get("CI") is not None,
+    reason="needs Chromium, and is not run in CI",
+)
+
+
+class Page:
+    """One tab, and what it said, asked for and failed with."""
+
+    def __init__(self, profile):
+        to_browser, self._writer = os.pipe()
+        self._reader, from_browser = os.pipe()
+        self._process = subprocess.Popen(
+            [
+                "/bin/sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", CHROMIUM,
+                "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+                f"--user-data-dir={profile}", "--window-size=1366,768", "about:blank",
+            ],
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer, self._number, self._session = b"", 0, None
+        self.errors, self.requests = [], []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method, **parameters):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._writer, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self._note(answer)
+
+    def _read(self):
+        while b"\0" not in self._buffer:
+            chunk = os.read(self._reader, 1 << 16)
+            assert chunk, "Chromium has gone"
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(line)
+
+    def _note(self, event):
+        method, values = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(values["exceptionDetails"])
+        elif method == "Log.entryAdded" and values["entry"]["level"] == "error":
+            self.errors.append(values["entry"])
+        elif method == "Runtime.consoleAPICalled" and values["type"] in {"error", "warning"}:
+            self.errors.append(values["args"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(values["request"]["url"])
+
+    def evaluate(self, expression):
+        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def open(self, path):
+        started = time.monotonic()
+        self.evaluate("document.documentElement.dataset.ready = 'old'")
+        self.ask("Page.navigate", url=path.as_uri())
+        while self.evaluate("document.documentElement?.dataset.ready") != "yes":
+            assert time.monotonic() - started < 60
+            time.sleep(0.01)
+
+    def key(self, key, text=None):
+        more = {"text": text} if text else {}
+        code = {"Enter": 13, "Escape": 27}.get(key, 0)
+        for kind in ("keyDown", "keyUp"):
+            self.ask(
+                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more
+            )
+            more = {}
+
+    def click(self, selector, *, times=1):
+        x, y = self.evaluate(
+            f"(() => {{ const b = document.querySelector({selector!r}).getBoundingClientRect();"
+            "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        for count in range(1, times + 1):
+            for kind in ("mousePressed", "mouseReleased"):
+                self.ask(
+                    "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left",
+                    buttons=1, clickCount=count,
+                )  # fmt: skip
+
+    def close(self):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._writer)
+        os.close(self._reader)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    tab = Page(tmp_path_factory.mktemp("profile"))
+    yield tab
+    tab.close()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """The page of a six-layer encoder."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.1)
+    model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    with gs.record(model, source=True) as recording:
+        loss = model(torch.randn(2, 5, 16, requires_grad=True)).sum()
+    path = tmp_path_factory.mktemp("page") / "graph.html"
+    recording.trace_graph(loss, model=model).save(path)
+    return path
+
+
+@pytest.fixture
+def opened(page, encoder):
+    page.errors.clear()
+    page.requests.clear()
+    page.open(encoder)
+    yield page
+    assert page.errors == []
+    assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
+
+
+PANEL = "document.getElementById('panel').textContent"
+BOXES = "document.querySelectorAll('#world .b').length"
+
+
+def test_the_page_summarises(opened):
+    assert "What backward will do" in opened.evaluate(PANEL)
+    assert "Saved tensors are in place" in opened.evaluate(PANEL)
+    assert opened.evaluate("document.querySelector('#world .f text').textContent") == (
+        "TransformerEncoder"
+    )
+
+
+def test_search_finds_a_node_and_shows_it(opened):
+    opened.key("/", "/")
+    opened.ask("Input.insertText", text="layers.3.norm1.weight")
+    assert opened.evaluate("document.querySelectorAll('#hits li').length") == 1
+    opened.key("Enter", "\r")
+
+    assert "parameter layers.3.norm1.weight" in opened.evaluate(PANEL)
+    x, y = opened.evaluate(
+        "(() => { const b = document.querySelector('#world .selected').getBoundingClientRect();"
+        "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+    )
+    assert 0 < x < 1046
+    assert 0 < y < 768
+
+
+def test_search_says_when_there_is_nothing(opened):
+    opened.key("/", "/")
+    opened.ask("Input.insertText", text="no such thing")
+    assert opened.evaluate("document.getElementById('hits').textContent") == "nothing found"
+    opened.key("Escape")
+    assert opened.evaluate("document.getElementById('hits').hidden")
+
+
+def test_the_panel_shows_line_and_saved_tensors(opened):
+    opened.key("/", "/")
+    opened.ask("Input.insertText", text="nativelayernorm layers.0.norm2")
+    opened.key("Enter", "\r")
+    words = opened.evaluate(PANEL)
+
+    assert f"{Path(__file__).name}:" in words
+    assert "in encoder" in words
+    assert "Saved for backward" in words
+    assert "result1" in words
+    assert "Gradient goes to" in words
+
+
+def test_groups_open_and_close(opened):
+    before = opened.evaluate(BOXES)
+    number = opened.evaluate(
+        "[...document.querySelectorAll('#world .b.group')].find(g =>"
+        "g.textContent.includes('self_attn')).dataset.group"
+    )
+    opened.evaluate(f"gradcheckSuite.goTo({_first_node(opened, number)})")
+    inside = opened.evaluate(BOXES)
+    assert inside > before + 10
+
+    opened.evaluate(f"document.querySelector('#world .f[data-group=\"{number}\"] .sign').id = 'x'")
+    opened.click("#x")
+    assert opened.evaluate(BOXES) == before
+    opened.key("Enter", "\r")
+    assert opened.evaluate(BOXES) == inside
+
+
+def _first_node(page, number):
+    return page.evaluate(f"gradcheckSuite.graph.groups[{number}].nodes[0]")
+
+
+def test_a_repeat_shows_one_or_all(opened):
+    assert "one shown" in opened.evaluate("document.getElementById('world').textContent")
+    group = opened.evaluate("gradcheckSuite.graph.groups.findIndex(g => g.kind === 'repeat')")
+    opened.evaluate(f"document.querySelector('#world .f[data-group=\"{group}\"] rect').id = 'y'")
+    opened.evaluate("gradcheckSuite.view().k")
+    opened.click(f'#world .f[data-group="{group}"] text')
+    opened.evaluate(
+        "[...document.querySelectorAll('#panel button')].find(b =>"
+        "b.textContent === 'Show all 6').click()"
+    )
+    titles = opened.evaluate("document.getElementById('world').textContent")
+    assert "layers.0" in titles
+    assert "one shown" not in titles
+
+
+def test_pan_zoom_fit_theme_and_legend(opened):
+    def view():
+        return opened.evaluate("JSON.stringify(gradcheckSuite.view())")
+
+    seen = [view()]
+    for key in ("+", "-", "ArrowDown"):
+        opened.key(key, key if len(key) == 1 else None)
+        seen.append(view())
+    assert len(set(seen)) == 3 or len(set(seen)) == 4
+    opened.key("0", "0")
+    assert view() == seen[0]
+    light = opened.evaluate("getComputedStyle(document.getElementById('canvas')).backgroundColor")
+    opened.key("t", "t")
+    dark = opened.evaluate("getComputedStyle(document.getElementById('canvas')).backgroundColor")
+    assert light != dark
+    opened.key("?", "?")
+    assert opened.evaluate("document.getElementById('legend').open")
+
+
+def test_labels_lie_inside_their_boxes(opened):
+    for _ in range(4):
+        opened.key("]", "]")
+    wide = opened.evaluate(
+        "[...document.querySelectorAll('#world .b')].filter(g => {"
+        "const r = [...g.querySelectorAll('rect')].at(-1).getBBox();"
+        "return [...g.querySelectorAll('text')].some(t => { const b = t.getBBox();"
+        "return b.x < r.x || b.x + b.width > r.x + r.width || b.y < r.y ||"
+        "b.y + b.height > r.y + r.height; }); }).map(g => g.textContent)"
+    )
+    assert wide == []
+
+
+def test_hostile_names_run_nothing(page, tmp_path):
+    page.errors.clear()
+    model = nn.Module()
+    for name in ("</script><script>document.title='bad'</script>", "<img src=x onerror=alert(1)>"):
+        model._parameters[name.replace(".", "")] = nn.Parameter(torch.ones(1))
+    loss = torch.stack(list(model._parameters.values())).sum()
+    gs.trace_graph(loss, model=model).save(tmp_path / "bad.html")
+    page.open(tmp_path / "bad.html")
+    page.key("/", "/")
+    page.ask("Input.insertText", text="img")
+    page.key("Enter", "\r")
+
+    assert page.evaluate("document.title").startswith("Autograd graph")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert "<img src=x onerror=alert(1)>" in page.evaluate(PANEL)
+    assert page.errors == []
+
+
+def test_five_thousand_nodes_are_ready_within_a_second(page, tmp_path):
+    y = x = torch.ones(4, requires_grad=True)
+    for step in range(2_500):
+        y = y.sin() + (x if step % 7 == 3 else y)
+    path = tmp_path / "large.html"
+    gs.trace_graph(y.sum()).save(path, depth=-1)
+    page.open(path)
+    took = page.evaluate("performance.getEntriesByName('ready')[0].startTime")
+
+    assert path.stat().st_size < 1_000_000
+    # A second is the aim, which benchmarks measure; a busy machine takes longer.
+    assert took < 10_000
