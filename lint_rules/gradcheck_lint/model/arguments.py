@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.expressions import element_of, read
 from gradcheck_lint.model.flow import Call, GradMode
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
@@ -106,6 +107,12 @@ def record_call(
         is_constructor=is_constructor,
         is_used=reading.statement_value is not node,
     )
+    if function is None and reading.state.mode is GradMode.DISABLED and is_loss(node):
+        cut = reading.recorder.cut_by_mode(node)
+        plain = reading.recorder.value(
+            Kind.PLAIN, node, origin=Origin.CALL, mentions=mentions, cut=cut, certain=False
+        )
+        return frozenset({plain})
     if function is not None and reading.surroundings.returns_optimizer(function):
         return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})
     made = reading.recorder.value(
@@ -117,6 +124,12 @@ def record_call(
         cut=cut_of(arguments.everything),
     )
     return frozenset({made})
+
+
+def is_loss(node: cst.Call) -> bool:
+    """Tell whether what is called is named as a loss."""
+    last = (dotted_name(node.func) or "").rpartition(".")[2].lower()
+    return last.endswith("loss") or last.startswith("criter")
 
 
 def method_of(reading: Reading, receiver: Values, method: str) -> FunctionScope | None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.arguments import Arguments, only_function, read_arguments, record_call
+from gradcheck_lint.model.arguments import (
+    Arguments,
+    is_loss,
+    only_function,
+    read_arguments,
+    record_call,
+)
 from gradcheck_lint.model.expressions import container, element_of, read, same_graph
 from gradcheck_lint.model.flow import ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
@@ -53,7 +59,8 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         reading.recorder.holders.update(owners)
         if is_model(reading, name, callee):
             return read_forward(reading, node, callee, arguments)
-    return record_call(reading, node, arguments, function=function)
+    harmless = function is None and is_loss(node)
+    return record_call(reading, node, arguments, function=function, harmless=harmless)
 
 
 def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Arguments) -> Values:

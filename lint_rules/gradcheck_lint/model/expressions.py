@@ -12,6 +12,7 @@ from gradcheck_lint.model.knowledge import (
     HARMLESS_BUILTINS,
     SCALAR_ATTRIBUTES,
     SCALED,
+    SETTINGS,
     TORCH_MODULES_WITH_WEIGHTS,
     VIEW_ATTRIBUTES,
 )
@@ -113,7 +114,9 @@ def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
 def _note_holder(reading: Reading, name: str, values: Values) -> None:
     if _HOLDER_NAME.search(name.rpartition(".")[2].lower()):
         reading.recorder.holders.update(
-            value.site for value in values if value.kind is not Kind.FUNCTION
+            value.site
+            for value in values
+            if value.kind is not Kind.FUNCTION and value.name != SETTINGS
         )
 
 
@@ -152,6 +155,17 @@ def _attribute_of(
         return frozenset({recorder.value(kind, node, site=site, mentions=frozenset({value.site}))})
     if value.kind is Kind.PLAIN and value.cut is not None:
         return frozenset({recorder.value(Kind.PLAIN, node, site=site, cut=value.cut)})
+    if value.name == SETTINGS:
+        setting = recorder.value(
+            Kind.UNKNOWN,
+            node,
+            site=site,
+            origin=Origin.ATTRIBUTE,
+            loops=value.loops,
+            name=SETTINGS,
+            holds=frozenset(),
+        )
+        return frozenset({setting})
     if value.kind is Kind.MODULE and attribute in {"weight", "bias"}:
         if value.name in TORCH_MODULES_WITH_WEIGHTS and not reading.may_freeze:
             return frozenset({recorder.value(Kind.LEAF, node, site=site, loops=value.loops)})
@@ -277,7 +291,8 @@ def combine(
     if reading.state.mode is GradMode.DISABLED or (
         all_are(left, *plain) and all_are(right, *plain)
     ):
-        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut_of(left, right))})
+        cut = _cut_by_mode(reading, node, left | right) or cut_of(left, right)
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut)})
     grown = (*_LEAVES, Kind.HISTORY)
     kind = Kind.HISTORY if all_are(left, *grown) or all_are(right, *grown) else Kind.UNKNOWN
     implies = own
@@ -297,6 +312,14 @@ def combine(
         holds=own | held_by(left) | held_by(right),
     )
     return frozenset({made})
+
+
+def _cut_by_mode(reading: Reading, node: cst.CSTNode, operands: Values) -> cst.CSTNode | None:
+    """Return the operation if it would have grown a graph, had it been recorded."""
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is not GradMode.DISABLED or all_are(operands, *plain):
+        return None
+    return reading.recorder.cut_by_mode(node)
 
 
 _DIVISIONS = (cst.Divide, cst.FloorDivide, cst.DivideAssign, cst.FloorDivideAssign)
@@ -330,7 +353,8 @@ def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
     mentions = mentioned_by(operand)
     plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
     if reading.state.mode is GradMode.DISABLED or all_are(operand, *plain):
-        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut_of(operand))})
+        cut = _cut_by_mode(reading, node, operand) or cut_of(operand)
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut)})
     kind = Kind.HISTORY if all_are(operand, *_LEAVES, Kind.HISTORY) else Kind.UNKNOWN
     made = make(
         kind,

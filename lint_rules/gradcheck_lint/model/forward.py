@@ -58,7 +58,8 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
         made = loss_of(reading, node, arguments)
     elif reading.state.mode is GradMode.DISABLED:
         mentions = mentioned_by(arguments.everything)
-        made = frozenset({reading.recorder.value(Kind.PLAIN, node, mentions=mentions, cut=node)})
+        cut = reading.recorder.cut_by_mode(node)
+        made = frozenset({reading.recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)})
     if not is_loss:
         reading.recorder.event(
             Forward,
@@ -82,6 +83,6 @@ def loss_of(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
         if all_are(arguments.positional[0], *plain):
             made = record_call(reading, node, arguments, harmless=True)
         return made
-    return frozenset(
-        {make(Kind.PLAIN, node, mentions=mentioned_by(everything), cut=cut_of(everything))}
-    )
+    is_plain = all_are(everything, *plain)
+    cut = cut_of(everything) if is_plain else reading.recorder.cut_by_mode(node)
+    return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(everything), cut=cut)})

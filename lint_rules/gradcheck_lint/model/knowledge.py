@@ -35,6 +35,9 @@ do not, and ``@=`` makes a new tensor."""
 SCALED: Final = "scaled"
 """The name of a value that a gradient scaler has multiplied."""
 
+SETTINGS: Final = "settings"
+"""The name of a value that holds what the command line says, whatever it is called."""
+
 FACTORIES: Final = frozenset(
     f"torch.{name}"
     for name in _words(
@@ -84,6 +87,7 @@ KEPT_MODULE_METHODS: Final = _words(
     modules named_modules state_dict load_state_dict to cuda cpu half float double bfloat16
     forward requires_grad_ register_forward_hook register_buffer share_memory get_parameter
     step param_groups no_sync keys values items get size get_last_lr is_alive copy
+    reset_parameters init_weights to_empty unshard reshard compile print_trainable_parameters
     """
 )
 """Methods of modules and optimizers that neither clear gradients nor hand the object on."""

@@ -20,11 +20,12 @@ from gradcheck_lint.model.knowledge import (
     SAME_MODULE_METHODS,
     SCALAR_METHODS,
     SCALED,
+    SETTINGS,
     TENSOR_METHODS,
     VIEW_METHODS,
 )
 from gradcheck_lint.model.state import as_kind
-from gradcheck_lint.model.syntax import boolean, dotted_name, positional
+from gradcheck_lint.model.syntax import boolean, dotted_name, is_none, positional
 from gradcheck_lint.model.training_calls import (
     is_scaler,
     read_backward,
@@ -54,7 +55,7 @@ _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values:
     """Return what a method call may evaluate to, and record what it does."""
     method = func.attr.value
-    receiver = read(reading, func.value)
+    receiver = _without_none(read(reading, func.value))
     arguments = read_arguments(reading, node)
     special = _SPECIAL_METHODS.get(method)
     if special is not None:
@@ -81,12 +82,23 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
     return _read_other_method(reading, node, func, receiver, arguments)
 
 
+def _without_none(values: Values) -> Values:
+    """Leave None out of what a method may be called on: the call would raise."""
+    if len(values) < 2:  # noqa: PLR2004 - nothing else
+        return values
+    return frozenset(value for value in values if not is_none(value.node)) or values
+
+
 def _read_other_method(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> Values:
     method = func.attr.value
     function = method_of(reading, receiver, method)
     root = dotted_name(func.value)
+    if method in _SETTINGS_METHODS and function is None:
+        record_call(reading, node, arguments, method=method, harmless=True)
+        settings = reading.recorder.value(Kind.UNKNOWN, node, name=SETTINGS, holds=frozenset())
+        return frozenset({settings})
     if method in OWNER_METHODS:
         reading.recorder.holders.update(value.site for value in receiver)
     if method in SAME_MODULE_METHODS and all_are(receiver, Kind.MODULE, Kind.INSTANCE):
@@ -123,9 +135,7 @@ def _tensor_method(
     if method in {"detach", "detach_"}:
         if method == "detach_":
             _change(reading, receiver, Kind.PLAIN)
-        return frozenset(
-            {make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=_cut(receiver, node))}
-        )
+        return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=node)})
     if method in SCALAR_METHODS:
         cut = _cut(receiver, node) if method in CUTTING_METHODS else None
         return frozenset({make(Kind.NUMBER, node, cut=cut)})
@@ -147,6 +157,7 @@ def _cut(receiver: Values, node: cst.Call) -> cst.CSTNode | None:
     return node if had_graph else cut_of(receiver)
 
 
+_SETTINGS_METHODS = frozenset({"parse_args", "parse_intermixed_args"})
 _MAYBE_ITSELF = frozenset(
     {"to", "cuda", "cpu", "float", "double", "half", "bfloat16"}
     | {"contiguous", "type_as", "reshape", "flatten"}

@@ -63,8 +63,6 @@ class ModuleModel:
     def __init__(self, tree: cst.Module, source: bytes) -> None:
         self.tree = tree
         self.source = source
-        self.source = source
-        self.source = source
         self.scopes = Scopes(tree)
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
@@ -73,6 +71,8 @@ class ModuleModel:
         self._attributes: dict[tuple[str, str], Values] = {}
         self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
         self._interned: dict[Hashable, int] = {}
+        self.unrecorded: set[int] = set()
+        """The nodes whose result has no graph because nothing is recorded there."""
         self._returns_optimizer: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
@@ -99,7 +99,9 @@ class ModuleModel:
             self.function(scope.parent)
         self._in_progress.add(id(scope))
         mode = initial_mode(self.scopes, scope)
-        reading = Reading(scope, self, mode, Recorder(interned=self._interned))
+        reading = Reading(
+            scope, self, mode, Recorder(interned=self._interned, unrecorded=self.unrecorded)
+        )
         _bind_parameters(reading)
         StatementReader(reading).read_body(
             scope.node if isinstance(scope.node, cst.Module) else scope.node.body
@@ -125,7 +127,7 @@ class ModuleModel:
                 return model.bindings[name]
             nested = around.nested.get(name)
             if nested is not None:
-                own = Recorder(interned=self._interned)
+                own = Recorder(interned=self._interned, unrecorded=self.unrecorded)
                 return frozenset({own.value(Kind.FUNCTION, nested.node, function=nested)})
             around = around.parent
         return NOTHING
@@ -152,7 +154,10 @@ class ModuleModel:
         if not sources or any(source is None for source in sources):
             return NOTHING
         reading = Reading(
-            self.scopes.top, self, GradMode.ENABLED, Recorder(interned=self._interned)
+            self.scopes.top,
+            self,
+            GradMode.ENABLED,
+            Recorder(interned=self._interned, unrecorded=self.unrecorded),
         )
         found = NOTHING
         for source in sources:

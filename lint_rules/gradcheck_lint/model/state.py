@@ -89,10 +89,16 @@ class Recorder:
     holders: set[int] = field(default_factory=set)
     models: set[int] = field(default_factory=set)
     interned: dict[Hashable, int] = field(default_factory=dict)
+    unrecorded: set[int] = field(default_factory=set)
 
     def intern(self, key: Hashable) -> int:
         """Return the site that stands for ``key``, the same one each time (never an ``id``)."""
         return self.interned.setdefault(key, -1 - len(self.interned))
+
+    def cut_by_mode(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Note that the result of ``node`` has no graph because nothing is recorded."""
+        self.unrecorded.add(id(node))
+        return node
 
     def event(self, kind: type[E], node: cst.CSTNode, mode: GradMode, **details: Any) -> E:
         """Record that something happens at ``node``."""

@@ -25,7 +25,7 @@ from gradcheck_lint.rules._scaling import judge_scaled_step
 from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, covers, last_of, same
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.paths import Occurrence, Path
@@ -58,6 +58,15 @@ def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
     if not sure or any(not zero.event.clears for zero in zeros if isinstance(zero.event, ZeroGrad)):
         return None
     zero, backward = sure[0], segment[last]
+    if _is_used_up(segment, last, zero, item):
+        later = [
+            other.event
+            for other in path[index:]
+            if other.turn == item.turn and isinstance(other.event, (Backward, Step))
+        ][1:2]
+        is_late = bool(later) and isinstance(later[0], Backward)
+        kind = "order" if is_late else "none"
+        return Problem("GCS303", kind, step, item.owner, (zero.event, *later[: int(is_late)]))
     if backward.turn != item.turn:
         return Problem("GCS303", "order", step, item.owner, (zero.event, backward.event))
     return Problem(
@@ -67,6 +76,18 @@ def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
         zero.owner,
         (backward.event, step),
         certain=covers(zero, item) is True,
+    )
+
+
+def _is_used_up(
+    segment: Sequence[Occurrence], last: int, zero: Occurrence, step: Occurrence
+) -> bool:
+    """Tell whether another optimizer has stepped with a backward before this one's reset."""
+    end = segment.index(zero)
+    return any(
+        isinstance(other.event, Step)
+        and not same(other, other.event.values, step, getattr(step.event, "values", frozenset()))
+        for other in segment[last + 1 : end]
     )
 
 
@@ -181,20 +202,33 @@ def _writes_gradients(function: FunctionModel) -> bool:
     memo = function.module.memo
     key = ("writes gradients", id(function.scope))
     if key not in memo:
-        memo[key] = any(
-            isinstance(node, cst.Attribute)
-            and node.attr.value in {"grad", "_grad", "all_reduce", "backward", "opt_step"}
-            for node in walk(function.scope.node)
-        )
-        backwards = sum(isinstance(event, Backward) for event in function.events())
-        if memo[key]:
-            texts = sum(
-                isinstance(node, cst.Attribute)
-                and node.attr.value in {"grad", "_grad", "all_reduce", "backward", "opt_step"}
-                for node in walk(function.scope.node)
-            )
-            memo[key] = texts > backwards
+        scopes = function.module.scopes
+        words, called = 0, 0
+        for node in walk(function.scope.node):
+            if isinstance(node, cst.Attribute):
+                words += node.attr.value in {"grad", "_grad", "backward", "opt_step"}
+            elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                # `torch.autograd.grad(...)` returns gradients and writes none.
+                name = scopes.resolve_import(dotted_name(node.func) or "")
+                called += name == "torch.autograd.grad"
+        backwards = {
+            id(event.node)
+            for known in _functions_inside(function)
+            for event in known.events()
+            if isinstance(event, Backward)
+        }
+        memo[key] = words > called + len(backwards)
     return bool(memo[key])
+
+
+def _functions_inside(function: FunctionModel) -> Iterator[FunctionModel]:
+    """Yield a function, and those that its source holds."""
+    if isinstance(function.scope.node, cst.Module):
+        yield from list(function.module.functions())
+        return
+    yield function
+    for nested in function.scope.nested.values():
+        yield from _functions_inside(function.module.function(nested))
 
 
 def _since_last_step(path: Path, index: int) -> Sequence[Occurrence]:

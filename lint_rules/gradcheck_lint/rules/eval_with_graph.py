@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
 from gradcheck_lint.model.syntax import walk
-from gradcheck_lint.model.values import sites
+from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -130,31 +130,47 @@ def _is_evaluation(function: FunctionModel) -> bool:
     return b"unittest" not in function.module.source and _EVALUATES.search(name) is not None
 
 
-def _needs_gradients(  # noqa: PLR0911 - each is a reason of its own
-    function: FunctionModel, events: list[Event], forward: Forward
-) -> bool:
+def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forward) -> bool:
     """Tell whether gradients may be used, or may be off for reasons that lie elsewhere."""
     if function.module.sets_mode_for_all:
         return True
     inside = {id(known) for known in function.scope.nested.values()}
-    for event in events:
-        if isinstance(event, Backward):
-            return True
-        if isinstance(event, Call) and event.function is not None and id(event.function) in inside:
-            return True
-    for node in walk(function.scope.node):
-        if isinstance(node, cst.Attribute) and node.attr.value in _GRADIENT_WORDS:
-            return True
-        if isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS:
-            return True
-    modes = function.module.modes_of_callers(function.scope)
-    if forward.mode is GradMode.AMBIENT and modes and GradMode.ENABLED not in modes:
+    is_top = isinstance(function.scope.node, cst.Module)
+    backwards = [event for event in events if isinstance(event, Backward)]
+    if any(
+        not event.values or id(forward.node) in through_all(event.values) for event in backwards
+    ):
         return True
-    return (
-        isinstance(function.scope.node, cst.Module)
-        and bool(sites(forward.values))
-        and (b"backward" in function.module.source)
-    )
+    for event in events:
+        if isinstance(event, Call) and event.function is not None:
+            if event.mentions & sites(forward.result):
+                return True
+            if not is_top and id(event.function) in inside:
+                return True
+    around = _statements_around(function, backwards, forward)
+    if around is None or any(_is_gradient_word(node) for node in walk(around)):
+        return True
+    modes = function.module.modes_of_callers(function.scope)
+    return forward.mode is GradMode.AMBIENT and bool(modes) and GradMode.ENABLED not in modes
+
+
+def _statements_around(
+    function: FunctionModel, backwards: list[Backward], forward: Forward
+) -> cst.CSTNode | None:
+    """Return the function, or the outermost loop round a forward that trains nothing."""
+    if not backwards:
+        return function.scope.node
+    training = {loop for backward in backwards for loop in backward.loops}
+    for loop in function.loops():
+        if loop.identity in forward.loops and loop.identity not in training:
+            return loop.node
+    return None
+
+
+def _is_gradient_word(node: cst.CSTNode) -> bool:
+    if isinstance(node, cst.Attribute):
+        return node.attr.value in _GRADIENT_WORDS
+    return isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS
 
 
 _EVALUATES = re.compile("test|eval|valid|predict|infer")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
-from gradcheck_lint.rules._cuts import cut_backwards, forwards_by_node
+from gradcheck_lint.rules._cuts import cut_backwards
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -25,17 +25,17 @@ class ForwardUnderNoGrad(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every forward without recording that a training step relies on."""
-        forwards = forwards_by_node(function)
+        unrecorded = function.module.unrecorded
         tree = function.module.tree
         reported: set[int] = set()
         for backward, cut in cut_backwards(function):
-            if id(cut) in forwards and id(cut) not in reported:
+            if id(cut) in unrecorded and id(cut) not in reported:
                 reported.add(id(cut))
                 yield Violation(
                     cut,
                     f"`{source_of(tree, cut)}` runs without recording, and backward() is called on "
                     "what comes of it: torch raises, because nothing requires a gradient",
-                    Severity.ERROR,
+                    Severity.ERROR if _is_certain(backward) else Severity.WARNING,
                     "move the forward pass out of no_grad",
                     ((backward.node, "backward() is called here"),),
                 )
@@ -124,6 +124,11 @@ def train(model, loader, optimizer):
             why="backward alone may run under no_grad",
         ),
     )
+
+
+def _is_certain(backward: Backward) -> bool:
+    """Tell whether the value has no graph for sure: a call not looked into may enable it."""
+    return all(value.certain for value in backward.values)
 
 
 def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.syntax import dotted_name, positional
-from gradcheck_lint.rules._cuts import cut_backwards, forwards_by_node
+from gradcheck_lint.rules._cuts import cut_backwards
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -27,11 +27,11 @@ class GraphBroken(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every cut that a differentiated loss goes through."""
-        forwards = forwards_by_node(function)
+        unrecorded = function.module.unrecorded
         tree = function.module.tree
         reported: set[int] = set()
         for backward, cut in cut_backwards(function):
-            if id(cut) in forwards or id(cut) in reported:
+            if id(cut) in unrecorded or id(cut) in reported:
                 continue
             reported.add(id(cut))
             yield Violation(

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
-from gradcheck_lint.model.values import Origin, mentioned_by, through_all
+from gradcheck_lint.model.values import Origin, mentioned_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -41,12 +41,10 @@ class RetainGraph(Rule):
         wanted = keyword(node, "retain_graph")
         if boolean(wanted) is not True or keyword(node, "create_graph") is not None:
             return
-        source = function.module.source
         calls = frozenset(id(event.node) for event in events if isinstance(event, Forward))
         if (
             (function.scope.nested and not backward.loops)
-            or b"autograd.grad(" in source
-            or b"import grad" in source
+            or _differentiates_by_hand(function, events, backward)
             or any(_may_share(backward, other, calls) for other in events)
             or _may_differentiate_again(events, backward)
             or (not backward.loops and _is_called(function))
@@ -144,7 +142,9 @@ def _may_share(backward: Backward, other: Event, calls: frozenset[int]) -> bool:
 def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
     """Tell whether the graph may be walked again: in the next iteration, or elsewhere."""
     if backward.loops and any(
-        not value.loops or backward.loops[-1] not in value.loops or value.origin is Origin.ELEMENT
+        not value.loops
+        or backward.loops[-1] not in value.loops
+        or (value.origin is Origin.ELEMENT and value.site >= 0)
         for value in backward.values
     ):
         return True
@@ -157,10 +157,34 @@ def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
             name = event.method
             if isinstance(event.node, cst.Call):
                 name = name or (dotted_name(event.node.func) or "").rpartition(".")[2]
-            if name and ("backward" in name or name == "grad" or "gradient" in name):
+            if name and event.function is None and _differentiates(name):
                 return True
             if event.function is not None and event.mentions & wanted and event.mentions & own:
                 return True
+    return False
+
+
+def _differentiates(name: str) -> bool:
+    return "backward" in name or name == "grad" or "gradient" in name
+
+
+def _differentiates_by_hand(
+    function: FunctionModel, events: list[Event], backward: Backward
+) -> bool:
+    """Tell whether autograd.grad may walk the same graph, here or in a function called later."""
+    calls = {id(event.node) for event in events if isinstance(event, Forward)}
+    wanted = sites(backward.values) | (through_all(backward.values) & calls)
+    later = False
+    for event in events:
+        later = later or event is backward
+        if not isinstance(event, Call) or not isinstance(event.node, cst.Call):
+            continue
+        if event.function is None:
+            name = function.module.scopes.resolve_import(dotted_name(event.node.func) or "")
+            if name == "torch.autograd.grad":
+                return True
+        elif later and event.mentions & wanted and b"autograd" in function.module.source:
+            return True
     return False
 
 

@@ -38,7 +38,7 @@ class UnregisteredModule(Rule):
             target = node.targets[0].target
             if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
                 continue
-            elements = _elements(node.value)
+            elements = _elements(node.value) or _appended(node, target, function)
             if not elements:
                 continue
             kinds = {_kind(element, function) for element in elements}
@@ -253,6 +253,30 @@ def _elements(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     return []
 
 
+def _appended(
+    node: cst.Assign, target: cst.Attribute, function: FunctionModel
+) -> list[cst.BaseExpression]:
+    """Return what the method appends to a list that it makes empty."""
+    if not isinstance(node.value, cst.List) or node.value.elements:
+        return []
+    path = dotted_name(target)
+    assigned: dict[str, list[cst.BaseExpression]] = {}
+    appended: list[cst.BaseExpression] = []
+    for other in body_of(function.scope):
+        if isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Name):
+            assigned.setdefault(other.targets[0].target.value, []).append(other.value)
+        elif isinstance(other, cst.Call) and dotted_name(other.func) == f"{path}.append":
+            appended.extend(positional(other))
+        elif isinstance(other, (cst.Assign, cst.AugAssign)) and other is not node:
+            targets = [other.target] if isinstance(other, cst.AugAssign) else other.targets
+            if any(dotted_name(getattr(item, "target", item)) == path for item in targets):
+                return []
+    found: list[cst.BaseExpression] = []
+    for value in appended:
+        found.extend(assigned.get(dotted_name(value) or "") or [value])
+    return found
+
+
 def _form(node: cst.BaseExpression) -> str:
     return _FORMS[type(node)]
 
@@ -349,5 +373,6 @@ def _fix(node: cst.BaseExpression, wrapper: str, function: FunctionModel) -> Fix
         return None
     if function.module.scopes.resolve_import("nn") != "torch.nn":
         return None
-    edit = Replacement(node, f"nn.{wrapper}({function.module.text(node)})")
+    written = "" if isinstance(node, cst.List) and not node.elements else function.module.text(node)
+    edit = Replacement(node, f"nn.{wrapper}({written})")
     return Fix((edit,), f"Wrap the list in nn.{wrapper}")
