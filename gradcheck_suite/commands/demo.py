@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Train a small convolutional network on 1,797 images of handwritten digits with a
-script that holds seven planted mistakes, and tell what each part of gradcheck-suite
+script that holds eight planted mistakes, and tell what each part of gradcheck-suite
 finds in it. The script and its repaired twin are in examples/digits.
 """
 
@@ -124,10 +124,11 @@ def _picture(script: str, stream: TextIO, color: ColorChoice) -> Report:
 
 
 def _tell(report: Report, stream: TextIO) -> None:
-    """Say in one line what a part found; the whole report comes last."""
-    from gradcheck_suite.reporting.conclusion import conclusion  # noqa: PLC0415 - on demand
+    """Say shortly what a part found; the whole report comes last."""
+    from gradcheck_suite.reporting.conclusion import verdict_and_remarks  # noqa: PLC0415 - on demand
 
-    stream.write(conclusion(report) + "\n")
+    sentence, remarks = verdict_and_remarks(report)
+    stream.write(f"{sentence}\n" + (f"  {remarks}\n" if remarks else ""))
 
 
 def _call(target: str) -> Any:

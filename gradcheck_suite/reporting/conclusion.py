@@ -12,7 +12,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from gradcheck_suite.findings import Report, VerdictStatus
 
-__all__ = ["TOLD", "conclusion", "count_findings", "count_verdicts"]
+__all__ = ["TOLD", "conclusion", "count_findings", "count_verdicts", "verdict_and_remarks"]
 
 # The figures of a summary that say how much was looked at: key, noun, verb.
 _WATCHED = (
@@ -31,6 +31,12 @@ def conclusion(report: Report) -> str:
     >>> conclusion(Report(tool="gradcheck-suite audit", summary={"steps": 12}))
     'gradcheck-suite audit: nothing found (12 steps watched)'
     """
+    sentence, remarks = verdict_and_remarks(report)
+    return f"{sentence} ({remarks})" if remarks else sentence
+
+
+def verdict_and_remarks(report: Report) -> tuple[str, str]:
+    """Return the verdict and what was looked at for it, for pages that have no room for both."""
     found = count_findings(report)
     failed = sum(verdict.status == "fail" for verdict in report.verdicts)
     if found:
@@ -44,8 +50,7 @@ def conclusion(report: Report) -> str:
         remarks.append(f"gradients: {count_verdicts(report)}")
     if report.not_covered:
         remarks.append(f"{plural(len(report.not_covered), 'thing')} not covered")
-    seen = f" ({'; '.join(remarks)})" if remarks else ""
-    return f"{one_line(report.tool)}: {sentence}{seen}"
+    return f"{one_line(report.tool)}: {sentence}", "; ".join(remarks)
 
 
 def count_findings(report: Report) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.reporting.conclusion import TOLD, conclusion
+from gradcheck_suite.reporting.conclusion import TOLD, conclusion, verdict_and_remarks
 from gradcheck_suite.reporting.diagnostics import draw_finding
 from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph
 from gradcheck_suite.reporting.source import SourceLines
@@ -106,7 +107,7 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
         yield Text()
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)
-    yield Text(page.safe(conclusion(report)), style=_conclusion_style(report, page))
+    yield from _conclusion(report, page)
 
 
 def _figures(report: Report, page: Page) -> Iterator[Text]:
@@ -140,6 +141,16 @@ def _pointer(findings: Iterable[Finding], page: Page) -> Iterator[Text]:
             sentence = f"Why it matters and what to write: gradcheck-suite explain {entry.code}"
             yield from paragraph(sentence, page, style=page.style("faint"))
             return
+
+
+def _conclusion(report: Report, page: Page) -> Iterator[Text]:
+    """Yield the verdict on one line, the last; what does not fit beside it stands above."""
+    line = page.safe(conclusion(report))
+    if cell_len(line) > page.width:
+        line, remarks = map(page.safe, verdict_and_remarks(report))
+        if remarks:
+            yield from paragraph(remarks, page, style=page.style("faint"))
+    yield Text(line, style=_conclusion_style(report, page))
 
 
 def _conclusion_style(report: Report, page: Page) -> str:

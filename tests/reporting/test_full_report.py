@@ -41,15 +41,26 @@ def test_a_finding_is_told_in_full(reports_of_each_kind):
 
 def test_the_end_of_a_report(reports_of_each_kind):
     lines = report_to_text(reports_of_each_kind["audit"]).splitlines()
-    assert lines[-7:] == [
+    assert lines[-8:] == [
         "",
         "not covered",
         "  - the fused optimizer: its reads cannot be seen",
         "",
         "  seed 1234567, peak 3.0 MiB",
         "  Why it matters and what to write: gradcheck-suite explain GCS301",
-        "gradcheck-suite audit: 2 errors, 1 warning in train.py " + LOOKED_AT,
+        "  " + LOOKED_AT.strip("()"),
+        "gradcheck-suite audit: 2 errors, 1 warning in train.py",
     ]
+
+
+def test_a_page_that_is_wide_enough_has_the_verdict_and_what_was_looked_at_on_one_line(
+    reports_of_each_kind, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "120")
+    stream = io.StringIO()
+    write_report(reports_of_each_kind["audit"], output_format="full", stream=stream)
+    last = stream.getvalue().splitlines()[-1]
+    assert last == "gradcheck-suite audit: 2 errors, 1 warning in train.py " + LOOKED_AT
 
 
 def test_a_related_place_farther_off_has_its_own_frame(reports_of_each_kind):
