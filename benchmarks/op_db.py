@@ -190,7 +190,14 @@ def run(arguments: argparse.Namespace) -> tuple[Benchmark, Tally]:
     chosen = operators(dtype, arguments.order)
     if arguments.operators:
         chosen = [operator for operator in chosen if operator.name in arguments.operators]
-    total = tally(chosen, dtype=dtype, options=options, most=arguments.sample, seed=arguments.seed)
+    total = tally(
+        chosen,
+        dtype=dtype,
+        options=options,
+        most=arguments.sample,
+        beside_torch=not arguments.alone,
+        seed=arguments.seed,
+    )
     ratio = total.seconds / total.torch_seconds if total.torch_seconds else 0.0
     per_sample = 1e3 / max(total.samples, 1)
     rows = (
@@ -224,6 +231,7 @@ def main() -> int:
     parser.add_argument("--variations", action="store_true", help="vary the inputs as well")
     parser.add_argument("--sample", type=int, metavar="N", help="samples of each operator")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alone", action="store_true", help="without torch's fast mode")
     parser.add_argument("--operators", nargs="+", metavar="NAME")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args()

@@ -47,6 +47,22 @@ def test_one_percent_is_seen_through_kinks(seed):
     assert [finding.code for finding in wrong.findings] == ["GCS601"]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sort().values,
+        lambda x: torch.cat([x.sin(), 0.1 * x.sort().values]),
+        lambda x: x.clamp(-0.5, 0.5) + x.abs(),
+    ],
+    ids=["sort", "sort beside what is smooth", "clamp and abs"],
+)
+def test_dense_kinks_are_no_error(function):
+    torch.manual_seed(11)
+    x = torch.randn(3000).requires_grad_()
+    report = check_gradients(function, x, variations=(), order=1)
+    assert report.findings == ()
+
+
 def test_entries_exactly_on_a_kink_are_no_error():
     x = torch.zeros(64).requires_grad_()
     weight = torch.ones(64)
