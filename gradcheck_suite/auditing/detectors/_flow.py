@@ -1,0 +1,426 @@
+"""Where a value's graph ends on its way to backward, read from the source of one function.
+
+What a run has proven (these parameters took part, and no gradient reached them) says that the way
+is cut, not where. This follows the value through the statements of the function that ran, in
+order, and tells the first expression that ends differentiation. It only ever explains a fact: it
+accuses nobody by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from gradcheck_suite.findings import Location
+
+__all__ = ["Cut", "Flow", "follow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The expression that ends differentiation.
+
+    ``what`` is told to the user, such as "`.item()`"; ``under`` says that recording is off there
+    (``no_grad``) and not that a value is converted.
+    """
+
+    path: str
+    line: int
+    what: str
+    under: bool = False
+
+
+_State: TypeAlias = "Literal['live'] | Cut | None"
+
+Flow: TypeAlias = "Cut | Literal['arrives', 'unused', 'unknown']"
+"""Where the value got to: cut here, arrives at a backward or return, goes into neither, or who
+knows."""
+
+_CUTTING_METHODS = frozenset(
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "detach",
+        "detach_",
+        "argmax",
+        "argmin",
+        "long",
+        "int",
+        "short",
+        "byte",
+        "bool",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "__gt__",
+        "isnan",
+        "isfinite",
+        "nonzero",
+        "argsort",
+        "bincount",
+    ]
+)
+_FLAT_METHODS = frozenset({"round", "floor", "ceil", "sign", "trunc", "round_", "floor_", "sign_"})
+_CUTTING_CALLS = frozenset({"float", "int", "bool", "round"})
+_CUTTING_OF_TORCH = frozenset(
+    [
+        "tensor",
+        "argmax",
+        "argmin",
+        "from_numpy",
+        "FloatTensor",
+        "LongTensor",
+        "Tensor",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "bincount",
+        "argsort",
+    ]
+)
+_RECORDING_OFF = ("no_grad", "inference_mode")
+_SINKS = frozenset({"backward", "manual_backward"})
+_CALLS_DEEP = 3
+
+
+def follow(
+    place: Location, *, from_calls: bool = False, sinks: Collection[tuple[str, int]] = ()
+) -> Flow:
+    """Follow what is called at ``place`` until backward or the return of its function.
+
+    Args:
+        place: where the value was made; with ``from_calls``, where backward is or is called.
+        from_calls: any call may have made it, and it is known to be cut: begin at each call that
+            is not itself a cut.
+        sinks: files and lines of calls that led to backward, whose arguments count as used.
+    """
+    path, line = place.path, place.line
+    tree = _tree(path)
+    if tree is None:
+        return "unknown"
+    body = tree if place.function is None else _innermost(tree, line)
+    if body is None:
+        return "unknown"
+    walk = _Walk(path, tree, line, from_calls=from_calls)
+    walk.sink_lines = {number for file, number in sinks if file == path}
+    return walk.result(body)
+
+
+def _tree(path: str) -> ast.Module | None:
+    text = "".join(linecache.getlines(path))
+    try:
+        return ast.parse(text) if text else None
+    except (SyntaxError, ValueError):
+        return None
+
+
+_Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+
+
+def _innermost(tree: ast.Module, line: int) -> _Function | None:
+    best: _Function | None = None
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.lineno <= line <= (node.end_lineno or node.lineno)
+            and (best is None or node.lineno >= best.lineno)
+        ):
+            best = node
+    return best
+
+
+def _own_statements(body: Iterable[ast.stmt], *, off: int) -> Iterator[tuple[ast.stmt, int]]:
+    """Yield simple statements in order, with the line of the ``no_grad`` they are under, or 0."""
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield statement, off
+        inside = off
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
+            for item in statement.items:
+                name = _name_of(item.context_expr)
+                if name in _RECORDING_OFF:
+                    inside = item.context_expr.lineno
+                elif name == "enable_grad":
+                    inside = 0
+        for field in ("body", "orelse", "finalbody"):
+            yield from _own_statements(getattr(statement, field, []), off=inside)
+        for handler in getattr(statement, "handlers", []):
+            yield from _own_statements(handler.body, off=inside)
+
+
+def _name_of(node: ast.expr) -> str | None:
+    """Return the last part of the name that is called, read or decorated with."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _root_key(node: ast.expr) -> str | None:
+    """Return what a target or a name is filed under: ``x``, ``self.x``."""
+    while isinstance(node, (ast.Subscript, ast.Starred)):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        inner = _root_key(node.value)
+        return None if inner is None else f"{inner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else None
+
+
+class _Walk:
+    def __init__(
+        self, path: str, tree: ast.Module, line: int, *, from_calls: bool, depth: int = 0
+    ) -> None:
+        self.path = path
+        self.tree = tree
+        self.line = line
+        self.from_calls = from_calls
+        self.depth = depth
+        self.names: dict[str, _State] = {}
+        self.sinks: list[_State] = []
+        self.sink_lines: set[int] = set()
+        self.off = 0
+
+    def result(self, scope: ast.Module | _Function) -> Flow:
+        off = 0
+        for decorator in getattr(scope, "decorator_list", []):
+            if _name_of(decorator) in _RECORDING_OFF:
+                off = decorator.lineno
+        # Twice: a loop may carry a name from its end to its beginning.
+        for _ in range(2):
+            self.sinks = []
+            for statement, inside in _own_statements(scope.body, off=off):
+                self.off = inside
+                self.statement(statement)
+        reached = [state for state in self.sinks if state is not None]
+        if self.from_calls:
+            reached.sort(key=lambda state: state == "live")
+        elif "live" in reached:
+            return "arrives"
+        if reached[:1] == ["live"]:
+            return "arrives"
+        if reached:
+            return reached[0]  # type: ignore[return-value]  # a Cut: nothing live is left
+        return "unused" if self.sinks else "unknown"
+
+    def statement(self, node: ast.stmt) -> None:  # noqa: PLR0912 - one for each kind
+        call = getattr(node, "value", None)
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if isinstance(call, ast.Call) and not self.sink_lines.isdisjoint(lines):
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            self.sinks.extend(map(self.value, given))
+        if isinstance(node, ast.Assign):
+            state = self.value(node.value)
+            pairs = _pairs(node)
+            for target in node.targets:
+                if pairs is None:
+                    self.bind(target, state)
+            for target, value in pairs or ():
+                self.bind(target, self.value(value))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self.bind(node.target, self.value(node.value))
+        elif isinstance(node, ast.AugAssign):
+            self.join(node.target, self.value(node.value))
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            state = self.value(node.iter)
+            if state is not None and not self.from_calls:
+                self.bind(node.target, state)
+        elif isinstance(node, ast.Return):
+            self.sinks.append(None if node.value is None else self.value(node.value))
+        elif isinstance(node, ast.Expr):
+            self.value(node.value)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                self.value(item.context_expr)
+
+    def bind(self, target: ast.expr, state: _State) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for element in target.elts:
+                self.bind(element, state)
+        elif isinstance(target, ast.Subscript):
+            self.join(target, state)
+        else:
+            key = _root_key(target)
+            if key is not None:
+                self.names[key] = state
+
+    def join(self, target: ast.expr, state: _State) -> None:
+        key = _root_key(target)
+        if key is not None:
+            self.names[key] = _either([self.names.get(key), state])
+
+    def value(self, node: ast.expr) -> _State:
+        state = self._value(node)
+        if not self.from_calls and isinstance(node, ast.Call) and node.lineno == self.line:
+            # The call of a line that is itself the value: only the innermost makes it.
+            state = state or "live"
+        if state == "live" and self.off and isinstance(node, ast.Call):
+            return Cut(self.path, self.off, "recording is switched off", under=True)
+        return state
+
+    def _value(self, node: ast.expr) -> _State:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._named(node)
+        if isinstance(node, ast.Compare):
+            inner = _either([self.value(part) for part in (node.left, *node.comparators)])
+            return self._cut(node, "a comparison") if inner == "live" else inner
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, (ast.Lambda, ast.Constant)):
+            return None
+        if isinstance(node, ast.IfExp):
+            return _either([self.value(node.body), self.value(node.orelse)])
+        return _either(
+            [
+                self.value(child)
+                for child in ast.walk(node)
+                if isinstance(child, ast.expr) and child is not node and _is_part(node, child)
+            ]
+        )
+
+    def _named(self, node: ast.Name | ast.Attribute) -> _State:
+        key = _root_key(node)
+        if key is not None and key in self.names:
+            return self.names[key]
+        if isinstance(node, ast.Name):
+            return None
+        inner = self.value(node.value)
+        if inner == "live" and node.attr == "data":
+            return self._cut(node, "`.data`")
+        if node.attr in ("shape", "dtype", "device", "grad", "requires_grad", "ndim"):
+            return None
+        return inner
+
+    def _call(self, node: ast.Call) -> _State:  # noqa: PLR0911 - one for each kind
+        name = _name_of(node)
+        given = [self.value(argument) for argument in node.args]
+        given += [self.value(keyword.value) for keyword in node.keywords]
+        inner = _either(given)
+        owner: _State = None
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value)
+            if name in _SINKS:
+                is_engine = _name_of(node.func.value) == "autograd"
+                self.sinks.append(inner if is_engine or owner is None else owner)
+                return None
+            if name in ("append", "extend", "add", "update", "insert", "put") and inner:
+                self.join(node.func.value, inner)
+            if owner == "live" and name in _CUTTING_METHODS:
+                return self._cut(node, f"`.{name}()`")
+            if owner == "live" and name in _FLAT_METHODS:
+                return self._cut(node, f"`.{name}()`, whose slope is zero everywhere,")
+            if inner == "live" and name in _CUTTING_OF_TORCH | {"array", "asarray"}:
+                return self._cut(node, f"`{ast.unparse(node.func)}(...)`")
+            if inner == "live" and name in _FLAT_METHODS:
+                return self._cut(node, f"`{ast.unparse(node.func)}(...)`, which has no slope,")
+        elif inner == "live" and name in _CUTTING_CALLS:
+            return self._cut(node, f"`{name}()`")
+        elif inner == "live" and name == "tensor":
+            return self._cut(node, "`tensor(...)`")
+        state = _either([owner, inner])
+        if (state == "live" or (self.from_calls and state is None)) and self.depth < _CALLS_DEEP:
+            through = self._through(node, name, given)
+            if through is not None:
+                return through
+        if state is None and self.from_calls and name not in _PLAIN_CALLS:
+            return None if _is_tensor_method(node, name) else "live"
+        return state
+
+    def _through(self, node: ast.Call, name: str | None, given: list[_State]) -> _State:
+        """Look into a function of the same file that is called with the value."""
+        found = [
+            each
+            for each in ast.walk(self.tree)
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name == name
+        ]
+        if len(found) != 1 or node.keywords:
+            return None
+        names = [argument.arg for argument in found[0].args.args]
+        if names[:1] in (["self"], ["cls"]):
+            names = names[1:]
+        inside = _Walk(self.path, self.tree, -1, from_calls=self.from_calls, depth=self.depth + 1)
+        inside.names = dict(zip(names, given, strict=False))
+        result = inside.result(found[0])
+        return result if isinstance(result, Cut) else None
+
+    def _cut(self, node: ast.expr, what: str) -> Cut:
+        return Cut(self.path, node.end_lineno or node.lineno, what)
+
+
+_PLAIN_CALLS = frozenset(
+    [
+        "randn",
+        "rand",
+        "zeros",
+        "ones",
+        "tensor",
+        "range",
+        "len",
+        "randint",
+        "arange",
+        "enumerate",
+        "zip",
+        "print",
+        "full",
+        "zero_grad",
+        "train",
+        "eval",
+        "manual_seed",
+        "no_grad",
+        "step",
+        "empty",
+    ]
+)
+
+
+def _is_tensor_method(node: ast.Call, name: str | None) -> bool:
+    """Whether this is ``y.float()`` for a ``y`` that is not known to have a graph."""
+    if not isinstance(node.func, ast.Attribute) or name is None or not hasattr(Tensor, name):
+        return False
+    return _root_key(node.func.value) not in ("torch", "F", "functional", "nn.functional")
+
+
+def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]] | None:
+    """Return the single assignments of ``a, b = x, y``."""
+    if len(node.targets) != 1:
+        return None
+    target, value = node.targets[0], node.value
+    if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
+        return None
+    if len(target.elts) != len(value.elts):
+        return None
+    return list(zip(target.elts, value.elts, strict=True))
+
+
+def _is_part(node: ast.expr, child: ast.expr) -> bool:
+    for part in ast.iter_child_nodes(node):
+        if part is child:
+            return True
+        if isinstance(part, ast.comprehension) and child is part.iter:
+            return True
+    return False
+
+
+def _either(states: Iterable[_State]) -> _State:
+    """A value made from several has the graph of any."""
+    first: _State = None
+    for state in states:
+        if state == "live":
+            return "live"
+        first = first or state
+    return first

@@ -1,0 +1,199 @@
+"""What is said of parameters that no gradient reached: where, why, and how surely."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow
+from gradcheck_suite.auditing.detectors._watched_modules import ModuleWatch
+from gradcheck_suite.findings import Finding, Location, Related, Severity
+
+__all__ = [
+    "CERTAIN",
+    "LOOKED_AT",
+    "Group",
+    "Place",
+    "Verdict",
+    "Watched",
+    "broken",
+    "called",
+    "cut_before",
+    "cut_place",
+    "finding_of",
+    "frozen_finding",
+    "is_conditional",
+    "none_gradient",
+]
+
+LOOKED_AT = 8
+"""In so many first steps of an optimizer, each parameter is asked for its gradient."""
+CERTAIN = 3
+"""So many steps without a gradient make a finding."""
+_NAMES_SHOWN = 6
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a parameter without gradients belongs."""
+
+    name: str
+    module: str | None
+    modules: tuple[int, ...]
+    whole: bool
+    siblings: frozenset[int]
+    forward: Location | None
+
+
+@dataclass(slots=True)
+class Watched:
+    """An optimizer, and its parameters without a gradient so far."""
+
+    optimizer: weakref.ref[Optimizer]
+    name: str
+    step_site: CallSite | None
+    steps: int = 0
+    parameters: int = 0
+    missing: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    frozen: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    had: dict[int, int] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
+    watch: ModuleWatch | None = None
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    entry: catalogue.Entry
+    location: Location | None
+    reason: str
+    hint: str
+    severity: Severity | None = Severity.WARNING
+    related: tuple[Related, ...] = ()
+
+
+@dataclass(slots=True)
+class Group:
+    verdict: Verdict
+    places: list[Place] = field(default_factory=list)
+
+
+def is_conditional(watched: Watched, place: Place) -> bool:
+    """Whether the siblings in a list of modules take turns: experts, random depth."""
+    every = (1 << (min(watched.steps, LOOKED_AT) + 1)) - 2
+    masks = {watched.had.get(identity, 0) for identity in place.siblings}
+    return any(mask not in (0, every) for mask in masks)
+
+
+def called(place: Place) -> str:
+    return "its module" if place.module is None else f"`{place.module}`"
+
+
+def none_gradient(function: type) -> Verdict:
+    code = getattr(getattr(function, "backward", None), "__code__", None)
+    where = None
+    if code is not None:
+        where = Location(path=code.co_filename, line=code.co_firstlineno, function=code.co_name)
+    return Verdict(
+        catalogue.NONE_GRADIENT,
+        where,
+        f"backward of {function.__name__} returns None for it",
+        "return the gradient of each input that needs one; None stands for `no gradient`",
+    )
+
+
+def cut_before(stack: tuple[CallSite, ...]) -> Flow:
+    """Return where the loss of this backward was cut, if any of the calling functions shows it."""
+    places = [place for site in stack if (place := location_of(site)) is not None]
+    sinks = {(place.path, place.line) for place in places}
+    for place in places:
+        flow = follow(place, from_calls=True, sinks=sinks)
+        if isinstance(flow, Cut):
+            return flow
+    return "unknown"
+
+
+def broken(flow: Flow, seen: Location | None) -> Verdict:
+    where, related = cut_place(flow, seen)
+    if isinstance(flow, Cut) and flow.under:
+        return Verdict(
+            catalogue.FORWARD_UNDER_NO_GRAD,
+            where,
+            "what depends on it is computed while recording is switched off",
+            "compute it with recording on, or freeze the parameter",
+            related=related,
+        )
+    by = f" by {flow.what.rstrip(',')}" if isinstance(flow, Cut) else ""
+    return Verdict(
+        catalogue.GRAPH_BROKEN,
+        where,
+        f"the way from it to the loss is cut{by}",
+        "keep the tensor itself in the loss; convert or detach it for logging only",
+        related=related,
+    )
+
+
+def cut_place(flow: Flow, seen: Location | None) -> tuple[Location | None, tuple[Related, ...]]:
+    if not isinstance(flow, Cut):
+        return seen, ()
+    function = None if seen is None or seen.path != flow.path else seen.function
+    where = Location(path=flow.path, line=flow.line, function=function)
+    if seen is None or (seen.path == where.path and seen.line == where.line):
+        return where, ()
+    return where, (Related(seen, "what was cut off is used here"),)
+
+
+def finding_of(watched: Watched, group: Group) -> Finding:
+    verdict = group.verdict
+    names = [place.name for place in group.places]
+    shown = ", ".join(f"`{name}`" for name in names[:_NAMES_SHOWN])
+    if len(names) > _NAMES_SHOWN:
+        shown += f" and {len(names) - _NAMES_SHOWN} more"
+    many = len(names) > 1
+    return Finding.of(
+        verdict.entry,
+        f"{shown} got no gradient in the {watched.steps} steps of {watched.name} that own"
+        f"{'s' if watched.steps == 1 else ''} {'them' if many else 'it'}: {verdict.reason}",
+        detector="audit",
+        severity=verdict.severity,
+        location=verdict.location,
+        related=verdict.related,
+        hint=verdict.hint,
+        evidence={
+            "parameters": len(names),
+            "of_parameters": watched.parameters,
+            "names": tuple(names[:50]),
+            "steps": watched.steps,
+            "optimizer": watched.name,
+        },
+    )
+
+
+def frozen_finding(watched: Watched) -> list[Finding]:
+    frozen = watched.frozen
+    if watched.steps < CERTAIN or not frozen:
+        return []
+    nothing_trains = len(frozen) == watched.parameters
+    message = (
+        f"{len(frozen)} of {watched.parameters} parameters of {watched.name} did not require grad "
+        f"in any of its {watched.steps} steps: "
+    )
+    message += (
+        "no step changes anything" if nothing_trains else "the optimizer skips them in silence"
+    )
+    return [
+        Finding.of(
+            catalogue.FROZEN_PARAMETER,
+            message,
+            detector="audit",
+            severity=Severity.WARNING if nothing_trains else Severity.NOTE,
+            location=location_of(watched.step_site),
+            hint="hand over what trains: [p for p in model.parameters() if p.requires_grad]",
+            evidence={"parameters": len(frozen), "of_parameters": watched.parameters},
+        )
+    ]

@@ -1,0 +1,83 @@
+"""What the graph of one backward reaches, and through what: looked at for the first few only."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradcheck_suite._torch_compat import custom_function_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Survey", "survey"]
+
+_MOST_NODES = 20_000
+
+_FLAT = frozenset(f"{name}Backward0" for name in ("Round", "Floor", "Ceil", "Sign", "Trunc", "Sgn"))
+
+
+@dataclass(slots=True)
+class Survey:
+    """What lies under the roots of a backward.
+
+    Attributes:
+        leaves: the leaves, by identity.
+        sloped: those of them that are reached by a way without an op of zero slope.
+        flat: the ops of zero slope that were met.
+        functions: for each custom Function, the leaves that one of its inputs comes from directly.
+        custom: the nodes of custom Functions.
+        complete: whether the whole graph was looked at.
+    """
+
+    leaves: dict[int, Tensor] = field(default_factory=dict)
+    sloped: set[int] = field(default_factory=set)
+    flat: set[str] = field(default_factory=set)
+    functions: dict[int, type] = field(default_factory=dict)
+    custom: list[Node] = field(default_factory=list)
+    complete: bool = True
+
+
+def survey(roots: Iterable[Tensor]) -> Survey:
+    """Walk the graphs under ``roots``."""
+    found = Survey()
+    # A node may be met both ways; the better one counts, so those come first.
+    waiting: deque[tuple[Node, bool]] = deque(
+        (node, True) for root in roots if (node := root.grad_fn) is not None
+    )
+    seen: set[Node] = set()
+    while waiting:
+        node, sloped = waiting.popleft()
+        if node in seen:
+            continue
+        if len(seen) >= _MOST_NODES:
+            found.complete = False
+            break
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not node.next_functions:
+            found.leaves[id(leaf)] = leaf
+            if sloped:
+                found.sloped.add(id(leaf))
+            continue
+        name = type(node).__name__
+        if name in _FLAT:
+            found.flat.add(name.removesuffix("Backward0").lower())
+            sloped = False
+        custom = custom_function_class(node)
+        if custom is not None:
+            found.custom.append(node)
+        for function, _ in node.next_functions:
+            if function is None:
+                continue
+            if custom is not None and (direct := getattr(function, "variable", None)) is not None:
+                found.functions[id(direct)] = custom
+            if sloped:
+                waiting.appendleft((function, True))
+            else:
+                waiting.append((function, False))
+    return found

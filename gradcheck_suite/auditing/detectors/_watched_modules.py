@@ -1,0 +1,103 @@
+"""Hooks on a few suspected modules, for one step: were they called, and how?"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradcheck_suite.auditing.call_sites import CallSite, is_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Call", "ModuleWatch", "user_sites"]
+
+_MOST_CALLS = 16
+_CHECKPOINT = torch.utils.checkpoint.__file__
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a watched module.
+
+    Attributes:
+        recording: whether gradients were recorded.
+        has_graph: whether its output got one.
+        in_checkpoint: whether a checkpoint that records nothing itself was running.
+        sites: the user's lines that led to the call, innermost first.
+    """
+
+    recording: bool
+    has_graph: bool
+    in_checkpoint: bool
+    sites: tuple[CallSite, ...]
+
+
+class ModuleWatch:
+    """Notes the calls of some modules until it is taken away.
+
+    A model may be copied while it is watched; the copy then has the same hook, which does nothing
+    once this is closed.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.calls: dict[int, list[Call]] = {}
+        self._open = True
+        self._handles: list[RemovableHandle] = []
+        for module in modules:
+            self.calls[id(module)] = []
+            self._handles.append(module.register_forward_hook(self))
+
+    def __deepcopy__(self, _memo: object) -> ModuleWatch:
+        return self
+
+    def __call__(self, module: nn.Module, _inputs: object, output: object) -> None:
+        """Note a call; this is the forward hook."""
+        calls = self.calls.get(id(module))
+        if not self._open or calls is None or len(calls) >= _MOST_CALLS:
+            return
+        sites, files = user_sites()
+        calls.append(
+            Call(
+                recording=torch.is_grad_enabled(),
+                has_graph=_has_graph(output),
+                in_checkpoint=_CHECKPOINT in files,
+                sites=sites,
+            )
+        )
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self._open = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:
+    """Return the user's lines that are running, innermost first, and the files of all frames."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the only cheap way
+    sites: list[CallSite] = []
+    files: set[str] = set()
+    while frame is not None:
+        files.add(frame.f_code.co_filename)
+        if is_user_code(frame.f_code):
+            sites.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
+    return tuple(sites), files
+
+
+def _has_graph(output: Any) -> bool:
+    if isinstance(output, torch.Tensor):
+        return output.grad_fn is not None
+    if isinstance(output, (tuple, list)):
+        return any(map(_has_graph, output))
+    if isinstance(output, dict):
+        return any(map(_has_graph, output.values()))
+    return True

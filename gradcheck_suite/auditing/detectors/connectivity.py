@@ -1,0 +1,497 @@
+"""Parameters that ought to train and that no gradient ever reaches.
+
+Two facts are free: which parameters of an optimizer had no gradient in its first step, and which
+still have none. Only for those is anything else asked: who owns them, whether and how their
+modules are called (hooks on those modules for one step), and, from the source of the lines that
+ran, where the way to the loss ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow
+from gradcheck_suite.auditing.detectors._missing_gradients import (
+    CERTAIN,
+    LOOKED_AT,
+    Group,
+    Place,
+    Verdict,
+    Watched,
+    broken,
+    called,
+    cut_before,
+    cut_place,
+    finding_of,
+    frozen_finding,
+    is_conditional,
+    none_gradient,
+)
+from gradcheck_suite.auditing.detectors._module_tree import (
+    ModuleTree,
+    assignment_of,
+    forced_at,
+    forward_of,
+)
+from gradcheck_suite.auditing.detectors._survey import survey
+from gradcheck_suite.auditing.detectors._watched_modules import (
+    Call,
+    ModuleWatch,
+    user_sites,
+)
+from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted, StepFinished
+from gradcheck_suite.auditing.names import local_name
+from gradcheck_suite.auditing.optimizers import parameters_of
+from gradcheck_suite.findings import Finding, Location, Related, Severity
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.names import ParameterNames
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["ConnectivityDetector"]
+
+_SURVEYS = 4
+_NO_GRAPH = "does not require grad and does not have a grad_fn"
+
+
+class ConnectivityDetector:
+    """Reports GCS401 to GCS406 and GCS408.
+
+    Args:
+        recorder: whose events these are.
+        names: how parameters are called.
+    """
+
+    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+        self._recorder = recorder
+        self._names = names
+        self._watched: dict[int, Watched] = {}
+        self._reached: set[int] = set()
+        self._stacks: dict[tuple[CallSite, ...], None] = {}
+        self._past: list[Finding] = []
+        self._facts: dict[object, Finding] = {}
+        self._surveys = 0
+        self._unowned: dict[int, weakref.ref[Tensor]] = {}
+        self._looked_for_unowned = False
+        self._sloped: set[int] = set()
+        self._level: set[int] = set()
+        self._owned: set[int] = set()
+        self._flat: set[str] = set()
+        self._functions: dict[int, type] = {}
+        self._forced: tuple[CallSite, ...] = ()
+        self._is_forced = False
+        self._any_missing = False
+
+    def subscriptions(self) -> Subscriptions:
+        """Read which parameters backward reaches and which steps go without."""
+        return {
+            BackwardStarted: self._before_backward,
+            BackwardFinished: self._after_backward,
+            StepFinished: self._after_step,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Return what is certain by now."""
+        found = [*self._facts.values(), *self._past]
+        for watched in self._watched.values():
+            found.extend(self._of(watched))
+        found.extend(self._without_slope())
+        return found
+
+    def _of(self, watched: Watched) -> list[Finding]:
+        return [*self._without_gradient(watched), *frozen_finding(watched)]
+
+    # What backward starts from and reaches.
+
+    def _before_backward(self, event: BackwardStarted) -> None:
+        self._forced = ()
+        if self._surveys >= _SURVEYS and event.roots and event.roots[0].grad_fn is not None:
+            return
+        root = event.roots[0] if event.roots else None
+        if root is None:
+            return
+        if root.is_leaf and root.requires_grad and root.numel() == 1 and len(event.roots) == 1:
+            known = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
+            if id(root) not in known and type(root) is torch.Tensor and known:
+                self._forced = user_sites()[0]
+        if self._surveys < _SURVEYS and root.grad_fn is not None:
+            self._surveys += 1
+            self._survey(event)
+
+    def _survey(self, event: BackwardStarted) -> None:
+        self._stacks.setdefault(user_sites()[0])
+        found = survey(event.roots)
+        self._sloped |= found.sloped
+        self._flat |= found.flat
+        self._functions.update(found.functions)
+        for identity, leaf in found.leaves.items():
+            self._unowned[identity] = weakref.ref(leaf)
+            if identity not in found.sloped and found.complete:
+                self._level.add(identity)
+
+    def _after_backward(self, event: BackwardFinished) -> None:
+        if event.failed:
+            self._note_failure(event)
+        elif self._forced and not event.created and not event.accumulated:
+            self._note_forced(self._forced)
+        if self._any_missing:
+            for watched in self._watched.values():
+                for parameter in (*event.created, *event.accumulated):
+                    watched.missing.pop(id(parameter), None)
+
+    def _note_failure(self, event: BackwardFinished) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, RuntimeError) or _NO_GRAPH not in str(error):
+            return
+        place = location_of(event.site)
+        flow = cut_before(user_sites()[0])
+        off = not torch.is_grad_enabled() or (isinstance(flow, Cut) and flow.under)
+        known = self._recorder.optimizers.parameters()
+        if known and not any(parameter.requires_grad for parameter in known):
+            self._facts["frozen", event.site] = Finding.of(
+                catalogue.FROZEN_PARAMETER,
+                f"backward() starts from a loss without a graph: none of the {len(known)} "
+                "parameters of the optimizers requires grad, so that nothing was recorded",
+                detector="audit",
+                location=place,
+                hint="unfreeze what is to be trained: parameter.requires_grad_(True)",
+                evidence={"parameters": len(known)},
+            )
+            return
+        entry = catalogue.FORWARD_UNDER_NO_GRAD if off else catalogue.GRAPH_BROKEN
+        where, related = cut_place(flow, place)
+        if off:
+            message = (
+                "backward() starts from a loss without a graph: it was computed while recording "
+                "was switched off"
+            )
+            hint = "compute what backward() goes through outside of no_grad and inference_mode"
+        else:
+            by = f" by {flow.what}" if isinstance(flow, Cut) else ""
+            message = (
+                f"backward() starts from a loss without a graph: it was cut off{by} from every "
+                "parameter"
+            ).replace(",,", ",")
+            hint = "call backward() on the tensor itself; convert a detached copy for logging"
+        self._facts[entry.code, where] = Finding.of(
+            entry,
+            message,
+            detector="audit",
+            location=where,
+            related=related,
+            hint=hint,
+            evidence={"backward": event.number},
+        )
+
+    def _note_forced(self, stack: tuple[CallSite, ...]) -> None:
+        self._is_forced = True
+        place = location_of(stack[0])
+        lines = [at for site in stack if (at := location_of(site)) is not None]
+        forced = next((found for at in lines if (found := forced_at(at)) is not None), None)
+        where = place if forced is None else forced
+        known = self._facts.get(("forced", where))
+        count = 1
+        if known is not None:
+            seen = known.evidence["count"]
+            count += seen if isinstance(seen, int) else 0
+        related = []
+        if place is not None and where != place:
+            related.append(Related(place, "this backward() reaches nothing but the loss itself"))
+        self._facts["forced", where] = Finding.of(
+            catalogue.FORCED_REQUIRES_GRAD,
+            "the loss was made a leaf of its own with requires_grad: backward() sets its own .grad "
+            "and reaches no parameter, so that nothing trains",
+            detector="audit",
+            location=where,
+            related=related,
+            hint="call backward() on the computed loss; find what cut it off from the model",
+            evidence={"count": count},
+        )
+
+    # What steps go without.
+
+    def _after_step(self, event: StepFinished) -> None:
+        key = id(event.optimizer)
+        watched = self._watched.get(key)
+        if watched is None or watched.optimizer() is not event.optimizer:
+            if watched is not None:
+                self._past.extend(self._of(watched))
+            watched = self._watched[key] = Watched(
+                weakref.ref(event.optimizer), type(event.optimizer).__name__, event.site
+            )
+        watched.steps += 1
+        if watched.steps > LOOKED_AT:
+            if watched.missing or watched.frozen:
+                _look_again(watched)
+            return
+        self._look(watched, event.optimizer)
+        if watched.watch is not None and watched.steps > 1:
+            watched.watch.close()
+        if not self._recorder.backwards or watched.steps > CERTAIN - 1:
+            return
+        if watched.missing and not watched.asked:
+            watched.asked = True
+            self._ask(watched)
+        if watched.steps == 2 and not self._looked_for_unowned:  # noqa: PLR2004 - once
+            self._looked_for_unowned = True
+            self._look_for_unregistered()
+
+    def _look(self, watched: Watched, optimizer: Optimizer) -> None:
+        bit = 1 << watched.steps
+        parameters = parameters_of(optimizer)
+        watched.parameters = len(parameters)
+        for parameter in parameters:
+            identity = id(parameter)
+            self._owned.add(identity)
+            if parameter.grad is not None:
+                watched.had[identity] = watched.had.get(identity, 0) | bit
+                watched.missing.pop(identity, None)
+                watched.frozen.pop(identity, None)
+            elif watched.steps == 1:
+                kept = watched.missing if parameter.requires_grad else watched.frozen
+                kept[identity] = weakref.ref(parameter)
+        if watched.steps > 1:
+            _look_again(watched)
+        self._any_missing = any(each.missing for each in self._watched.values())
+
+    def _ask(self, watched: Watched) -> None:
+        """Find out whose the parameters without gradients are, and watch those modules."""
+        tree = ModuleTree()
+        modules: dict[int, nn.Module] = {}
+        for identity, reference in watched.missing.items():
+            parameter = reference()
+            if parameter is None:
+                continue
+            owners = tree.owners(parameter)
+            for module, _ in owners:
+                modules[id(module)] = module
+            if owners:
+                module, own_name = owners[0]
+                path = tree.path(module)
+                up = tree.parent(module)
+                name = own_name if up is None else f"{path}.{own_name}"
+                siblings = frozenset(
+                    id(each) for other in tree.siblings(module) for each in other.parameters()
+                )
+                place = Place(
+                    name,
+                    path,
+                    tuple(id(each) for each, _ in owners),
+                    all(
+                        id(each) in watched.missing
+                        for each in module.parameters()
+                        if each.requires_grad
+                    ),
+                    siblings,
+                    forward_of(module if up is None else up[0]),
+                )
+            else:
+                name = self._names.of(parameter) or local_name(parameter) or "a tensor"
+                place = Place(name, None, (), True, frozenset(), None)
+            watched.places[identity] = place
+        watched.watch = ModuleWatch(modules.values())
+
+    # What can be said by now.
+
+    def _without_gradient(self, watched: Watched) -> list[Finding]:
+        nothing_trains = len(watched.missing) == watched.parameters
+        if watched.steps < CERTAIN or (nothing_trains and self._is_forced):
+            return []
+        groups: dict[object, Group] = {}
+        for identity in watched.missing:
+            place = watched.places.get(identity)
+            if place is None or is_conditional(watched, place):
+                continue
+            verdict = self._verdict(watched, identity, place)
+            key = (verdict.entry.code, verdict.location, verdict.reason)
+            groups.setdefault(key, Group(verdict)).places.append(place)
+        return [finding_of(watched, group) for group in groups.values()]
+
+    def _verdict(self, watched: Watched, identity: int, place: Place) -> Verdict:  # noqa: PLR0911 - one for each cause
+        if identity in self._functions:
+            return none_gradient(self._functions[identity])
+        calls: list[Call] = []
+        if watched.watch is not None:
+            for module in place.modules:
+                calls.extend(watched.watch.calls.get(module, ()))
+        if not place.modules:
+            return self._functional(watched)
+        if not calls:
+            return Verdict(
+                catalogue.PARAMETER_WITHOUT_GRADIENT,
+                place.forward or location_of(watched.step_site),
+                f"{called(place)} is never called",
+                "call the module in forward, or leave it out of the model",
+            )
+        first = calls[0]
+        site = location_of(first.sites[0]) if first.sites else None
+        if not place.whole:
+            return Verdict(
+                catalogue.PARAMETER_WITHOUT_GRADIENT,
+                place.forward or site,
+                "its module is called, and does not use it for the loss",
+                "use the parameter in forward, or leave it out",
+            )
+        if all(call.in_checkpoint and not call.recording for call in calls):
+            return Verdict(
+                catalogue.CHECKPOINT_CUTS_GRAPH,
+                location_of(first.sites[-1 if len(first.sites) == 1 else 0]),
+                "the reentrant checkpoint that its module runs in was given no input that "
+                "requires grad, and so records nothing",
+                "checkpoint(..., use_reentrant=False)",
+            )
+        if not any(call.recording for call in calls):
+            return Verdict(
+                catalogue.FORWARD_UNDER_NO_GRAD,
+                site,
+                "its module is called while recording is switched off (no_grad, inference_mode)",
+                "call it with recording on; or freeze it with requires_grad_(False) and keep it "
+                "out of the optimizer",
+                Severity.WARNING,
+            )
+        return self._cut_after(first, place, site)
+
+    def _cut_after(self, call: Call, place: Place, site: Location | None) -> Verdict:
+        """Follow the module's output outwards, function by function, until its graph ends."""
+        if call.recording and not call.has_graph:
+            forward = place.forward
+            flow: Flow = "unknown"
+            if forward is not None:
+                flow = follow(forward, from_calls=True)
+            return broken(flow, site)
+        sinks = {
+            (at.path, at.line)
+            for stack in self._stacks
+            for backward in stack
+            if (at := location_of(backward)) is not None
+        }
+        for frame in call.sites:
+            at = location_of(frame)
+            if at is None:
+                continue
+            flow = follow(at, sinks=sinks)
+            if isinstance(flow, Cut):
+                return broken(flow, site)
+            if flow == "unused":
+                return Verdict(
+                    catalogue.PARAMETER_WITHOUT_GRADIENT,
+                    at,
+                    f"what {called(place)} returns is not used for the loss",
+                    "use its output for the loss, or leave the module out",
+                )
+        return Verdict(
+            catalogue.PARAMETER_WITHOUT_GRADIENT,
+            site,
+            f"what {called(place)} returns does not reach the loss",
+            "use its output for the loss, with its graph, or leave the module out",
+        )
+
+    def _functional(self, watched: Watched) -> Verdict:
+        for stack in self._stacks:
+            flow = cut_before(stack)
+            if isinstance(flow, Cut):
+                return broken(flow, location_of(stack[0]))
+        return Verdict(
+            catalogue.PARAMETER_WITHOUT_GRADIENT,
+            location_of(watched.step_site),
+            "no loss depends on it",
+            "use it for the loss, or leave it out of the optimizer",
+        )
+
+    def _without_slope(self) -> list[Finding]:
+        level = (self._level & self._owned) - self._sloped
+        stack = next(iter(self._stacks), ())
+        if not level or not stack:
+            return []
+        place = location_of(stack[0])
+        flow = cut_before(stack)
+        where, related = cut_place(flow, place)
+        return [
+            Finding.of(
+                catalogue.GRAPH_BROKEN,
+                f"every way from {len(level)} parameters to the loss goes through "
+                f"{' or '.join(sorted(self._flat))}, whose slope is zero: their gradients are "
+                "there and always exactly zero",
+                detector="audit",
+                severity=Severity.WARNING,
+                location=where,
+                related=related,
+                hint="pass the gradient straight through: x + (x.round() - x).detach()",
+                evidence={"parameters": len(level), "operations": tuple(sorted(self._flat))},
+            )
+        ]
+
+    def _look_for_unregistered(self) -> None:
+        owned = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
+        unowned = {
+            identity
+            for identity, reference in self._unowned.items()
+            if identity not in owned
+            and (leaf := reference()) is not None
+            and isinstance(leaf, torch.nn.Parameter)
+            and leaf.grad is not None
+        }
+        self._unowned = {}
+        if not unowned:
+            return
+        tree = ModuleTree()
+        for holder, name, container, item in tree.in_plain_containers():
+            inside = list(item.parameters()) if isinstance(item, torch.nn.Module) else [item]
+            hit = [parameter for parameter in inside if id(parameter) in unowned]
+            if not hit or not any(id(parameter) in owned for parameter in holder.parameters()):
+                continue
+            if isinstance(item, torch.nn.Module) and not item.training:
+                continue  # A loss network, hidden from the model on purpose.
+            if any(tree.owners(each) and _is_registered(each, holder) for each in hit):
+                continue
+            self._note_unregistered(holder, name, container, hit)
+
+    def _note_unregistered(
+        self, holder: nn.Module, name: str, container: object, hit: list[Tensor]
+    ) -> None:
+        key = ("unregistered", type(holder), name)
+        kind = type(container).__name__
+        known = self._facts.get(key)
+        count = len(hit)
+        if known is not None:
+            before = known.evidence["parameters"]
+            count += before if isinstance(before, int) else 0
+        alone = len(container) == 1  # type: ignore[arg-type]  # a container
+        better = "ModuleDict" if kind == "dict" else "ModuleList"
+        self._facts[key] = Finding.of(
+            catalogue.UNREGISTERED_MODULE,
+            f"{count} parameters in the {kind} `{name}` of {type(holder).__name__} get gradients, "
+            "but a plain container is not registered: no optimizer owns them, and parameters() "
+            "and state_dict() miss them",
+            detector="audit",
+            # A module in a list of one is also how people hide a helper from the model.
+            severity=Severity.WARNING if alone else Severity.ERROR,
+            location=assignment_of(holder, name),
+            hint=f"self.{name} = nn.{better}(...)",
+            evidence={"attribute": name, "container": kind, "parameters": count},
+        )
+
+
+def _look_again(watched: Watched) -> None:
+    """Forget what has a gradient by now, or is not what it was: a phase of the training."""
+    for kept, frozen in ((watched.missing, False), (watched.frozen, True)):
+        for identity, reference in list(kept.items()):
+            parameter = reference()
+            if parameter is not None and (
+                parameter.grad is not None or parameter.requires_grad is frozen
+            ):
+                del kept[identity]
+
+
+def _is_registered(parameter: Tensor, holder: nn.Module) -> bool:
+    return any(parameter is each for each in holder.parameters())
