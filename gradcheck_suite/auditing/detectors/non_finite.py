@@ -1,0 +1,303 @@
+"""NaN and infinity that a step writes into parameters, and the op in which they were born.
+
+A step's gradients are looked at in the first steps and in each eighth after: NaN stays, so that it
+is seen there even if it came in between. In the first backwards each node of the graph also says
+whether finite gradients went in and others came out. What a GradScaler skips never gets here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import (
+    current_node,
+    dispatch_mode_is_active,
+    function_mode_is_active,
+    node_sequence_number,
+    read_saved,
+    saved_attribute_names,
+)
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.events import BackwardStarted, StepStarted
+from gradcheck_suite.auditing.optimizers import parameters_of
+from gradcheck_suite.auditing.packed import Holder
+from gradcheck_suite.auditing.saved_tensors import operation_of
+from gradcheck_suite.findings import Finding, Location, Related
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+    from torch.optim import Optimizer
+
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.names import ParameterNames
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["NonFiniteDetector"]
+
+_CLOSELY = 2
+"""In so many first steps every node is watched."""
+_FIRST_STEPS = 8
+_EVERY = 8
+_MOST_NODES = 20_000
+_NAMES_SHOWN = 5
+_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    operation: str
+    value: str
+    site: CallSite | None
+    zeros: int
+    elements: int
+    above: str | None
+    in_forward: bool
+
+
+class NonFiniteDetector:
+    """Reports non-finite-gradient (GCS604).
+
+    Args:
+        recorder: whose events these are.
+        names: how parameters are called.
+    """
+
+    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+        self._recorder = recorder
+        self._names = names
+        self._birth: _Birth | None = None
+        self._loss: float | None = None
+        self._backward: CallSite | None = None
+        self._findings: dict[int, Finding] = {}
+        self._round = 0
+
+    def subscriptions(self) -> Subscriptions:
+        """Look at what backward starts from, and at what a step is about to use."""
+        return {BackwardStarted: self._before_backward, StepStarted: self._before_step}
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each optimizer that used such gradients."""
+        return list(self._findings.values())
+
+    def _due(self) -> bool:
+        step = self._recorder.step
+        return step < _FIRST_STEPS or step % _EVERY == 0
+
+    def _before_backward(self, event: BackwardStarted) -> None:
+        if not self._due() or self._findings:
+            return
+        if dispatch_mode_is_active() or function_mode_is_active():
+            return
+        self._round += 1
+        self._birth = None
+        self._backward = event.site
+        self._loss = None
+        for root in event.roots:
+            if not _is_finite(root):
+                self._loss = root.detach().reshape(-1)[0].item() if root.numel() == 1 else math.nan
+        if self._loss is not None:
+            self._birth = self._born_in_forward(event.roots)
+        elif self._recorder.step < _CLOSELY:
+            for node in _nodes(event.roots):
+                if node.next_functions:
+                    node.register_hook(self._hook(node, self._round))
+
+    def _hook(self, node: Node, number: int) -> Callable[..., None]:
+        # A node keeps its hooks, and may not be kept by them: the cycle would go through C++.
+        name = node.name()
+        kind = type(node)
+
+        def look(produced: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+            if self._birth is not None or number != self._round or not self._recorder.running:
+                return
+            bad = next((each for each in produced if not _is_finite(each)), None)
+            if bad is not None and all(map(_is_finite, given)):
+                running = current_node()
+                if running is not None:
+                    self._birth = self._describe(running, kind, name, bad)
+
+        return look
+
+    def _describe(self, node: Node, kind: type, name: str, bad: Tensor) -> _Birth:
+        holders = _holders(node, kind)
+        zeros = elements = 0
+        for holder in holders:
+            tensor = holder.tensor.detach()
+            elements = max(elements, tensor.numel())
+            zeros = max(zeros, int((tensor == 0).sum()))
+        site = holders[0].site if holders else _nearest_site(node)
+        value = "NaN" if bool(bad.detach().isnan().any()) else "infinity"
+        return _Birth(
+            operation_of(name), value, site, zeros, elements, self._parameter_under(node), False
+        )
+
+    def _parameter_under(self, node: Node) -> str | None:
+        current: Node | None = node
+        for _ in range(_DEPTH):
+            if current is None:
+                return None
+            leaf = getattr(current, "variable", None)
+            if leaf is not None:
+                name = self._names.of(leaf)
+                return None if name is None else name.rpartition(".")[0] or name
+            edges = [edge for edge, _ in current.next_functions if edge is not None]
+            # The input comes first in most ops, and leads on; weights are next to it.
+            direct = [edge for edge in edges if getattr(edge, "variable", None) is not None]
+            if not edges:
+                return None
+            current = direct[-1] if direct else edges[0]
+        return None
+
+    def _born_in_forward(self, roots: Iterable[Tensor]) -> _Birth | None:
+        nodes = sorted(_nodes(roots), key=lambda node: node_sequence_number(node) or 0)
+        for node in nodes:
+            if not node.next_functions:
+                leaf = getattr(node, "variable", None)
+                if leaf is not None and not _is_finite(leaf):
+                    return None  # The parameters had it before this forward.
+        for node in nodes:
+            for holder in _holders(node, type(node)):
+                tensor = holder.tensor.detach()
+                if not _is_finite(tensor):
+                    value = "NaN" if bool(tensor.isnan().any()) else "infinity"
+                    name = operation_of(node.name())
+                    above = self._parameter_under(node)
+                    return _Birth(name, value, holder.site, 0, tensor.numel(), above, True)
+        return None
+
+    def _before_step(self, event: StepStarted) -> None:
+        if not self._due() or id(event.optimizer) in self._findings:
+            return
+        if dispatch_mode_is_active() or function_mode_is_active():
+            return
+        bad = _non_finite(event.optimizer)
+        if bad:
+            self._findings[id(event.optimizer)] = self._finding(event, bad)
+
+    def _finding(self, event: StepStarted, bad: list[Tensor]) -> Finding:
+        names = [self._names.of(parameter) for parameter in bad[:_NAMES_SHOWN]]
+        birth = self._birth
+        of = sum(1 for _ in parameters_of(event.optimizer))
+        step = location_of(event.site)
+        message = (
+            f"{type(event.optimizer).__name__}.step() used gradients of {len(bad)} of {of} "
+            f"parameters that are NaN or infinite (seen in step {event.number}): "
+        )
+        where: Location | None = None if birth is None else location_of(birth.site)
+        if birth is None and self._loss is not None:
+            message += f"the loss was {self._loss} already when backward() began"
+        elif birth is None:
+            message += "the loss was finite, so that they were born in backward"
+        elif birth.in_forward:
+            message += (
+                f"the loss was {self._loss} already when backward() began; {birth.value} first "
+                f"shows in what {birth.operation} has in the forward"
+            )
+        else:
+            message += (
+                f"the forward was finite, and backward of {birth.operation} made {birth.value} "
+                "out of finite gradients"
+            )
+            if birth.zeros:
+                message += f", where {birth.zeros} of {birth.elements} saved values are 0"
+        if birth is not None and birth.above is not None:
+            message += f" (next to `{birth.above}`)"
+        backward = location_of(self._backward)
+        related = []
+        if backward is not None and backward != where:
+            related.append(Related(backward, "in this backward"))
+        if step is not None and where is not None:
+            related.append(Related(step, "used by this step"))
+        return Finding.of(
+            catalogue.NON_FINITE_GRADIENT,
+            message,
+            detector="audit",
+            location=where or backward or step,
+            related=related,
+            hint="make the argument safe before the op: (x + eps).sqrt(), x.clamp(min=eps)",
+            evidence={
+                "operation": None if birth is None else birth.operation,
+                "in_forward": self._loss is not None,
+                "first_step": event.number,
+                "parameters": len(bad),
+                "names": tuple(names),
+                "module": None if birth is None else birth.above,
+            },
+        )
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    if tensor is None or not isinstance(tensor, torch.Tensor):
+        return True
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return True
+    if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.sparse_coo:
+            return True
+        tensor = tensor.detach().coalesce().values()
+    with torch.no_grad():
+        return bool(tensor.detach().isfinite().all())
+
+
+def _non_finite(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters whose gradients are not finite, asking for one number first."""
+    owned = [
+        (parameter, gradient)
+        for parameter in parameters_of(optimizer)
+        if (gradient := parameter.grad) is not None
+    ]
+    plain = [gradient for _, gradient in owned if gradient.layout is torch.strided]
+    with torch.no_grad():
+        sums = [gradient.detach().sum(dtype=_wide(gradient)) for gradient in plain]
+        devices = {each.device for each in sums}
+        if len(plain) == len(owned) and len(devices) == 1:
+            total = torch.stack([each.abs() if each.is_complex() else each for each in sums])
+            if bool(total.isfinite().all()):
+                return []
+    return [parameter for parameter, gradient in owned if not _is_finite(gradient)]
+
+
+def _wide(gradient: Tensor) -> torch.dtype | None:
+    small = (torch.float16, torch.bfloat16)
+    return torch.float32 if gradient.dtype in small else None
+
+
+def _nodes(roots: Iterable[Tensor]) -> list[Node]:
+    waiting = [node for root in roots if (node := root.grad_fn) is not None]
+    seen: dict[Node, None] = {}
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen[node] = None
+        waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
+    return list(seen)
+
+
+def _holders(node: Node, kind: type) -> list[Holder]:
+    found: list[Holder] = []
+
+    def note(data: object) -> None:
+        if isinstance(data, Holder):
+            found.append(data)
+
+    for attribute in saved_attribute_names(kind):
+        read_saved(node, attribute, note)
+    return found
+
+
+def _nearest_site(node: Any) -> CallSite | None:
+    for edge, _ in node.next_functions:
+        if edge is not None:
+            holders = _holders(edge, type(edge))
+            if holders:
+                return holders[0].site
+    return None

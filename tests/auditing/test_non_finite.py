@@ -1,0 +1,143 @@
+"""NaN and infinity on their way into parameters, and values that never get there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+STEPS = 4
+
+
+def train(loss_of, steps=STEPS):
+    def loop():
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(net(torch.randn(5, 4)), step).backward()
+            optimizer.step()
+
+    loop.__name__ = loss_of.__name__
+    return loop
+
+
+def root_of_zero(out, _step):
+    gap = (out - out.detach()).pow(2).sum(1)
+    return out.sum() + gap.sqrt().mean()  # <- here
+
+
+def branch_not_taken(out, _step):
+    square = (out - out.detach()).pow(2)
+    return out.sum() + torch.where(square > 0, square.sqrt(), 0.0).sum()  # <- here
+
+
+def power_below_one(out, _step):
+    gap = (out - out.detach()).abs()
+    return out.sum() + gap.pow(0.5).sum()  # <- here
+
+
+def arccosine_of_one(out, _step):
+    cosine = out * 0 + 1
+    return cosine.acos().sum()  # <- here
+
+
+def infinite_in_forward(out, _step):
+    return (out.abs() * 0).log().sum()  # <- here
+
+
+def overflowing_forward(out, _step):
+    return (out.abs() * 1000 + 100).exp().sum()  # <- here
+
+
+BUGS = [
+    (root_of_zero, "Sqrt", False),
+    (branch_not_taken, "Sqrt", False),
+    (power_below_one, "Pow", False),
+    (arccosine_of_one, "Acos", False),
+    (infinite_in_forward, None, True),
+    (overflowing_forward, "Exp", True),
+]
+
+
+@pytest.mark.parametrize("case", BUGS, ids=lambda case: case[0].__name__)
+def test_the_op_that_made_them_is_told_by_name_and_line(audited, only, line_of, case):
+    loss_of, operation, in_forward = case
+    finding = only(audited(train(loss_of)), "GCS604")
+    assert finding.evidence["in_forward"] is in_forward
+    assert finding.evidence["first_step"] == 0
+    if operation is not None:
+        assert finding.evidence["operation"] == operation
+        assert finding.location.line == line_of(loss_of)
+
+
+def test_one_that_comes_later_is_told_with_its_backward(audited, only):
+    def loss_of(out, step):
+        gap = (out - out.detach()).pow(2).sum(1) + (0 if step == 5 else 1)
+        return out.sum() + gap.sqrt().mean()
+
+    finding = only(audited(train(loss_of, 8)), "GCS604")
+    assert finding.evidence["first_step"] == 5
+    assert "the loss was finite" in finding.message
+
+
+def safe_root(out, _step):
+    gap = (out - out.detach()).pow(2).sum(1)
+    return out.sum() + (gap + 1e-12).sqrt().mean()
+
+
+def vector_norm(out, _step):
+    return out.sum() + torch.linalg.vector_norm(out - out.detach(), dim=1).mean()
+
+
+def masked_attention(out, _step):
+    scores = out.masked_fill(torch.eye(5, 3).bool(), -torch.inf)
+    return scores.softmax(1).pow(2).sum()
+
+
+def infinite_target(out, _step):
+    return F.cross_entropy(out, torch.tensor([0, 1, 2, -100, -100]))
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [safe_root, vector_norm, masked_attention, infinite_target],
+    ids=lambda loss_of: loss_of.__name__,
+)
+def test_nothing_is_said_of_gradients_that_are_finite(audited, loss_of):
+    assert audited(train(loss_of)).findings == ()
+
+
+def test_a_sum_that_overflows_is_no_proof(audited):
+    # Twelve entries of up to 5e37 add up to more than a float32 holds.
+    assert audited(train(lambda out, _: (out * 1e37).sum(), steps=1)).findings == ()
+
+
+def test_a_scaler_that_skips_the_step_is_left_alone(audited):
+    def loop():
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 1 else 1.0
+            scaler.scale(net(torch.randn(5, 4)).mean() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert audited(loop).findings == ()
+
+
+def test_a_program_that_looks_before_it_steps_is_left_alone(audited):
+    def loop():
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            (net(torch.randn(5, 4)) * 0).sqrt().sum().backward()
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            if torch.isfinite(norm):
+                optimizer.step()
+
+    assert audited(loop).findings == ()
