@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _TEST = {1: ("TestBwdGradients", "test_fn_grad"), 2: ("TestBwdGradients", "test_fn_gradgrad")}
 _MOST_INCONCLUSIVE = 0.01
+# Operators from one line of progress to the next.
+_TELLS = 25
 
 
 @dataclass(slots=True)
@@ -52,6 +54,11 @@ class Tally:
         """Inconclusive verdicts among those that could have been passes."""
         decided = sum(self.verdicts[status] for status in ("pass", "fail", "inconclusive"))
         return self.verdicts["inconclusive"] / decided if decided else 0.0
+
+    def told(self) -> str:
+        """Tell the counts so far in one line."""
+        counts = ", ".join(f"{count} {status}" for status, count in self.verdicts.most_common())
+        return f"{self.samples} samples, {counts}, {self.refused} refused, {self.seconds:.0f} s"
 
 
 def operators(dtype: torch.dtype, order: int) -> list[Any]:
@@ -102,7 +109,9 @@ def tally(
     """
     total = Tally()
     draw = random.Random(seed)
-    for operator in chosen:
+    for count, operator in enumerate(chosen, start=1):
+        if count % _TELLS == 0:
+            print(f"{count}/{len(chosen)}: {total.told()}", file=sys.stderr, flush=True)
         given = list(samples(operator, dtype))
         if most is not None and len(given) > most:
             given = draw.sample(given, most)
@@ -134,6 +143,7 @@ def _check(
     total.verdicts.update(verdict.status for verdict in report.verdicts)
     wrong = [verdict for verdict in report.verdicts if verdict.status == "fail"]
     if wrong or not report.ok:
+        print(f"failed: {name}", file=sys.stderr, flush=True)
         total.failed[name] = report.findings[0].message if report.findings else str(wrong[0])
     total.inconclusive[name] += sum(v.status == "inconclusive" for v in report.verdicts)
 

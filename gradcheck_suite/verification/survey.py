@@ -25,6 +25,7 @@ from gradcheck_suite.verification.probes import (
     draw_cotangents,
     measure,
 )
+from gradcheck_suite.verification.stairs import is_staircase
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ _FIRST_CONFIRMATION = 1000
 _CONFIRMATIONS = 2
 # Where this many gradients look wrong, one cause spoils them all: one more look at each will do.
 _MANY_SUSPECTS = 8
+_STEPS = (
+    "the function is made of steps (it rounds): from afar they have a slope, close by it is zero, "
+    "as the gradient says"
+)
 # A group this small that does not shrink is measured one by one.
 _SMALL_GROUP = 8
 
@@ -119,8 +124,16 @@ class Survey:
                 self._measure_relative(variable)
             if variable in self._undecided():
                 self._measure_moved(variable, probes=_CONFIRMATIONS)
-        found = {pair: conclude(self._outcomes[pair], self.precision) for pair in self.pairs}
+        found = {pair: self._concluded(pair) for pair in self.pairs}
         return found if self.precision.is_double else self._pooled(found)
+
+    def _concluded(self, pair: tuple[int, int]) -> Conclusion:
+        conclusion = conclude(self._outcomes[pair], self.precision)
+        shown = conclusion.shown
+        silent = conclusion.status == "fail" and not shown.contribution and not shown.non_finite
+        if silent and is_staircase(self, *pair):
+            return replace(conclusion, status="inconclusive", reason=_STEPS)
+        return conclusion
 
     def _pooled(
         self, found: dict[tuple[int, int], Conclusion]
