@@ -13,6 +13,7 @@ from gradcheck_suite._version import __version__
 if TYPE_CHECKING:
     from gradcheck_suite.auditing import audit
     from gradcheck_suite.errors import GradcheckSuiteError, UsageError
+    from gradcheck_suite.examples import example
     from gradcheck_suite.findings import (
         Finding,
         FindingsError,
@@ -44,6 +45,7 @@ __all__ = [
     "audit",
     "check_gradients",
     "diff_graphs",
+    "example",
     "gradcheck",
     "gradgradcheck",
     "localize",
@@ -63,6 +65,7 @@ _HOME = {
     "Verdict": "gradcheck_suite.findings",
     "audit": "gradcheck_suite.auditing",
     "check_gradients": "gradcheck_suite.verification",
+    "example": "gradcheck_suite.examples",
     "gradcheck": "gradcheck_suite.verification",
     "gradgradcheck": "gradcheck_suite.verification",
     "localize": "gradcheck_suite.verification",

@@ -2,83 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from gradcheck_suite.errors import UsageError
-from pytest_gradcheck_suite import options
-from pytest_gradcheck_suite.auditing import AuditedBlock
-from pytest_gradcheck_suite.outcomes import fail_on_findings
 from pytest_gradcheck_suite.runtime import runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from gradcheck_suite.findings import Report
-    from gradcheck_suite.severity import Severity
+    from pytest_gradcheck_suite.auditing import Auditor
+    from pytest_gradcheck_suite.checking import GradientCheck
+    from pytest_gradcheck_suite.pictures import GraphPictures
 
-__all__ = ["autograd_audit", "gradient_check"]
+__all__ = ["autograd_audit", "autograd_graph", "gradient_check"]
 
 
 @pytest.fixture
-def gradient_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
+def gradient_check(request: pytest.FixtureRequest) -> GradientCheck:
     """Check every gradient of a function or module, as in ``gradient_check(model, inputs)``.
 
     Takes the arguments of ``gradcheck_suite.check_gradients`` and returns its report. The test
-    fails with the whole report if there are findings of severity error, or of ``fail_on``.
+    fails with the whole report if there are findings of severity error, or of ``fail_on``; with
+    ``check=False`` it never does. ``gradient_check.snapshot(model, inputs)`` fails if the
+    gradients are not those that were stored beside the test.
     """
-    suite = runtime()
+    runtime()
+    from pytest_gradcheck_suite.checking import GradientCheck  # noqa: PLC0415 - on first use
 
-    def check(
-        function: Any, inputs: Any, *, fail_on: str | Severity | None = None, **arguments: Any
-    ) -> Report:
-        __tracebackhide__ = True
-        severity = _severity(fail_on, request.node, call="gradient_check")
-        try:
-            report: Report = suite.check_gradients(function, inputs, **arguments)
-        except UsageError as error:
-            # What was asked wrongly is on the test's line, not in ours.
-            raise error.with_traceback(None) from None
-        fail_on_findings(request.node, report, fail_on=severity, with_traceback=True)
-        return report
-
-    return check
+    return GradientCheck(request.node)
 
 
 @pytest.fixture
-def autograd_audit(request: pytest.FixtureRequest) -> Callable[..., AuditedBlock]:
-    """Audit a part of the test, in a ``with`` statement.
+def autograd_audit(request: pytest.FixtureRequest) -> Auditor:
+    """Audit the test: it fails if there are findings of severity error.
 
-    ``with autograd_audit(model) as session:`` takes the arguments of ``gradcheck_suite.audit``.
-    Leaving the block fails the test with the
-    whole report if there are findings of severity error, or of ``fail_on``. If the block raises,
-    the exception passes, and the findings follow it in the test's report. To audit the whole
-    test, use the marker ``@pytest.mark.autograd_audit``.
+    ``autograd_audit.session`` is the audit, ``autograd_audit.allow("slug")`` lets a mistake pass.
+    ``with autograd_audit(model) as session:`` audits that block instead, and takes the arguments
+    of ``gradcheck_suite.audit`` and ``fail_on``. If the test raises, its exception passes, and
+    the findings follow in a section of the report.
     """
     runtime()
+    from pytest_gradcheck_suite.auditing import auditor_of  # noqa: PLC0415 - on first use
 
-    def audited(
-        model: Any = None,
-        optimizers: Any = None,
-        *,
-        fail_on: str | Severity | None = None,
-        **arguments: Any,
-    ) -> AuditedBlock:
-        __tracebackhide__ = True
-        severity = _severity(fail_on, request.node, call="autograd_audit")
-        try:
-            return AuditedBlock(
-                request.node, fail_on=severity, model=model, optimizers=optimizers, **arguments
-            )
-        except UsageError as error:
-            raise error.with_traceback(None) from None
-
-    return audited
+    return auditor_of(request.node)
 
 
-def _severity(value: str | Severity | None, item: pytest.Item, *, call: str) -> Severity:
-    __tracebackhide__ = True
-    if value is None:
-        return options.fail_on(item)
-    return options.severity_from(value, subject=f"fail_on of {call}(...)")
+@pytest.fixture
+def autograd_graph(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GraphPictures]:
+    """Trace the graph of tensors and save its picture if the test fails.
+
+    ``graph = autograd_graph(loss, model)`` takes the arguments of ``gradcheck_suite.trace_graph``
+    and returns the graph. If the test fails, a page that shows each graph is saved beside the
+    report, or in a temporary folder, and the failure says where.
+    """
+    runtime()
+    from pytest_gradcheck_suite.pictures import pictures_of  # noqa: PLC0415 - on first use
+
+    pictures = pictures_of(request.node, tmp_path_factory)
+    yield pictures
+    pictures.forget()

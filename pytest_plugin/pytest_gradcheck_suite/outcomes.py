@@ -1,30 +1,56 @@
-"""Turn a report into the outcome of a test, or into words beside it."""
+"""Turn a report into the outcome of a test, and carry findings to whoever tells of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gradcheck_suite.severity import Severity
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from gradcheck_suite.findings import Report
-    from gradcheck_suite.severity import Severity
+    from gradcheck_suite.findings import Finding, Report
 
-__all__ = ["Remark", "add_to_test_report", "fail_on_findings", "keep_beside_failure", "remarks_of"]
-
-Remark: TypeAlias = "Mapping[str, str]"
-"""A finding that did not fail its test: severity, code, rule and message."""
+__all__ = [
+    "Told",
+    "add_section",
+    "add_to_test_report",
+    "fail_on_findings",
+    "forget",
+    "keep_beside_failure",
+    "note_findings",
+    "told_by",
+]
 
 _SECTION = "gradcheck-suite"
-_ATTRIBUTE = "gradcheck_suite_remarks"
-_REMARKS = pytest.StashKey[list[dict[str, str]]]()
-_SECTIONS = pytest.StashKey[list[str]]()
+_ATTRIBUTE = "gradcheck_suite"
+_FOUND = pytest.StashKey["list[tuple[Finding, bool]]"]()
+_SECTIONS = pytest.StashKey["list[str]"]()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A finding that came with a test report.
+
+    ``seen`` says that the test's failure or a section of it has shown the finding already.
+    """
+
+    test: str
+    finding: Any  # a Finding; naming it here would load its module at start-up
+    seen: bool
 
 
 def fail_on_findings(
-    item: pytest.Item, report: Report, *, fail_on: Severity, with_traceback: bool
+    item: pytest.Item,
+    report: Report,
+    *,
+    fail_on: Severity,
+    allow: frozenset[str] = frozenset(),
+    with_traceback: bool,
 ) -> None:
     """Fail the running test if the report has findings that are severe enough.
 
@@ -32,39 +58,113 @@ def fail_on_findings(
     test that led here, for callers that are on the stack of the test.
     """
     __tracebackhide__ = True
-    if report.at_least(fail_on):
+    report = _without(report, allow)
+    fails = bool(report.at_least(fail_on))
+    note_findings(item, report.findings, seen=fails)
+    if fails:
         pytest.fail(str(report), pytrace=with_traceback)
-    item.stash.setdefault(_REMARKS, []).extend(
-        {
-            "severity": finding.severity.value,
-            "code": finding.code,
-            "rule": finding.rule,
-            "message": finding.message,
-        }
-        for finding in report.findings
-    )
 
 
-def keep_beside_failure(item: pytest.Item, report: Report) -> None:
+def keep_beside_failure(
+    item: pytest.Item, report: Report, *, allow: frozenset[str] = frozenset()
+) -> None:
     """Keep a report for a section below the failure that the test itself has raised."""
+    report = _without(report, allow)
     if report.findings:
-        item.stash.setdefault(_SECTIONS, []).append(str(report))
+        add_section(item, str(report))
+        note_findings(item, report.findings, seen=True)
+
+
+def note_findings(item: pytest.Item, findings: Iterable[Finding], *, seen: bool) -> None:
+    """Keep findings for the summary, the report file and JUnit's properties."""
+    item.stash.setdefault(_FOUND, []).extend((finding, seen) for finding in findings)
+
+
+def add_section(item: pytest.Item, text: str) -> None:
+    """Keep a text for a section below the failure of this test."""
+    item.stash.setdefault(_SECTIONS, []).append(text)
+
+
+def forget(item: pytest.Item) -> None:
+    """Forget what an earlier run of this test left, as plugins that run tests again make it."""
+    item.stash[_FOUND] = []
+    item.stash[_SECTIONS] = []
 
 
 def add_to_test_report(item: pytest.Item, test_report: pytest.TestReport) -> None:
     """Move what was kept for this test to its report, which travels between xdist's processes."""
-    if test_report.when != "call":
-        return
     sections = item.stash.get(_SECTIONS, [])
-    if test_report.failed:
+    if sections and test_report.failed:
         test_report.sections.extend((_SECTION, text) for text in sections)
-    remarks = item.stash.get(_REMARKS, [])
-    if remarks:
-        setattr(test_report, _ATTRIBUTE, remarks)
-    item.stash[_SECTIONS] = []
-    item.stash[_REMARKS] = []
+        item.stash[_SECTIONS] = []
+    found = item.stash.get(_FOUND, [])
+    if not found:
+        return
+    item.stash[_FOUND] = []
+    setattr(test_report, _ATTRIBUTE, _packed(found))
+    test_report.user_properties.extend(
+        ("gradcheck_suite", f"{f.severity.value} {f.code} {f.rule}: {f.message}") for f, _ in found
+    )
 
 
-def remarks_of(test_report: object) -> tuple[Remark, ...]:
-    """Return the findings that a finished test has passed with."""
-    return tuple(getattr(test_report, _ATTRIBUTE, ()))
+def told_by(test_report: object) -> tuple[Told, ...]:
+    """Return the findings that came with a test report, from this process or another."""
+    packed = getattr(test_report, _ATTRIBUTE, None)
+    if packed is None:
+        return ()
+    test = getattr(test_report, "nodeid", "")
+    return tuple(
+        Told(test, _finding(entry["finding"]), entry["seen"]) for entry in json.loads(packed)
+    )
+
+
+def _without(report: Report, allow: frozenset[str]) -> Report:
+    if not allow:
+        return report
+    kept = tuple(finding for finding in report.findings if finding.code not in allow)
+    return replace(report, findings=kept)
+
+
+def _packed(found: list[tuple[Finding, bool]]) -> str:
+    # Text: the one form that every way of xdist's to carry a report leaves alone.
+    from gradcheck_suite.reporting.json import plain  # noqa: PLC0415 - where there are findings
+
+    return json.dumps(
+        [
+            {
+                "seen": seen,
+                "finding": {
+                    "code": f.code,
+                    "rule": f.rule,
+                    "severity": f.severity.value,
+                    "message": plain(f.message),
+                    "detector": f.detector,
+                    "location": _place(f.location),
+                    "related": [[_place(r.location), plain(r.message)] for r in f.related],
+                    "hint": plain(f.hint),
+                    "evidence": plain(f.evidence),
+                    "fixable": f.fixable,
+                },
+            }
+            for f, seen in found
+        ]
+    )
+
+
+def _place(location: Any) -> list[Any] | None:
+    if location is None:
+        return None
+    names = ("path", "line", "column", "end_line", "end_column", "function")
+    return [getattr(location, name) for name in names]
+
+
+def _finding(packed: dict[str, Any]) -> Finding:
+    from gradcheck_suite.findings import Finding, Location, Related  # noqa: PLC0415 - as above
+
+    place = packed.pop("location")
+    return Finding(
+        severity=Severity(packed.pop("severity")),
+        location=None if place is None else Location(*place),
+        related=tuple(Related(Location(*at), message) for at, message in packed.pop("related")),
+        **packed,
+    )

@@ -8,11 +8,12 @@ import pytest
 
 import gradcheck_suite
 from gradcheck_suite.errors import MissingDependencyError
+from pytest_gradcheck_suite.settings import settings_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["runtime"]
+__all__ = ["runtime", "seed_for"]
 
 
 def runtime() -> ModuleType:
@@ -23,3 +24,11 @@ def runtime() -> ModuleType:
     except MissingDependencyError as error:
         pytest.fail(f"gradcheck-suite: {error}", pytrace=False)
     return gradcheck_suite
+
+
+def seed_for(item: pytest.Item) -> int:
+    """Return the seed of a test: the same for the same ``--gradcheck-suite-seed`` and test id."""
+    import hashlib  # noqa: PLC0415 - for tests that draw
+
+    text = f"{settings_of(item.config).seed}:{item.nodeid}".encode("utf-8", "backslashreplace")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")

@@ -1,28 +1,154 @@
-"""Say at the end what tests have passed with."""
+"""What is told of the whole run: at its end, and in a file."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from pytest_gradcheck_suite.outcomes import remarks_of
+import pytest
+
+from pytest_gradcheck_suite.outcomes import Told, told_by
+from pytest_gradcheck_suite.settings import REPORT_FORMATS, settings_of
 
 if TYPE_CHECKING:
-    import pytest
+    from gradcheck_suite.findings import Finding
 
-__all__ = ["write_summary"]
+__all__ = ["Run", "attach_notes", "run_of", "write_report_file", "write_summary"]
+
+_RUN = pytest.StashKey["Run"]()
+_NOTES = "gradcheck_suite_notes"
+_MOST_TESTS = 20
+_MOST_LINES = 50
 
 
-def write_summary(reporter: pytest.TerminalReporter) -> None:
-    """Write one line for each finding that did not fail its test; nothing if there are none."""
-    lines = [
-        f"{test_report.nodeid}: {remark['severity']} {remark['code']} {remark['rule']}: "
-        f"{remark['message']}"
-        for reports in reporter.stats.values()
-        for test_report in reports
-        for remark in remarks_of(test_report)
-    ]
+@dataclass(slots=True)
+class Run:
+    """What the tests of a run have told, in this process and in xdist's workers."""
+
+    told: list[Told] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    tests: int = 0
+
+    def hear(self, test_report: pytest.TestReport) -> None:
+        """Take in one report of one phase of a test."""
+        if test_report.when == "call":
+            self.tests += 1
+        for told in told_by(test_report):
+            if told not in self.told:
+                self.told.append(told)
+        for note in getattr(test_report, _NOTES, ()):
+            tests = self.notes.setdefault(note, [])
+            if test_report.nodeid not in tests:
+                tests.append(test_report.nodeid)
+
+    def remark(self, lines: list[str]) -> None:
+        """Take in what concerns no single test."""
+        self.remarks.extend(line for line in lines if line not in self.remarks)
+
+
+def attach_notes(test_report: pytest.TestReport, notes: list[str]) -> None:
+    """Let a test's report carry what was noted of the test."""
+    if notes:
+        setattr(test_report, _NOTES, notes)
+
+
+def run_of(config: pytest.Config) -> Run:
+    """Return what was told so far."""
+    return config.stash.setdefault(_RUN, Run())
+
+
+def write_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell what no failure has told; nothing if there is nothing to say."""
+    run = run_of(config)
+    settings = settings_of(config)
+    if settings.report is not None:
+        reporter.line(f"gradcheck-suite: report written to {settings.report}")
+    if not settings.summary:
+        return
+    unseen = [told for told in run.told if not told.seen]
+    _section(
+        reporter,
+        "gradcheck-suite: findings that failed no test",
+        [
+            f"{told.test}: {told.finding.severity.value} {told.finding.code} {told.finding.rule}: "
+            f"{told.finding.message}"
+            for told in unseen
+        ],
+    )
+    lines = [line for note, tests in run.notes.items() for line in _told_of(note, tests)]
+    _section(reporter, "gradcheck-suite: left behind or left out", [*lines, *run.remarks])
+
+
+def write_report_file(config: pytest.Config) -> None:
+    """Write all findings of the run to the file of ``--gradcheck-suite-report``.
+
+    Raises:
+        pytest.UsageError: the file can't be written.
+    """
+    settings = settings_of(config)
+    if settings.report is None:
+        return
+    from gradcheck_suite.findings import Report  # noqa: PLC0415 - for those who ask
+    from gradcheck_suite.reporting import write_report  # noqa: PLC0415 - as above
+
+    run = run_of(config)
+    report = Report(
+        tool="gradcheck-suite pytest",
+        findings=_joined(run.told),
+        summary={"tests": run.tests, "seed": settings.seed},
+        not_covered=(
+            *(f"{note} ({', '.join(tests[:_MOST_TESTS])})" for note, tests in run.notes.items()),
+            *run.remarks,
+        ),
+    )
+    suffix = settings.report.suffix.lower()
+    output_format: Any = REPORT_FORMATS[suffix]
+    try:
+        with settings.report.open("w", encoding="utf-8", newline="\n") as stream:
+            write_report(report, output_format=output_format, stream=stream)
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--gradcheck-suite-report: cannot write {settings.report}: {error.strerror}"
+        ) from error
+
+
+def _joined(told: list[Told]) -> tuple[Finding, ...]:
+    """Tell each mistake once, with the tests that made it."""
+    tests: dict[tuple[Any, ...], list[str]] = {}
+    first: dict[tuple[Any, ...], Finding] = {}
+    for one in told:
+        f = one.finding
+        at = None if f.location is None else (f.location.path, f.location.line)
+        # At the same line, numbers in the message may differ from test to test.
+        key = (f.code, f.severity, at, f.message if at is None else "")
+        first.setdefault(key, f)
+        tests.setdefault(key, []).append(one.test)
+    return tuple(
+        replace(
+            finding,
+            evidence={
+                **finding.evidence,
+                "tests": tuple(tests[key][:_MOST_TESTS]),
+                "tests_count": len(tests[key]),
+            },
+        )
+        for key, finding in first.items()
+    )
+
+
+def _told_of(note: str, tests: list[str]) -> list[str]:
+    more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+    return [f"{tests[0]}{more}: {note}"]
+
+
+def _section(reporter: pytest.TerminalReporter, title: str, lines: list[str]) -> None:
     if not lines:
         return
-    reporter.section("gradcheck-suite: findings that failed no test")
-    for line in lines:
+    reporter.section(title)
+    for line in lines[:_MOST_LINES]:
         reporter.line(line)
+    if len(lines) > _MOST_LINES:
+        reporter.line(
+            f"... and {len(lines) - _MOST_LINES} more; --gradcheck-suite-report=FILE.json has all"
+        )

@@ -9,7 +9,17 @@ import torch._dynamo  # noqa: F401 - see below
 # parts of it that load when they are first needed.
 import gradcheck_suite.auditing
 import gradcheck_suite.reporting.console
+import gradcheck_suite.reporting.html
+import gradcheck_suite.reporting.json
+import gradcheck_suite.reporting.junit
+import gradcheck_suite.reporting.sarif
 import gradcheck_suite.verification  # noqa: F401 - as above
+import pytest_gradcheck_suite.checking
+import pytest_gradcheck_suite.fingerprints
+import pytest_gradcheck_suite.leaks
+import pytest_gradcheck_suite.modules
+import pytest_gradcheck_suite.pictures
+import pytest_gradcheck_suite.testing  # noqa: F401 - as above
 
 TRAINING = """
     import pytest

@@ -44,8 +44,11 @@ class TestInformation:
         flags = run_tests("", "--help").stdout.str()
 
         assert "Check every gradient of a function or module" in fixtures
-        assert "Audit a part of the test" in fixtures
-        assert "@pytest.mark.autograd_audit(fail_on='error'): audit" in markers
+        assert "Audit the test: it fails" in fixtures
+        assert "Trace the graph of tensors" in fixtures
+        assert "@pytest.mark.autograd_audit(fail_on='error', allow=[]): audit" in markers
+        assert "@pytest.mark.no_graph_leak(steps=1, limit=0): run" in markers
+        assert "@pytest.mark.gradient_check(fail_on='error', **options)" in markers
         assert "--gradcheck-suite-fail-on={error,warning,note}" in flags
         assert "gradcheck_suite_fail_on" in flags
 

@@ -1,0 +1,92 @@
+"""What the fixture ``gradient_check`` gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradcheck_suite.errors import UsageError
+from pytest_gradcheck_suite.auditing import auditor_of
+from pytest_gradcheck_suite.marks import check_mark
+from pytest_gradcheck_suite.marks import fail_on as severity_of
+from pytest_gradcheck_suite.outcomes import fail_on_findings
+from pytest_gradcheck_suite.runtime import runtime, seed_for
+from pytest_gradcheck_suite.settings import severity_from
+from pytest_gradcheck_suite.snapshots import compare_or_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+    from gradcheck_suite.findings import Report
+    from gradcheck_suite.severity import Severity
+
+__all__ = ["GradientCheck"]
+
+
+class GradientCheck:
+    """Checks gradients in one test, with the options of its ``gradient_check`` markers."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+        self._options = check_mark(item) or {}
+
+    def __call__(
+        self,
+        function: Any,
+        inputs: Any,
+        *,
+        check: bool = True,
+        fail_on: str | Severity | None = None,
+        **arguments: Any,
+    ) -> Report:
+        """Check every gradient; the test fails if one is wrong, unless ``check`` is False."""
+        __tracebackhide__ = True
+        options = {"seed": seed_for(self._item), **self._options, **arguments}
+        said = fail_on if fail_on is not None else options.pop("fail_on", None)
+        options.pop("fail_on", None)
+        severity = severity_of(self._item)
+        if said is not None:
+            severity = severity_from(said, subject="fail_on of gradient_check(...)")
+        try:
+            report: Report = runtime().check_gradients(function, inputs, **options)
+        except UsageError as error:
+            # What was asked wrongly is on the test's line, not in ours.
+            raise error.with_traceback(None) from None
+        if check:
+            fail_on_findings(
+                self._item,
+                report,
+                fail_on=severity,
+                allow=auditor_of(self._item).allowed,
+                with_traceback=True,
+            )
+        return report
+
+    def snapshot(
+        self,
+        function: Any,
+        inputs: Any,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Fail if the gradients are not those that are stored beside the test.
+
+        What is compared are random projections of the gradients of ``sum(cotangent * output)``,
+        with respect to the parameters of a module and to the inputs that require grad. The
+        tolerance is the rounding noise, as measured in both types.
+
+        Args:
+            function: a module or a function.
+            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments.
+            kwargs: further keyword arguments.
+            name: tells several snapshots of one test apart.
+            seed: seeds the cotangents, and the random draws of the function.
+        """
+        __tracebackhide__ = True
+        try:
+            compare_or_store(self._item, function, inputs, kwargs=kwargs, name=name, seed=seed)
+        except UsageError as error:
+            raise error.with_traceback(None) from None

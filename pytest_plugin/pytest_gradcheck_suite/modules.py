@@ -1,0 +1,193 @@
+"""Tests that come from the examples of a package: one for each, verified by check_gradients."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gradcheck_suite.errors import UsageError
+from gradcheck_suite.examples import Example, registered_examples
+from pytest_gradcheck_suite.marks import fail_on as severity_of
+from pytest_gradcheck_suite.outcomes import fail_on_findings
+from pytest_gradcheck_suite.runtime import runtime, seed_for
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+__all__ = ["ExampleItem", "collect_examples", "remarks_on"]
+
+_REMARKS = pytest.StashKey["list[str]"]()
+
+
+def collect_examples(session: pytest.Session, packages: tuple[str, ...]) -> list[pytest.Item]:
+    """Return a test for each example of these packages.
+
+    Raises:
+        pytest.UsageError: a package can't be imported, or the hook returns no examples.
+    """
+    remarks = session.config.stash.setdefault(_REMARKS, [])
+    items: list[pytest.Item] = []
+    for package in packages:
+        unreadable = _import_all(package)
+        collector = _PackageExamples.from_parent(
+            session, name=package, nodeid=f"gradcheck-suite::{package}"
+        )
+        found = list(session.genitems(collector))
+        items += found
+        remarks.extend(f"{package}: could not import {what}" for what in unreadable)
+        without = _without_example(package, {id(item.example.target) for item in found})  # type: ignore[attr-defined]  # all are ExampleItem
+        if without:
+            remarks.append(
+                f"{package}: {len(without)} without an example, and not checked: "
+                + ", ".join(without)
+            )
+    return items
+
+
+def remarks_on(config: pytest.Config) -> list[str]:
+    """Return what could not be checked in whole packages, a sentence each."""
+    return config.stash.get(_REMARKS, [])
+
+
+class _PackageExamples(pytest.Collector):
+    """The examples of one package."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        used: dict[str, int] = {}
+        for known in (*registered_examples(self.name), *_from_hooks(self.config, self.name)):
+            module = getattr(known.target, "__module__", "")
+            base = getattr(known.target, "__qualname__", type(known.target).__qualname__)
+            inside = str(module).removeprefix(self.name).lstrip(".")
+            name = ".".join(filter(None, (inside, base)))
+            if known.name is not None:
+                name = f"{name}[{known.name}]"
+            used[name] = used.get(name, 0) + 1
+            if used[name] > 1:
+                name = f"{name}[{used[name]}]"
+            yield ExampleItem.from_parent(self, name=name, example=known)
+
+
+class ExampleItem(pytest.Item):
+    """Checks the gradients of one example."""
+
+    def __init__(self, *, example: Example, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.example = example
+        path = self.reportinfo()[0]
+        if path:
+            from pathlib import Path  # noqa: PLC0415 - loaded by pytest
+
+            self.path = Path(path)
+
+    def runtest(self) -> None:
+        """Make the module and its inputs under the test's seed, and check every gradient."""
+        __tracebackhide__ = True
+        suite = runtime()
+        import torch  # noqa: PLC0415 - the modules come from it
+
+        seed = seed_for(self)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            subject = self._subject()
+            inputs = self.example.make_inputs()
+        report = suite.check_gradients(subject, inputs, **{"seed": seed, **self.example.options})
+        fail_on_findings(
+            self, report, fail_on=severity_of(self), allow=frozenset(), with_traceback=False
+        )
+
+    def _subject(self) -> Any:
+        import torch  # noqa: PLC0415 - as above
+
+        target = self.example.target
+        if self.example.make is not None:
+            return self.example.make()
+        if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
+            return target
+        try:
+            inspect.signature(target).bind()
+        except TypeError as error:
+            raise UsageError(
+                f"{target.__qualname__} can't be made without arguments ({error}); say how in its "
+                f"example: @example(make_inputs, make=lambda: {target.__qualname__}(...))"
+            ) from None
+        return target()
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """Return where the module or Function is defined."""
+        target = inspect.unwrap(self.example.target)
+        if not isinstance(target, type) and not inspect.isroutine(target):
+            target = type(target)
+        try:
+            return inspect.getfile(target), inspect.getsourcelines(target)[1] - 1, self.name
+        except (OSError, TypeError):
+            return "", None, self.name
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Show wrong use as its message alone."""
+        if isinstance(excinfo.value, UsageError):
+            return f"UsageError: {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+
+def _from_hooks(config: pytest.Config, package: str) -> Iterator[Example]:
+    for given in config.hook.pytest_gradcheck_suite_examples(config=config, package=package):
+        try:
+            if isinstance(given, dict):
+                yield from (Example(target, make) for target, make in given.items())
+                continue
+            for known in given:
+                if not isinstance(known, Example):
+                    raise UsageError(  # noqa: TRY301 - one wording for all
+                        f"expected gradcheck_suite.examples.Example, got {known!r}"
+                    )
+                yield known
+        except (UsageError, TypeError) as error:
+            raise pytest.UsageError(f"pytest_gradcheck_suite_examples: {error}") from None
+
+
+def _import_all(package: str) -> list[str]:
+    """Import a package and what is below it; return what could not be imported."""
+    try:
+        root = importlib.import_module(package)
+    except ImportError as error:
+        raise pytest.UsageError(
+            f"--gradcheck-suite-modules: cannot import {package!r}: {error}; install it, or add "
+            "its folder to pytest's setting pythonpath"
+        ) from error
+    unreadable: list[str] = []
+    for found in pkgutil.walk_packages(
+        getattr(root, "__path__", ()), f"{package}.", onerror=lambda _: None
+    ):
+        if found.name.rpartition(".")[2] == "__main__":
+            continue
+        try:
+            importlib.import_module(found.name)
+        except Exception as error:  # noqa: BLE001 - any module of anybody's
+            unreadable.append(f"{found.name} ({type(error).__name__}: {error})")
+    return unreadable
+
+
+def _without_example(package: str, known: set[int]) -> list[str]:
+    """Return the modules and Functions of a package that nobody has given an example."""
+    import sys  # noqa: PLC0415 - as below
+
+    import torch  # noqa: PLC0415 - the package has just been imported
+
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if not f"{name}.".startswith(f"{package}."):
+            continue
+        for value in list(vars(module).values()):
+            if (
+                isinstance(value, type)
+                and issubclass(value, (torch.nn.Module, torch.autograd.Function))
+                and value.__module__ == name
+                and id(value) not in known
+            ):
+                found.add(f"{name}.{value.__qualname__}".removeprefix(f"{package}."))
+    return sorted(found)

@@ -1,0 +1,96 @@
+"""One test, from its set-up to its report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gradcheck_suite.auditing import audit_of, forget_audit
+from pytest_gradcheck_suite.marks import fail_on, leak_mark
+from pytest_gradcheck_suite.outcomes import (
+    add_to_test_report,
+    fail_on_findings,
+    forget,
+)
+from pytest_gradcheck_suite.runtime import runtime
+from pytest_gradcheck_suite.settings import AUDIT, settings_of
+from pytest_gradcheck_suite.snapshots import forget_snapshots
+from pytest_gradcheck_suite.summary import attach_notes
+from pytest_gradcheck_suite.upkeep import look, notes_of, repair_after
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import pytest
+
+__all__ = ["around_body", "begin", "complete", "end"]
+
+
+def begin(item: pytest.Item) -> None:
+    """Begin a test anew: plugins that repeat tests call this again for the same one."""
+    forget(item)
+    forget_audit(item)
+    forget_snapshots(item)
+    look(item, "set-up")
+
+
+def around_body(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run the body of a test in an audit, and count the graphs it leaves, where asked for."""
+    __tracebackhide__ = True
+    look(item, "begin")
+    try:
+        if not _wants_an_audit(item):
+            return (yield from _counting_graphs(item))
+        runtime()
+        audit = audit_of(item)
+        if audit is None:
+            return (yield from _counting_graphs(item))
+        with audit:
+            return (yield from _counting_graphs(item))
+    finally:
+        look(item, "end")
+
+
+def end(item: pytest.Item) -> None:
+    """Put right what the test has left behind."""
+    repair_after(item)
+
+
+def complete(item: pytest.Item, test_report: pytest.TestReport) -> None:
+    """Add to a test's report what was found beside its outcome."""
+    if test_report.when == "call" and test_report.failed:
+        _save_pictures(item)
+    add_to_test_report(item, test_report)
+    if test_report.when == "teardown":
+        attach_notes(test_report, notes_of(item))
+
+
+def _wants_an_audit(item: pytest.Item) -> bool:
+    return (
+        settings_of(item.config).audit is not None
+        or item.get_closest_marker(AUDIT) is not None
+        or "autograd_audit" in getattr(item, "fixturenames", ())
+    )
+
+
+def _counting_graphs(item: pytest.Item) -> Generator[None, Any, Any]:
+    __tracebackhide__ = True
+    mark = leak_mark(item)
+    if mark is None:
+        return (yield)
+    runtime()
+    from pytest_gradcheck_suite.leaks import GraphCensus, leak_report  # noqa: PLC0415 - needs torch
+
+    census = GraphCensus()
+    result = yield
+    for _ in range(mark.steps - 1):
+        item.runtest()
+    report = leak_report(item, mark, census.newcomers())
+    fail_on_findings(item, report, fail_on=fail_on(item), with_traceback=False)
+    return result
+
+
+def _save_pictures(item: pytest.Item) -> None:
+    if "autograd_graph" in getattr(item, "fixturenames", ()):
+        from pytest_gradcheck_suite.pictures import save_pictures  # noqa: PLC0415 - needs torch
+
+        save_pictures(item)

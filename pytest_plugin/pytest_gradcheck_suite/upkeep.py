@@ -1,0 +1,138 @@
+"""Name what a test leaves behind in torch, and put it right for the next test.
+
+Grad mode, saved-tensors hooks and open audits belong to the whole thread. What a body changed and
+its own tear-down did not put back would decide the outcome of every test after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+__all__ = ["look", "note_foreign_hooks", "notes_of", "repair_after"]
+
+_LOOKS = pytest.StashKey["dict[str, _State]"]()
+_NOTES = pytest.StashKey["list[str]"]()
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    grad: bool
+    anomaly: bool
+    hooks: Any
+    audits: tuple[Any, ...]
+
+
+def look(item: pytest.Item, moment: str) -> None:
+    """Note how things are at the moment "set-up", "begin" or "end" of a test.
+
+    Where torch is not loaded, nothing has been changed yet.
+    """
+    looks = item.stash.setdefault(_LOOKS, {})
+    if "torch" in sys.modules:
+        looks[moment] = _look()
+
+
+def repair_after(item: pytest.Item) -> None:
+    """Put back what the body and the tear-down of a test have left changed, and note it.
+
+    What a fixture has set before the body began is the fixture's affair, and left alone.
+    """
+    looks = item.stash.get(_LOOKS, {})
+    item.stash[_LOOKS] = {}
+    if "end" not in looks:
+        return
+    import torch  # noqa: PLC0415 - loaded long ago
+
+    # A body that was the first to load torch found everything as torch makes it.
+    begin = looks.get("begin", _FRESH)
+    set_up, end = looks.get("set-up", _FRESH), looks["end"]
+    for session in reversed(_look().audits):
+        if session in end.audits and session not in begin.audits:
+            while session in _open_audits():
+                session.__exit__(None, None, None)
+            _note(item, "left an audit open; it was closed: use `with gradcheck_suite.audit():`")
+    now = _look()
+    if set_up.grad == begin.grad != end.grad == now.grad:
+        state = "disabled" if begin.grad else "enabled"
+        torch.set_grad_enabled(begin.grad)
+        _note(item, f"left grad mode {state}; it was put back: use `with torch.no_grad():`")
+    if set_up.anomaly == begin.anomaly != end.anomaly == now.anomaly:
+        torch.autograd.set_detect_anomaly(begin.anomaly)
+        _note(item, "left anomaly mode changed; it was put back")
+    changed = end.hooks is not None and begin.hooks != end.hooks
+    if changed and set_up.hooks == begin.hooks and now.hooks == end.hooks:
+        _pop_hooks_above(begin.hooks)
+        _note(
+            item,
+            "left saved-tensors hooks registered; they were removed: use "
+            "`with torch.autograd.graph.saved_tensors_hooks(...):`",
+        )
+
+
+def note_foreign_hooks(item: pytest.Item) -> None:
+    """Note that an audit can't watch saved tensors, because somebody's hooks act on them."""
+    from gradcheck_suite import _torch_compat  # noqa: PLC0415 - needs torch
+
+    hooks = _torch_compat.top_saved_tensors_hooks()
+    if _torch_compat.saved_tensors_hooks_are_disabled():
+        _note(item, "saved tensors were not audited: saved-tensors hooks are disabled here")
+    elif hooks is not None and not any(map(_is_ours, hooks)):
+        _note(
+            item,
+            f"saved tensors were not audited: the saved-tensors hooks of {_owner(hooks[0])} were "
+            "active before the audit, and were left in charge",
+        )
+
+
+def notes_of(item: pytest.Item) -> list[str]:
+    """Return what was noted of this test, and forget it."""
+    notes = item.stash.get(_NOTES, [])
+    item.stash[_NOTES] = []
+    return notes
+
+
+def _note(item: pytest.Item, text: str) -> None:
+    notes = item.stash.setdefault(_NOTES, [])
+    if text not in notes:
+        notes.append(text)
+
+
+_FRESH = _State(grad=True, anomaly=False, hooks=None, audits=())
+
+
+def _look() -> _State:
+    import torch  # noqa: PLC0415 - loaded long ago
+
+    from gradcheck_suite import _torch_compat  # noqa: PLC0415 - needs torch
+
+    return _State(
+        torch.is_grad_enabled(),
+        torch.is_anomaly_enabled(),
+        _torch_compat.top_saved_tensors_hooks(),
+        _open_audits(),
+    )
+
+
+def _open_audits() -> tuple[Any, ...]:
+    auditing = sys.modules.get("gradcheck_suite.auditing.session")
+    return () if auditing is None else tuple(auditing._OPEN)  # noqa: SLF001 - only read
+
+
+def _pop_hooks_above(hooks: Any) -> None:
+    from gradcheck_suite import _torch_compat  # noqa: PLC0415 - loaded long ago
+
+    while (top := _torch_compat.top_saved_tensors_hooks()) is not None and top != hooks:
+        _torch_compat.remove_saved_tensors_hooks(top)
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("gradcheck_suite.")
+
+
+def _owner(hook: Any) -> str:
+    module = getattr(hook, "__module__", None)
+    return f"{module}" if module else "another plugin"
