@@ -94,7 +94,7 @@ class NonFiniteDetector:
     def _before_backward(self, event: BackwardStarted) -> None:
         if not self._due() or self._findings:
             return
-        if dispatch_mode_is_active() or function_mode_is_active():
+        if not _may_look():
             return
         self._round += 1
         self._birth = None
@@ -176,7 +176,7 @@ class NonFiniteDetector:
     def _before_step(self, event: StepStarted) -> None:
         if not self._due() or id(event.optimizer) in self._findings:
             return
-        if dispatch_mode_is_active() or function_mode_is_active():
+        if not _may_look():
             return
         bad = _non_finite(event.optimizer)
         if bad:
@@ -234,8 +234,21 @@ class NonFiniteDetector:
         )
 
 
+def _may_look() -> bool:
+    """Whether reading values goes unnoticed: by modes of the user's, and by a graph capture."""
+    if dispatch_mode_is_active() or function_mode_is_active():
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+_READABLE = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 def _is_finite(tensor: Tensor | None) -> bool:
-    if tensor is None or not isinstance(tensor, torch.Tensor):
+    if tensor is None:
+        return True
+    # What has no memory of its own, or belongs to somebody's subclass, can't be asked.
+    if type(tensor) not in _READABLE or tensor.is_meta:
         return True
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
@@ -254,7 +267,11 @@ def _non_finite(optimizer: Optimizer) -> list[Tensor]:
         for parameter in parameters_of(optimizer)
         if (gradient := parameter.grad) is not None
     ]
-    plain = [gradient for _, gradient in owned if gradient.layout is torch.strided]
+    plain = [
+        gradient
+        for _, gradient in owned
+        if gradient.layout is torch.strided and type(gradient) in _READABLE and not gradient.is_meta
+    ]
     with torch.no_grad():
         sums = [gradient.detach().sum(dtype=_wide(gradient)) for gradient in plain]
         devices = {each.device for each in sums}
