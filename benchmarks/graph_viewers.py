@@ -71,11 +71,11 @@ def _torchview(subject: Subject, folder: Path) -> Path:
 
 
 def _torchlens(subject: Subject, folder: Path) -> Path:
-    import torchlens
+    from torchlens.visualization import show_model_graph
 
     model, inputs = subject
     start = time.perf_counter()
-    torchlens.show_model_graph(
+    show_model_graph(
         model, list(inputs), vis_outpath=str(folder / "graph"), vis_fileformat="svg", save_only=True
     )
     _SPENT.append(time.perf_counter() - start)

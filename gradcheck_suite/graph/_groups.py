@@ -100,6 +100,9 @@ class _Builder:
         for edge in graph.edges:
             self.out[edge.source].append((edge.target, edge.input_index, edge.output_index))
             self.sources[edge.target].append(edge.source)
+        self.only_source = [
+            sources[0] if sources and len(set(sources)) == 1 else 0 for sources in self.sources
+        ]
 
     # Modules.
 
@@ -145,13 +148,16 @@ class _Builder:
                 self.group_of[node.id] = common
 
     def _common(self, nodes: Sequence[int]) -> int:
-        common = self._path(self.group_of[nodes[0]])
-        for node in nodes[1:]:
-            other = self._path(self.group_of[node])
+        first, *others = dict.fromkeys(self.group_of[node] for node in nodes)
+        common = self._path(first)
+        for group_id in others:
+            other = self._path(group_id)
             shared = 0
             while shared < min(len(common), len(other)) and common[shared] == other[shared]:
                 shared += 1
             del common[shared:]
+            if shared == 1:
+                break
         return common[-1]
 
     def _path(self, group_id: int | None) -> list[int]:
@@ -230,7 +236,7 @@ class _Builder:
             target
             for target, _, _ in self.out[node_id]
             if self.graph.nodes[target - 1].sequence_number is None
-            and set(self.sources[target]) == {node_id}
+            and self.only_source[target] == node_id
         ]
 
     def _label(self, item: _Item) -> int:

@@ -6,8 +6,10 @@ is kept here in its place carries the version, and is checked when backward take
 
 from __future__ import annotations
 
+import functools
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +27,8 @@ from gradcheck_suite._torch_compat import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["Packed", "SavedWatch", "unwrap"]
 
@@ -76,6 +79,9 @@ class SavedWatch:
         self.is_watching = False
         self._first = 0
         self._end: int | None = None
+        self._is_over = False
+        self._original: Any = None
+        self._replacement: Any = None
         self._hooks = (self._pack_hook(), _unpack)
 
     def start(self) -> None:
@@ -87,10 +93,17 @@ class SavedWatch:
         push_saved_tensors_hooks(self._hooks)
         self.is_watching = True
         self._first = next_sequence_number()
+        self._original = torch.autograd.graph.disable_saved_tensors_hooks
+        self._replacement = self._stepping_aside(self._original)
+        torch.autograd.graph.disable_saved_tensors_hooks = self._replacement
 
     def stop(self) -> None:
         """Take the hooks away, wherever they lie by now."""
         if self.is_watching:
+            self._is_over = True
+            graph = torch.autograd.graph
+            if graph.disable_saved_tensors_hooks is self._replacement:
+                graph.disable_saved_tensors_hooks = self._original
             remove_saved_tensors_hooks(self._hooks)
             if next_sequence_number is not None:
                 self._end = next_sequence_number()
@@ -103,6 +116,26 @@ class SavedWatch:
             and self._first <= sequence_number
             and (end is None or sequence_number < end)
         )
+
+    def _stepping_aside(
+        self, original: Callable[[str], AbstractContextManager[None]]
+    ) -> Callable[[str], AbstractContextManager[None]]:
+        """Make room for torch.func, which refuses to run under saved-tensors hooks."""
+
+        @contextmanager
+        def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+            top = top_saved_tensors_hooks()
+            aside = top is not None and top[0] is self._hooks[0]
+            if aside:
+                remove_saved_tensors_hooks(self._hooks)
+            try:
+                with original(error_message):
+                    yield
+            finally:
+                if aside and not self._is_over:
+                    push_saved_tensors_hooks(self._hooks)
+
+        return functools.wraps(original)(disable_saved_tensors_hooks)
 
     def packed(self) -> tuple[Packed, ...]:
         """Return what was saved, in order."""

@@ -233,6 +233,21 @@ class TestSaved:
         assert "hooks of yours" in outside.not_recorded[0]
         assert not inside.not_recorded
 
+    def test_functional_transforms_run_as_without(self):
+        disable = torch.autograd.graph.disable_saved_tensors_hooks
+        x = torch.ones(3, requires_grad=True)
+        with gs.record(backward=True) as recording:
+            inner = torch.func.grad(lambda z: (z**2).sum())(torch.ones(3))
+            jacobian = torch.func.jacrev(torch.sin)(torch.ones(3))
+            y = x.clone()
+            y[0].exp_()
+            mapped = torch.func.vmap(lambda z: (z * x).sum())(torch.ones(2, 3))
+            (y * inner * jacobian.sum() + mapped.sum()).sum().backward()
+
+        assert torch.equal(inner, torch.full((3,), 2.0))
+        assert recording.graph.saved_bytes_are_complete, "hooks are back after each transform"
+        assert torch.autograd.graph.disable_saved_tensors_hooks is disable
+
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_checkpointed_parts(self, reentrant):
         model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
