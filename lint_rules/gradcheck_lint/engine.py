@@ -123,6 +123,7 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
             (rule, function, violation)
             for function in model.functions()
             for rule in rules
+            if rule.part is None or rule.part in function.scope.parts
             for violation in rule.check(function)
         ]
     if not found and plan.answerable is None:

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 _HOLDER_NAME = re.compile(
     r"model|net(?![a-z])|network|module|critic|actor|policy|generator|discriminator|optim|(?:^|_)opt(?:$|_)"
 )
+_HELD_DATA_NAME = re.compile(
+    r"_(?:states?|actions?|loss(?:es)?|out(?:puts?)?|inputs?|logits?|pred(?:s|ictions?)?|batch(?:es)?"
+    r"|names?|path|dir|file|dim|size|lr|args|config|cfg|kwargs|type|ids?|time|steps?|freq|data)$"
+)
 _GROUP_OPTIONS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps", "name", "initial_lr"})
 _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 
@@ -112,7 +116,8 @@ def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _note_holder(reading: Reading, name: str, values: Values) -> None:
-    if _HOLDER_NAME.search(name.rpartition(".")[2].lower()):
+    last = name.rpartition(".")[2].lower()
+    if _HOLDER_NAME.search(last) and not _HELD_DATA_NAME.search(last):
         reading.recorder.holders.update(
             value.site
             for value in values

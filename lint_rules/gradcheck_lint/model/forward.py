@@ -49,7 +49,13 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
 def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Arguments) -> Values:
     """Record the call of a model; without recording, its result has no graph."""
     is_loss = all(_LOSS_CLASS.match(value.name) for value in callee)
-    made = record_call(reading, node, arguments, callee=frozenset() if is_loss else callee)
+    made = record_call(
+        reading,
+        node,
+        arguments,
+        callee=frozenset() if is_loss else callee,
+        harmless=all_are(callee, Kind.MODULE, Kind.INSTANCE),
+    )
     if not is_loss:
         made = frozenset(
             replace(value, through=value.through | {id(node)}, result_of=id(node)) for value in made

@@ -201,19 +201,9 @@ def parameters(scope: FunctionScope) -> list[Input] | None:
     ]
 
 
-def body_of(scope: FunctionScope) -> Iterator[cst.CSTNode]:
-    """Yield the nodes of a function's body, without functions and classes inside it."""
-    stack: list[cst.CSTNode] = []
-    if not isinstance(scope.node, cst.Module):
-        stack.append(scope.node.body)
-    while stack:
-        current = stack.pop()
-        yield current
-        stack.extend(
-            child
-            for child in reversed(list(children(current)))
-            if not isinstance(child, (cst.FunctionDef, cst.ClassDef, cst.Lambda))
-        )
+def body_of(scope: FunctionScope) -> tuple[cst.CSTNode, ...]:
+    """Return the nodes of a function's body, without functions and classes inside it."""
+    return scope.nodes
 
 
 def returns(scope: FunctionScope) -> list[cst.Return]:

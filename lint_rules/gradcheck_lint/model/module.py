@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
@@ -15,7 +15,7 @@ from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
-from gradcheck_lint.model.syntax import bound_names, dotted_name, positional, walk
+from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
 from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
 
@@ -28,20 +28,46 @@ _TURNS_GRAD_OFF = re.compile(
 _SETS_MODE_FOR_ALL = re.compile(rb"(?m)^\s*[\w.]*\bset_grad_enabled\(")
 
 
-@dataclass(slots=True, eq=False)
 class FunctionModel:
-    """What one function does, told once for every rule.
+    """What one function does, told once for every rule, and read when a rule first asks.
 
     ``block`` is its flow of events; ``bindings`` everything that each name is ever bound to;
     ``holders`` the sites of objects that own parameters (models, optimizers, callables).
     """
 
-    scope: FunctionScope
-    module: ModuleModel
-    block: Block
-    bindings: dict[str, Values]
-    holders: frozenset[int]
-    mode: GradMode
+    __slots__ = ("_reading", "module", "scope")
+
+    def __init__(self, scope: FunctionScope, module: ModuleModel) -> None:
+        self.scope = scope
+        self.module = module
+        self._reading: Reading | None = None
+
+    @property
+    def block(self) -> Block:
+        """Return what happens, in order."""
+        return self.reading.recorder.block
+
+    @property
+    def bindings(self) -> dict[str, Values]:
+        """Return everything that each name is ever bound to."""
+        return self.reading.bindings
+
+    @property
+    def holders(self) -> set[int]:
+        """Return the sites of objects that own parameters."""
+        return self.reading.recorder.holders
+
+    @property
+    def mode(self) -> GradMode:
+        """Return the grad mode that the function starts in."""
+        return initial_mode(self.module.scopes, self.scope)
+
+    @property
+    def reading(self) -> Reading:
+        """Read the function's body, once."""
+        if self._reading is None:
+            self._reading = self.module.read(self.scope)
+        return self._reading
 
     @property
     def qualified_name(self) -> str | None:
@@ -67,7 +93,8 @@ class ModuleModel:
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
         self._models: dict[int, FunctionModel] = {}
-        self._in_progress: set[int] = set()
+        self._readings: dict[int, Reading] = {}
+        self._finished: set[int] = set()
         self._attributes: dict[tuple[str, str], Values] = {}
         self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
         self._interned: dict[Hashable, int] = {}
@@ -91,40 +118,33 @@ class ModuleModel:
             yield self.function(scope)
 
     def function(self, scope: FunctionScope) -> FunctionModel:
-        """Return the model of a function, which is built when it is first asked for."""
+        """Return the model of a function."""
         known = self._models.get(id(scope))
-        if known is not None:
-            return known
-        if scope.parent is not None and id(scope.parent) not in self._in_progress:
-            self.function(scope.parent)
-        self._in_progress.add(id(scope))
+        if known is None:
+            known = self._models[id(scope)] = FunctionModel(scope, self)
+        return known
+
+    def read(self, scope: FunctionScope) -> Reading:
+        """Read a function, after those that it is defined in."""
+        if scope.parent is not None and id(scope.parent) not in self._readings:
+            _ = self.function(scope.parent).reading
         mode = initial_mode(self.scopes, scope)
-        reading = Reading(
-            scope, self, mode, Recorder(interned=self._interned, unrecorded=self.unrecorded)
-        )
+        recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
+        reading = Reading(scope, self, mode, recorder)
+        self._readings[id(scope)] = reading
         _bind_parameters(reading)
         StatementReader(reading).read_body(
             scope.node if isinstance(scope.node, cst.Module) else scope.node.body
         )
-        self._in_progress.discard(id(scope))
-        model = FunctionModel(
-            scope,
-            self,
-            reading.recorder.block,
-            reading.bindings,
-            frozenset(reading.recorder.holders),
-            mode,
-        )
-        self._models[id(scope)] = model
-        return model
+        self._finished.add(id(scope))
+        return reading
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
         around = scope.parent
         while around is not None:
-            model = self._models.get(id(around))
-            if model is not None and name in model.bindings:
-                return model.bindings[name]
+            if id(around) in self._finished and name in self._readings[id(around)].bindings:
+                return self._readings[id(around)].bindings[name]
             nested = around.nested.get(name)
             if nested is not None:
                 own = Recorder(interned=self._interned, unrecorded=self.unrecorded)
@@ -186,11 +206,13 @@ class ModuleModel:
         return known
 
     def _can_only_return_optimizer(self, scope: FunctionScope) -> bool:
-        if isinstance(scope.node, cst.Module):
+        if isinstance(scope.node, cst.Module) or b"optim" not in self.source:
             return False
         returned: list[cst.BaseExpression | None] = []
         assigned: dict[str, list[cst.BaseExpression]] = {}
-        for node in walk(scope.node.body):
+        for node in scope.nodes:
+            if type(node) not in _RETURNING:
+                continue
             if isinstance(node, cst.Return):
                 returned.append(node.value)
             elif isinstance(node, cst.Assign):
@@ -281,7 +303,9 @@ def _collect_attributes(
     if first is None or isinstance(method.node, cst.Module):
         return
     prefix = first + "."
-    for node in walk(method.node.body):
+    for node in _nodes_with_nested(method):
+        if type(node) not in _BINDING:
+            continue
         targets: list[cst.BaseExpression] = []
         source: cst.BaseExpression | None = None
         if isinstance(node, cst.Assign):
@@ -299,6 +323,16 @@ def _collect_attributes(
                 attribute = name.removeprefix(prefix)
                 if not isinstance(node, cst.AugAssign):
                     found.setdefault(attribute, []).append(source if simple else None)
+
+
+_RETURNING = frozenset({cst.Return, cst.Assign})
+_BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})
+
+
+def _nodes_with_nested(scope: FunctionScope) -> Iterator[cst.CSTNode]:
+    yield from scope.nodes
+    for nested in scope.nested.values():
+        yield from _nodes_with_nested(nested)
 
 
 def _registered(node: cst.Call) -> tuple[str, cst.BaseExpression | None]:

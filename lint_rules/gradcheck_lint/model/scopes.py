@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
-from gradcheck_lint.model.syntax import children, dotted_name
+from gradcheck_lint.model.syntax import child_list, children, dotted_name, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class Part(Enum):
+    """What a function must have in its own source for some rules to find anything in it."""
+
+    WRITE = "something is written to in place"
+    BACKWARD = "backward is called"
+    EVAL = "a model is put in evaluation mode"
+    LOOP = "a loop"
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +45,34 @@ class FunctionScope:
     owner: ClassScope | None = None
     parent: FunctionScope | None = None
     nested: dict[str, FunctionScope] = field(default_factory=dict)
+    _nodes: tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]] | None = None
+    _parts: frozenset[Part] | None = None
+
+    @property
+    def nodes(self) -> tuple[cst.CSTNode, ...]:
+        """Return the nodes of the body, without functions, classes and lambdas inside it.
+
+        They are looked up once: many rules go through them. A file's top level has none.
+        """
+        return self._nodes_and_lambdas[0]
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """Return which parts the function has; a file's top level counts as having all."""
+        if self._parts is None:
+            nodes, lambdas = self._nodes_and_lambdas
+            inside = (node for known in lambdas for node in walk(known))
+            is_top = isinstance(self.node, cst.Module)
+            self._parts = frozenset(Part if is_top else _parts_of(itertools.chain(nodes, inside)))
+        return self._parts
+
+    @property
+    def _nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
+        if self._nodes is None:
+            self._nodes = ((), ())
+            if not isinstance(self.node, cst.Module):
+                self._nodes = _nodes_of(self.node.body)
+        return self._nodes
 
     @property
     def first_parameter(self) -> str | None:
@@ -42,6 +81,55 @@ class FunctionScope:
             return None
         parameters = (*self.node.params.posonly_params, *self.node.params.params)
         return parameters[0].name.value if parameters else None
+
+
+_CLOSED = frozenset({cst.FunctionDef, cst.ClassDef, cst.Lambda})
+
+
+def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
+    """Return the nodes below ``body``, and the lambdas that were left out of them."""
+    found: list[cst.CSTNode] = []
+    lambdas: list[cst.CSTNode] = []
+    stack = [body]
+    while stack:
+        current = stack.pop()
+        found.append(current)
+        below = child_list(current)
+        below.reverse()
+        for child in below:
+            if type(child) not in _CLOSED:
+                stack.append(child)
+            elif type(child) is cst.Lambda:
+                lambdas.append(child)
+    return tuple(found), tuple(lambdas)
+
+
+def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
+    for node in nodes:
+        kind = type(node)
+        if kind is cst.Attribute:
+            yield from _parts_by_name(node.attr.value)  # type: ignore[attr-defined]
+        elif kind is cst.Name:
+            yield from _parts_by_name(node.value)  # type: ignore[attr-defined]
+        elif kind is cst.Arg:
+            if getattr(node.keyword, "value", None) in {"out", "inplace"}:  # type: ignore[attr-defined]
+                yield Part.WRITE
+        elif kind is cst.AssignTarget:
+            if type(node.target) is not cst.Name:  # type: ignore[attr-defined]
+                yield Part.WRITE
+        elif kind is cst.AugAssign or kind is cst.Del or kind is cst.AnnAssign:
+            yield Part.WRITE
+        elif kind is cst.For or kind is cst.While:
+            yield Part.LOOP
+
+
+def _parts_by_name(name: str) -> Iterator[Part]:
+    if name.endswith("_"):
+        yield Part.WRITE
+    if "backward" in name:
+        yield Part.BACKWARD
+    if name == "eval":
+        yield Part.EVAL
 
 
 class Scopes:

@@ -13,7 +13,9 @@ from gradcheck_lint.rules._signs import (
     BACKWARD_CALL,
     FACTORY_CALL,
     FUNCTION_CLASS,
+    OPTIMIZER_NAME,
     OUTPUT_SAVING_CALL,
+    STEP_CALL,
     SUBSCRIPT_WRITE,
     WRITE_IN_PLACE,
     Pattern,
@@ -70,7 +72,7 @@ RULES: Final = (
         "data-write",
         "gradcheck_lint.rules.data_write",
         "DataWrite",
-        ((b".data",), (b"backward",)),
+        ((b".data",), (BACKWARD_CALL,)),
     ),
     RuleReference(
         "GCS106",
@@ -101,7 +103,7 @@ RULES: Final = (
         "step-before-second-backward",
         "gradcheck_lint.rules.step_before_second_backward",
         "StepBeforeSecondBackward",
-        ((b"backward",), (b"step(",), (b"optim",)),
+        ((BACKWARD_CALL,), (b"step(",), (b"optim",)),
     ),
     RuleReference(
         "GCS201",
@@ -115,14 +117,14 @@ RULES: Final = (
         "state-not-detached",
         "gradcheck_lint.rules.state_not_detached",
         "StateNotDetached",
-        ((b"backward",), (b"for", b"while")),
+        ((BACKWARD_CALL,), (b"for", b"while")),
     ),
     RuleReference(
         "GCS203",
         "retain-graph",
         "gradcheck_lint.rules.retain_graph",
         "RetainGraph",
-        ((b"retain_graph",), (b"backward",)),
+        ((b"retain_graph",), (BACKWARD_CALL,)),
     ),
     RuleReference(
         "GCS204",
@@ -143,7 +145,7 @@ RULES: Final = (
         "create-graph-cycle",
         "gradcheck_lint.rules.create_graph_cycle",
         "CreateGraphCycle",
-        ((b"create_graph",), (b"backward",)),
+        ((b"create_graph",), (BACKWARD_CALL,)),
     ),
     RuleReference(
         "GCS207",
@@ -171,7 +173,7 @@ RULES: Final = (
         "step-without-backward",
         "gradcheck_lint.rules.step_without_backward",
         "StepWithoutBackward",
-        ((b"step(",), (b"optim", b"opt")),
+        ((STEP_CALL,), (OPTIMIZER_NAME,)),
     ),
     RuleReference(
         "GCS304",
@@ -213,7 +215,7 @@ RULES: Final = (
         "leftover-gradient",
         "gradcheck_lint.rules.leftover_gradient",
         "LeftoverGradient",
-        ((b"backward",), (b"step(",), (b"zero_grad",)),
+        ((BACKWARD_CALL,), (b"step(",), (b"zero_grad",)),
     ),
     RuleReference(
         "GCS310",
@@ -227,14 +229,14 @@ RULES: Final = (
         "graph-broken",
         "gradcheck_lint.rules.graph_broken",
         "GraphBroken",
-        ((b"backward",), (b"item", b"numpy", b"tensor(", b"detach", b"argmax", b"==")),
+        ((BACKWARD_CALL,), (b"item", b"numpy", b"tensor(", b"detach", b"argmax", b"==")),
     ),
     RuleReference(
         "GCS402",
         "forward-under-no-grad",
         "gradcheck_lint.rules.forward_under_no_grad",
         "ForwardUnderNoGrad",
-        ((b"backward",), (b"no_grad", b"inference_mode", b"set_grad_enabled")),
+        ((BACKWARD_CALL,), (b"no_grad", b"inference_mode", b"set_grad_enabled")),
     ),
     RuleReference(
         "GCS404",
@@ -248,7 +250,7 @@ RULES: Final = (
         "forced-requires-grad",
         "gradcheck_lint.rules.forced_requires_grad",
         "ForcedRequiresGrad",
-        ((b"backward",), (b"requires_grad",)),
+        ((BACKWARD_CALL,), (b"requires_grad",)),
     ),
     RuleReference(
         "GCS406",
@@ -262,7 +264,7 @@ RULES: Final = (
         "grad-read-on-non-leaf",
         "gradcheck_lint.rules.grad_read_on_non_leaf",
         "GradReadOnNonLeaf",
-        ((b".grad",), (b"backward",)),
+        ((b".grad",), (BACKWARD_CALL,)),
     ),
     RuleReference(
         "GCS408",
@@ -339,14 +341,14 @@ RULES: Final = (
         "train-mode-in-eval",
         "gradcheck_lint.rules.train_mode_in_eval",
         "TrainModeInEval",
-        ((b"no_grad", b"inference_mode"), (b"backward",), (b"step(",)),
+        ((b"no_grad", b"inference_mode"), (BACKWARD_CALL,), (b"step(",)),
     ),
     RuleReference(
         "GCS702",
         "stuck-in-eval",
         "gradcheck_lint.rules.stuck_in_eval",
         "StuckInEval",
-        ((b".eval()",), (b"backward",), (b"step(",)),
+        ((b".eval()",), (BACKWARD_CALL,), (b"step(",)),
     ),
     RuleReference(
         "GCS901",

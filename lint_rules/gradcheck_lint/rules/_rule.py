@@ -15,6 +15,7 @@ from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import Part
     from gradcheck_suite.catalogue import Entry
 
 __all__ = [
@@ -80,6 +81,8 @@ class Rule(ABC):
     """
 
     entry: ClassVar[Entry]
+    part: ClassVar[Part | None] = None
+    """What a function must have for the rule to find anything in it; None if there is no such."""
     invalid: ClassVar[tuple[Invalid, ...]]
     valid: ClassVar[tuple[Valid, ...]]
 

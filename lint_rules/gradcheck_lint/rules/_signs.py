@@ -22,6 +22,10 @@ class Pattern:
 BACKWARD_CALL: Final = Pattern(rb"(?<!def )\b\w*backward\s*\(")
 """``loss.backward(``, ``torch.autograd.backward(``, ``self.manual_backward(``; no definition."""
 
+STEP_CALL: Final = Pattern(rb"\.\s*step\s*\(")
+OPTIMIZER_NAME: Final = Pattern(rb"optim|(?<![a-zA-Z])opt(?![a-zA-Z])")
+"""A word by which the model takes something for an optimizer, or finds torch's own."""
+
 FUNCTION_CLASS: Final = Pattern(rb"\bclass\s+\w+\s*\([^)]*Function|\bFunction\s+as\b")
 """A class whose base is called ``...Function``, or an alias by which it may be."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, ZeroGrad
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -19,6 +20,7 @@ class CreateGraphCycle(Rule):
     """``backward(create_graph=True)`` leaves parameters and gradients that hold each other."""
 
     entry = catalogue.CREATE_GRAPH_CYCLE
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such call after which nothing drops the gradients."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Forward, InPlace
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -22,6 +23,7 @@ class DataWrite(Rule):
     """A tensor is written through ``.data`` between forward and backward."""
 
     entry = catalogue.DATA_WRITE
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write through .data that lies between a forward and its backward."""

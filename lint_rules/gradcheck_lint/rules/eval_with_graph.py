@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -24,13 +25,13 @@ class EvalWithGraph(Rule):
     """A model runs in evaluation mode while graphs are recorded that nobody uses."""
 
     entry = catalogue.EVAL_WITH_GRAPH
+    part = Part.EVAL
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield the first recorded forward after eval() in a function that needs no gradient."""
         if function.mode not in {GradMode.AMBIENT, GradMode.ENABLED}:
             return
-        if function.scope.name.rpartition(".")[2].startswith("test_"):
-            # A unit test runs a model once or twice.
+        if _is_unit_test(function):
             return
         events = list(function.events())
         switched: dict[str, ModeSwitch] = {}
@@ -122,6 +123,15 @@ def main(model, loader):
             why="its only caller records nothing",
         ),
     )
+
+
+def _is_unit_test(function: FunctionModel) -> bool:
+    """Tell whether this is a unit test, which runs a model once or twice."""
+    if not function.scope.name.rpartition(".")[2].startswith("test_"):
+        return False
+    if function.scope.owner is not None or b"pytest" in function.module.source:
+        return True
+    return any(isinstance(node, cst.Assert) for node in walk(function.scope.node))
 
 
 def _is_evaluation(function: FunctionModel) -> bool:

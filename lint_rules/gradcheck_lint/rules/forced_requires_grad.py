@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, cut_of
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -21,6 +22,7 @@ class ForcedRequiresGrad(Rule):
     """A loss without a graph is made to require grad, so that backward runs and trains nothing."""
 
     entry = catalogue.FORCED_REQUIRES_GRAD
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every backward on a leaf that was made of a computed value."""

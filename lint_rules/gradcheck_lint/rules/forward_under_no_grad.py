@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._cuts import cut_backwards
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -22,6 +23,7 @@ class ForwardUnderNoGrad(Rule):
     """A model to be trained runs where nothing is recorded."""
 
     entry = catalogue.FORWARD_UNDER_NO_GRAD
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every forward without recording that a training step relies on."""

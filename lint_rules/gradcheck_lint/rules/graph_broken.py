@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.rules._cuts import cut_backwards
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -24,6 +25,7 @@ class GraphBroken(Rule):
     """A loss is differentiated whose graph was cut, so that nothing gets a gradient from it."""
 
     entry = catalogue.GRAPH_BROKEN
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every cut that a differentiated loss goes through."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Store, StoreKind
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import (
     Kind,
     Origin,
@@ -28,6 +29,7 @@ class GraphKept(Rule):
     """A loss is stored with its graph, which then lives as long as what it's stored in."""
 
     entry = catalogue.GRAPH_KEPT
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every store of a value that ``backward()`` is called on in the same loop."""

@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -25,6 +26,7 @@ class InplaceOnSavedOutput(Rule):
     """The output of an operation that needs it in backward is changed in place."""
 
     entry = catalogue.INPLACE_ON_SAVED_OUTPUT
+    part = Part.WRITE
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""

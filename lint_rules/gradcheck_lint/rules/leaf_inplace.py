@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -23,6 +24,7 @@ class LeafInplace(Rule):
     """A leaf that requires grad is modified in place where operations are recorded."""
 
     entry = catalogue.LEAF_INPLACE
+    part = Part.WRITE
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""

@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -28,6 +29,8 @@ class LeafRebound(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
         yield from _converted(function)
+        if Part.LOOP not in function.scope.parts:
+            return
         for loop in function.loops():
             for node in walk(loop.node):
                 if not isinstance(node, cst.Assign) or len(node.targets) != 1:

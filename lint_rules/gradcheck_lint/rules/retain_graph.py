@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
 from gradcheck_lint.model.values import Origin, mentioned_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -23,6 +24,7 @@ class RetainGraph(Rule):
     """A graph is retained that no second backward uses."""
 
     entry = catalogue.RETAIN_GRAPH
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every retained graph with no second pass in sight."""

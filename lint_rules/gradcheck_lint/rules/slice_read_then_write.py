@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional
 from gradcheck_lint.model.values import Kind, Values
 from gradcheck_lint.rules._preallocated import is_preallocated
@@ -25,6 +26,7 @@ class SliceReadThenWrite(Rule):
     """An operation saves a slice of a tensor, and the tensor is then written."""
 
     entry = catalogue.SLICE_READ_THEN_WRITE
+    part = Part.WRITE
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every subscript assignment that reads its own base where it's saved."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values
 from gradcheck_lint.rules._preallocated import is_preallocated
@@ -25,6 +26,7 @@ class SliceWriteInLoop(Rule):
     """Results with a graph are written slice by slice into a tensor made before the loop."""
 
     entry = catalogue.SLICE_WRITE_IN_LOOP
+    part = Part.WRITE
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such write whose right side is shown to have a graph."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -20,6 +21,7 @@ class StateNotDetached(Rule):
     """A hidden state goes from one training step to the next with its graph."""
 
     entry = catalogue.STATE_NOT_DETACHED
+    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every model call that is given its own earlier result, in a loop with backward."""
