@@ -56,13 +56,28 @@ def exit_status(
         sys.stderr.write(f"{name}: interrupted\n")
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - nothing of ours may end in a traceback
-        message = explain(error)
-        if message is not None:
-            return _fail(name, message)
-        if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
-            traceback.print_exception(error)
-        return _fail(name, internal_error(f"{type(error).__name__}: {error}"))
+        return _failed(name, error, explain)
     return status
+
+
+def _failed(name: str, error: Exception, explain: Callable[[Exception], str | None]) -> int:
+    if _comes_of_ctrl_c(error):
+        sys.stderr.write(f"{name}: interrupted\n")
+        return INTERRUPTED
+    message = explain(error)
+    if message is not None:
+        return _fail(name, message)
+    if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
+        traceback.print_exception(error)
+    return _fail(name, internal_error(f"{type(error).__name__}: {error}"))
+
+
+def _comes_of_ctrl_c(error: BaseException) -> bool:
+    """Say whether Ctrl-C was turned into another exception, as by a class that was being made."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def internal_error(what: str) -> str:

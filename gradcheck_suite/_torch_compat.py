@@ -249,6 +249,15 @@ def sparse_coo_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return tensor._indices(), tensor._values()
 
 
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Return whether anybody registered a hook on the gradient of this tensor (torch 2.13).
+
+    False where torch can't tell.
+    """
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(tensor, name, None) for name in names)
+
+
 def inside_backward() -> bool:
     """Return whether this thread is running part of a backward (torch 2.13)."""
     return _graph_task_id() != _NO_GRAPH_TASK

@@ -15,6 +15,8 @@ from gradcheck_suite.errors import UsageError
 __all__ = ["BoundMethod", "describe", "name_arguments", "resolve_target", "split_arguments"]
 
 _LONGEST = 60
+# The class that torch.sin and its like say they are methods of.
+_TORCH_FUNCTIONS = "_VariableFunctionsClass."
 
 
 class BoundMethod(nn.Module):
@@ -57,12 +59,15 @@ def resolve_target(
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         return target, None, owner, owner.__name__
+    if isinstance(target, torch.jit.ScriptModule):
+        return _isolated(target), None, target.forward, type(target).__name__
     if isinstance(target, nn.Module):
         return target, _isolated(target), target.forward, type(target).__name__
     if isinstance(owner, nn.Module):
         title = f"{type(owner).__name__}.{target.__name__}"
         return target, BoundMethod(_isolated(owner), target.__name__), target, title
-    return target, None, target, getattr(target, "__qualname__", type(target).__name__)
+    name = getattr(target, "__qualname__", type(target).__name__)
+    return target, None, target, name.replace(_TORCH_FUNCTIONS, "torch.")
 
 
 def _isolated(module: nn.Module) -> nn.Module:

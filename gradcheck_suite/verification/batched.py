@@ -19,6 +19,7 @@ from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import method_location
 from gradcheck_suite.verification.points import match_outputs
+from gradcheck_suite.verification.representations import dense
 from gradcheck_suite.verification.stages import Known, StageResult
 from gradcheck_suite.verification.variations.trial import brief
 
@@ -70,7 +71,7 @@ def _of_gradients(known: Known) -> StageResult:
         except Exception as error:  # noqa: BLE001 - an op without a batching rule, or the user's
             return StageResult(not_covered=(f"batched gradients: {brief(error)}",))
         for index, expected in enumerate(loop):
-            row = [None if part is None else part[index] for part in batched]
+            row = [None if part is None else dense(part[index]) for part in batched]
             apart = row_differences(expected, row, floors[output])
             if max(apart, default=0.0) > precision.linearity:
                 return _mismatch(known, output, apart, "vmap of backward")

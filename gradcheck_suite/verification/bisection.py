@@ -17,6 +17,7 @@ import torch
 
 from gradcheck_suite.verification.directions import generator_for, spread_signs
 from gradcheck_suite.verification.points import Point, evaluate, match_outputs
+from gradcheck_suite.verification.representations import dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,7 +164,7 @@ class _Search:
         gradient: torch.Tensor | None = torch.autograd.grad(tensor, leaf, given, allow_unused=True)[
             0
         ]
-        return torch.zeros_like(self.direction) if gradient is None else _flat(gradient)
+        return torch.zeros_like(self.direction) if gradient is None else _flat(dense(gradient))
 
     def change(self, chosen: torch.Tensor, step: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return how output and input change, both flat, when the chosen entries move."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["build_subject"]
 
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LONGEST = 100
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -60,8 +61,18 @@ def build_subject(
     arguments = [builder.add(value, name) for value, name in zip(positional, names, strict=True)]
     keywords = {name: builder.add(value, name) for name, value in keyword.items()}
     state: dict[str, _Slot] = {}
+    if isinstance(call, torch.jit.ScriptModule):
+        builder.not_covered.append(
+            f"the parameters of {title} were held constant, as torch can't replace those of a "
+            "compiled module; check the module that it was made of"
+        )
     if module is not None:
         state = builder.add_state(module)
+        # Copies of a module have lost them.
+        owner = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
+        if isinstance(owner, nn.Module):
+            for name, parameter in owner.named_parameters():
+                builder.tell_of_hooks(name, parameter)
     builder.require_variables(title, module=module)
 
     def run(given: Given) -> object:
@@ -151,6 +162,14 @@ class _Builder:
             slots[full_name] = self._constant(full_name, self._copy(buffer), "buffer")
         return slots
 
+    def tell_of_hooks(self, name: str, tensor: torch.Tensor) -> None:
+        """Say that hooks on the gradient of the user's tensor don't run on our copies."""
+        if _torch_compat.has_gradient_hooks(tensor):
+            self.not_covered.append(
+                f"the hooks on the gradient of `{name}` were not run: what backward gives was "
+                "checked, not what they make of it"
+            )
+
     def _constant(
         self, name: str, value: torch.Tensor, kind: Literal["input", "parameter", "buffer"]
     ) -> _Slot:
@@ -194,6 +213,11 @@ class _Builder:
         return lines
 
     def _slot(self, tensor: torch.Tensor, name: str, kind: Literal["input", "parameter"]) -> _Slot:
+        if tensor.is_meta:
+            raise UsageError(
+                f"{kind} `{name}` is on the meta device, where tensors have no values; give it "
+                "values, such as by to_empty(device='cpu') and initialising it"
+            )
         reason = _why_constant(tensor, cast=self._options.cast)
         if reason is None:
             self._add_variable(tensor, name, kind)
@@ -210,11 +234,22 @@ class _Builder:
     def _add_variable(
         self, tensor: torch.Tensor, name: str, kind: Literal["input", "parameter"]
     ) -> None:
-        value, representation = represented(self._cast(tensor.detach()))
-        variable = Variable(name, value, kind, representation, _non_finite(value, name))
+        try:
+            value, representation = represented(self._cast(tensor.detach()))
+            fixed = _non_finite(value, name)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{kind} `{name}` is a {type(tensor).__name__}, whose values can't be read and "
+                f"moved one by one ({_first_line(error)}); check a function of the plain tensors "
+                "that it is made of"
+            ) from error
+        variable = Variable(name, value, kind, representation, fixed)
         self.variables.append(variable)
         if kind == "input":
             self._originals.append((name, tensor))
+            self.tell_of_hooks(name, tensor)
         if representation.layout is not torch.strided:
             self.not_covered.append(
                 f"`{name}` is {_name(representation.layout)}: its specified values were moved and "
@@ -245,6 +280,8 @@ class _Builder:
 def _why_constant(tensor: torch.Tensor, *, cast: torch.dtype | None) -> str | None:
     if not tensor.requires_grad:
         return "does not require grad"
+    if tensor.is_nested:
+        return "is a nested tensor, which can't be checked,"
     if tensor.layout not in LAYOUTS:
         return f"is {_name(tensor.layout)}, which can't be checked,"
     if (cast or tensor.dtype.to_real()) not in _CHECKED:
@@ -288,6 +325,10 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     start = int(tensor.storage_offset())
     pairs = zip(tensor.size(), tensor.stride(), strict=True)
     return start, start + sum((size - 1) * stride for size, stride in pairs) + 1
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST]
 
 
 def _name(kind: object) -> str:

@@ -32,6 +32,7 @@ Arrangement: TypeAlias = Callable[
 ]
 """Gives variables and constants another place in memory or other values, differentiably."""
 
+_IN_PLACE = "leaf Variable that requires grad"
 _NO_DEVICE = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "no NVIDIA")
 
 
@@ -266,6 +267,11 @@ class Subject:
                         f"{self.title} needs CUDA, which there is not here ({error}); check it on "
                         "a machine that has it, or move it and its inputs to the CPU"
                     ) from error
+                if _IN_PLACE in str(error):
+                    raise UsageError(
+                        f"{self.title} writes in place into an input or parameter that requires "
+                        f"grad ({error}); give it a copy (`x.clone()`) or write to a new tensor"
+                    ) from error
                 raise
         self._tell_of_overwritten(constants)
         return [replace(known, tensor=known.tensor.detach().clone()) for known in outputs]
@@ -281,7 +287,7 @@ class Subject:
 
 
 def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if one.layout != torch.strided or two.layout != torch.strided:
+    if one.layout != torch.strided or two.layout != torch.strided or one.is_nested:
         return True
     if one.shape != two.shape:
         return False

@@ -30,7 +30,7 @@ from gradcheck_suite.verification.variations import chosen_variations, vary_inpu
 from gradcheck_suite.verification.watching import tell
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.verdicts import Conclusion
@@ -38,19 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["check_gradients"]
 
 _TOOL = "gradcheck-suite verify"
+_REENTRANT = "use_reentrant=True"
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Pair = tuple[int, int]
 
-# In this order: what backward owes, variations of the inputs, order 2, whole Jacobian, forward
-# mode, batched gradients, compiled code. Each decides by the options whether it has anything to do.
-_LATER_STAGES: tuple[Stage, ...] = (
-    probe_contracts,
-    vary_inputs,
-    check_second_order,
-    compare_full_jacobians,
-    check_forward_mode,
-    check_batched,
-    check_compiled,
+# In this order, each with whether the options ask for it at all: what backward owes, variations of
+# the inputs, order 2, whole Jacobian, forward mode, batched gradients, compiled code.
+_LATER_STAGES: tuple[tuple[Stage, Callable[[CheckOptions], bool]], ...] = (
+    (probe_contracts, lambda _: True),
+    (vary_inputs, lambda options: bool(chosen_variations(options.variations))),
+    (check_second_order, lambda options: options.order != 1),
+    (compare_full_jacobians, lambda options: options.full),
+    (check_forward_mode, lambda options: options.forward_mode),
+    (check_batched, lambda options: options.batched),
+    (check_compiled, lambda options: options.compiled),
 )
 
 
@@ -189,6 +190,12 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         except Exception as error:
             findings = explain_failure(subject, outputs, error)
             if not findings:
+                if _REENTRANT in str(error):
+                    raise UsageError(
+                        f"{subject.title} uses reentrant checkpointing, which gives gradients to "
+                        "Tensor.backward() alone; check it with checkpoint(..., "
+                        "use_reentrant=False)"
+                    ) from error
                 raise
             verdicts = [*_unmeasured(subject, outputs), *verdicts]
             return so_far(None)
@@ -210,7 +217,8 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         known = Known(subject, survey, conclusions, options, deadline, tuple(findings))
         if precision.is_half:
             lines.append(_HALF_NOT_COVERED)
-        for stage in () if precision.is_half else _LATER_STAGES:
+        asked = [stage for stage, is_asked in _LATER_STAGES if is_asked(options)]
+        for stage in () if precision.is_half else asked:
             doing = stage.__name__.replace("_", " ")
             if deadline.passed:
                 lines.append(f"{doing}: the time limit of {options.time_limit:g} s was reached")
@@ -341,9 +349,11 @@ def _why_not_checked(output: Output, options: CheckOptions) -> str | None:
         return f"is {_short(strange)}, which can't be checked"
     if tensor.numel() == 0:
         return "has no elements"
-    if not bool(torch.isfinite(tensor).any()):
-        return "has no finite value at the given point"
-    return None
+    try:
+        some_finite = bool(torch.isfinite(tensor).any())
+    except Exception:  # noqa: BLE001 - whatever a subclass of Tensor refuses
+        return f"is a {type(tensor).__name__}, whose values can't be read one by one"
+    return None if some_finite else "has no finite value at the given point"
 
 
 def _is_discrete(tensor: torch.Tensor) -> bool:

@@ -127,6 +127,10 @@ class _Mistakes:
             diagnosis=diagnosis,
             entry=entry,
             path=self._path(pair),
+            is_complex=(
+                self._survey.point.outputs[output].representation.is_complex,
+                self._survey.subject.variables[variable].representation.is_complex,
+            ),
         )
 
     def _detached(self, output: int, variables: Sequence[int]) -> Finding:

@@ -20,6 +20,7 @@ __all__ = [
     "PLAIN",
     "Representation",
     "copied",
+    "dense",
     "overlaps_itself",
     "represented",
     "seen_as_real",
@@ -122,6 +123,11 @@ def copied(values: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tens
     storage = like.detach().as_strided((elements,), (1,), 0).clone()
     copy = storage.as_strided(like.size(), like.stride(), like.storage_offset())
     return copy if values is like else copy.copy_(values)
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a strided tensor: a backward may give a sparse one for a dense input."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

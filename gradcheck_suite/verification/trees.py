@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from gradcheck_suite.errors import UsageError
 
 __all__ = ["leaves_with_paths", "replace_leaves"]
 
@@ -21,14 +23,23 @@ def leaves_with_paths(tree: object, root: str) -> Iterator[tuple[str, Any]]:
     [("batch['mask'][0]", 1), ("batch['mask'][1]", 2)]
 
     Raises:
-        RecursionError: a container holds itself.
+        UsageError: a container holds itself.
     """
+    yield from _leaves(tree, root, ())
+
+
+def _leaves(tree: object, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     children = _children(tree)
     if children is None:
-        yield root, tree
+        yield path, tree
         return
+    if id(tree) in above:
+        raise UsageError(
+            f"`{path}` is a {type(tree).__name__} that holds itself, so it can't be taken apart "
+            "into tensors; hand over the tensors without that loop"
+        )
     for suffix, child in children:
-        yield from leaves_with_paths(child, root + suffix)
+        yield from _leaves(child, path + suffix, (*above, id(tree)))
 
 
 def replace_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
@@ -41,7 +52,7 @@ def replace_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
     if children is None:
         return replace(tree)
     values = [replace_leaves(child, replace) for _, child in children]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+    if isinstance(tree, tuple) and _field_names(tree) is not None:
         return tuple.__new__(type(tree), values)
     if isinstance(tree, (tuple, list)):
         return type(tree)(values)
@@ -58,13 +69,18 @@ def replace_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
 
 def _children(tree: object) -> list[tuple[str, Any]] | None:
     """List the children of a container with the suffix that names each; None for a leaf."""
-    names = getattr(tree, "_fields", None)
-    if isinstance(tree, tuple) and names is not None:
-        return [(f".{name}", child) for name, child in zip(names, tree, strict=True)]
     if isinstance(tree, (tuple, list)):
+        names = _field_names(tree)
+        if names is not None:
+            return [(f".{name}", child) for name, child in zip(names, tree, strict=True)]
         return [(f"[{index}]", child) for index, child in enumerate(tree)]
     if isinstance(tree, Mapping):
         return [(f"[{key!r}]", tree[key]) for key in tree]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [(f".{field.name}", getattr(tree, field.name)) for field in dataclasses.fields(tree)]
     return None
+
+
+def _field_names(tree: object) -> Sequence[str] | None:
+    """Return the fields of a named tuple; its class is asked, as instances may answer anything."""
+    return getattr(type(tree), "_fields", None)

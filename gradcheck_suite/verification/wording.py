@@ -24,6 +24,7 @@ __all__ = [
     "measurement_evidence",
     "nondeterministic_gradient",
     "nonlinear_backward",
+    "place_of",
     "wrong_gradient",
 ]
 
@@ -53,10 +54,13 @@ def wrong_gradient(
     diagnosis: Diagnosis,
     entry: WrongEntry | None,
     path: GraphPath,
+    is_complex: tuple[bool, bool] = (False, False),
 ) -> Finding:
     """Report a gradient that differs from the numeric one, or is missing.
 
     ``also`` names other inputs and parameters whose gradients the same mistake can explain.
+    ``is_complex`` says of output and variable whether the last dimension of ``shape`` and of the
+    indices in ``entry`` counts real and imaginary parts.
     """
     function = path.functions[0] if len(path.functions) == 1 else None
     kind, ratio = diagnosis.kind, diagnosis.ratio
@@ -80,7 +84,8 @@ def wrong_gradient(
         message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
     message += "".join(f"; {words}" for words in diagnosis.circumstances)
-    message += "".join(_details(output, variable, shape, entry, function))
+    shape = shape[:-1] if is_complex[1] else shape
+    message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
     if also:
         message += f"; {len(also)} more gradients are wrong with it: {_listed(also)}"
     evidence: dict[str, JSON] = {
@@ -100,8 +105,10 @@ def wrong_gradient(
         evidence["only"] = list(diagnosis.only)
     if entry is not None:
         evidence["entry"] = {
-            "input_index": list(entry.input_index),
-            "output_index": None if entry.output_index is None else list(entry.output_index),
+            "input_index": [*_split(entry.input_index, is_complex[1])[0]],
+            "output_index": None
+            if entry.output_index is None
+            else [*_split(entry.output_index, is_complex[0])[0]],
             "analytic": _finite(entry.analytic),
             "numeric": entry.numeric,
             "bound": entry.bound,
@@ -232,12 +239,16 @@ def _details(
     shape: Sequence[int],
     entry: WrongEntry | None,
     function: type | None,
+    *,
+    is_complex: tuple[bool, bool],
 ) -> Iterator[str]:
     if entry is not None:
-        place = f"`{_at(variable, entry.input_index)}`" if entry.input_index else ""
+        named = place_of(variable, entry.input_index, is_complex=is_complex[1])
+        place = f"`{named}`" if entry.input_index else ""
         derivative = f"analytic {entry.analytic:.6g}, numeric {entry.numeric:.6g}"
         if entry.output_index:
-            derivative = f"d `{_at(output, entry.output_index)}`: {derivative}"
+            named = place_of(output, entry.output_index, is_complex=is_complex[0])
+            derivative = f"d `{named}`: {derivative}"
         if entry.count > 1:
             about = "" if entry.exact else "about "
             count = f"{about}{entry.count} of {entry.total} entries are wrong"
@@ -248,8 +259,21 @@ def _details(
         yield f"; made by {function.__qualname__}.backward"
 
 
-def _at(name: str, index: Sequence[int]) -> str:
-    return f"{name}[{', '.join(map(str, index))}]"
+def place_of(name: str, index: Sequence[int], *, is_complex: bool) -> str:
+    """Write one entry of a tensor as code; of a complex one the part that was looked at.
+
+    >>> place_of("z", (3, 1), is_complex=True)
+    'z[3].imag'
+    """
+    indices, part = _split(index, is_complex)
+    return f"{name}[{', '.join(map(str, indices))}]{part}" if indices else f"{name}{part}"
+
+
+def _split(index: Sequence[int], is_complex: bool) -> tuple[list[int], str]:
+    """Take apart the index into pairs of real and imaginary parts."""
+    if not is_complex:
+        return list(index), ""
+    return list(index[:-1]), (".real", ".imag")[index[-1]]
 
 
 def _hint(

@@ -66,6 +66,22 @@ def test_ctrl_c_is_told_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "gradcheck-suite: interrupted\n"
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_that_became_another_exception_is_still_ctrl_c(monkeypatch, capsys):
+    def interrupted(_):
+        try:
+            interrupt()
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr(explain, "run", interrupted)
+    assert cli.main(["explain", "GCS301"]) == 130
+    assert capsys.readouterr().err == "gradcheck-suite: interrupted\n"
+
+
 def test_a_bug_of_ours_is_called_one_and_shows_no_traceback(monkeypatch, capsys):
     def broken(_):
         raise RuntimeError("lost my way")

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from gradcheck_suite import _torch_compat
 from gradcheck_suite.verification.contracts.pullback import Recording
+from gradcheck_suite.verification.representations import dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -85,7 +86,7 @@ class CaughtNode:
             retain_graph=True,
             allow_unused=True,
         )
-        return tuple(None if part is None else part.detach() for part in row)
+        return tuple(None if part is None else dense(part.detach()) for part in row)
 
 
 def catch_nodes(recording: Recording, cotangents: Sequence[torch.Tensor]) -> list[CaughtNode]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.points import match_outputs
+from gradcheck_suite.verification.representations import dense
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,15 @@ class Recording:
 
     def pull(self, cotangents: Mapping[int, torch.Tensor]) -> Row:
         """Return the gradients of the sum of ``<cotangent, output>`` over some outputs."""
+        row = self._pulled(cotangents)
+        return tuple(None if part is None else dense(part.detach()) for part in row)
+
+    def gives_sparse(self, cotangents: Sequence[torch.Tensor]) -> bool:
+        """Say whether backward gives a sparse gradient for one of the dense leaves."""
+        row = self._pulled({index: given.clone() for index, given in enumerate(cotangents)})
+        return any(part is not None and part.layout is not torch.strided for part in row)
+
+    def _pulled(self, cotangents: Mapping[int, torch.Tensor]) -> Sequence[torch.Tensor | None]:
         chosen = [index for index in cotangents if self.tensors[index].requires_grad]
         if not chosen:
             return (None,) * len(self.leaves)
@@ -52,8 +62,4 @@ class Recording:
             retain_graph=True,
             allow_unused=True,
         )
-        return tuple(None if part is None else _dense(part.detach()) for part in row)
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+        return row

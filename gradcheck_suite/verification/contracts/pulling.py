@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Breach", "BreachKind", "Probed", "Pullback", "begin"]
 
-BreachKind: TypeAlias = Literal["nonlinear", "layout", "undefined", "written", "aliased"]
+BreachKind: TypeAlias = Literal["nonlinear", "layout", "undefined", "written", "aliased", "spoilt"]
 Given: TypeAlias = Mapping[int, torch.Tensor]
 
 
@@ -75,12 +75,19 @@ class Probed:
 
 def begin(
     pullback: Pullback, given: Given, *, allowed: float, floors: Sequence[float] | None = None
-) -> Probed | None:
-    """Run a pullback twice; None if it can't be run twice on one graph with the same result."""
+) -> Probed | Breach | None:
+    """Run a pullback twice; None if it can't be run twice on one graph.
+
+    Where the results differ, it changes what it has saved, which is a breach.
+    """
     try:
-        # Copies: a backward may write into what it is given.
+        # Copies: a backward may write into what it is given, and into what it has returned.
         row, again = (
-            pullback.pull({index: it.clone() for index, it in given.items()}) for _ in range(2)
+            tuple(
+                None if part is None else part.clone()
+                for part in pullback.pull({index: it.clone() for index, it in given.items()})
+            )
+            for _ in range(2)
         )
     except Exception:  # noqa: BLE001 - such as a graph that frees what it saved on its own
         return None
@@ -91,7 +98,8 @@ def begin(
         floors = [_ROUNDINGS * eps / allowed * max(scales, default=0.0)] * len(scales)
     scales = [max(scale, floor) for scale, floor in zip(scales, floors, strict=True)]
     probed = Probed(pullback, given, row, tuple(scales), allowed)
-    return probed if probed.apart(row, again) <= allowed else None
+    apart = probed.apart(row, again)
+    return probed if apart <= allowed else Breach("spoilt", "again", None, apart)
 
 
 _ROUNDINGS = 1024.0

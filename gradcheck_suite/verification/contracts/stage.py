@@ -14,7 +14,7 @@ from gradcheck_suite.verification.contracts.outputs import (
     unmarked_writes,
 )
 from gradcheck_suite.verification.contracts.pullback import Recording
-from gradcheck_suite.verification.contracts.pulling import begin
+from gradcheck_suite.verification.contracts.pulling import Breach, begin
 from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.contracts.undefined import (
     probe_all_undefined,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_suite.findings import Finding
-    from gradcheck_suite.verification.contracts.pulling import Breach, Probed
+    from gradcheck_suite.verification.contracts.pulling import Probed
 
 __all__ = ["probe_contracts"]
 
@@ -97,7 +97,8 @@ class _Probe:
             if probed is None:
                 self.not_covered.append(f"{name}.backward can't be run by itself twice")
                 continue
-            for breach in self._breaches(probed):
+            breaches = [probed] if isinstance(probed, Breach) else self._breaches(probed)
+            for breach in breaches:
                 number = "its output" if breach.output is None else f"output {breach.output}"
                 yield told(
                     breach,
@@ -115,7 +116,11 @@ class _Probe:
         if whole is None:
             self.not_covered.append("the contract of backward: it can't be run twice on one graph")
             return
-        found = [*self._breaches(whole), *probe_all_undefined(recording, self._cotangents)]
+        found = (
+            [whole]
+            if isinstance(whole, Breach)
+            else [*self._breaches(whole), *probe_all_undefined(recording, self._cotangents)]
+        )
         for breach in found:
             index = recording.attached[0] if breach.output is None else breach.output
             path = graph_path(recording.tensors[index], None)

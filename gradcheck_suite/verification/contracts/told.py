@@ -21,6 +21,7 @@ _ENTRIES: dict[BreachKind, Entry] = {
     "aliased": catalogue.LAYOUT_DEPENDENT_GRADIENT,
     "undefined": catalogue.UNDEFINED_GRADIENT,
     "written": catalogue.GRAD_OUTPUT_MODIFIED,
+    "spoilt": catalogue.NONDETERMINISTIC_GRADIENT,
 }
 _HINTS: dict[BreachKind, str] = {
     "nonlinear": (
@@ -35,6 +36,10 @@ _HINTS: dict[BreachKind, str] = {
     "undefined": (
         "treat None as zeros, `if grad is not None`, or leave ctx.set_materialize_grads alone, "
         "which hands zeros"
+    ),
+    "spoilt": (
+        "backward may run again on the same graph (retain_graph=True): it may not change what "
+        "forward saved, or count its calls on ctx"
     ),
     "written": "write to a new tensor: `grad = grad_output * mask`, not `grad_output.mul_(mask)`",
 }
@@ -67,10 +72,13 @@ def told(breach: Breach, *, subject: str, output: str, functions: tuple[type, ..
 
 def _what(breach: Breach, output: str) -> str:
     by = "" if breach.difference is None else f", by {_percent(breach.difference)}"
-    if breach.kind == "nonlinear":
-        return f"is not linear in the incoming gradient: {breach.words}{by}"
-    if breach.kind == "written":
-        return f"writes into the gradient that it is given for {output}, which others may share"
+    plain = {
+        "nonlinear": f"is not linear in the incoming gradient: {breach.words}{by}",
+        "written": f"writes into the gradient it is given for {output}, which others may share",
+        "spoilt": f"gives another gradient when it is run again on the same graph{by}",
+    }
+    if breach.kind in plain:
+        return plain[breach.kind]
     if breach.kind == "undefined":
         where = (
             f"where {output} is not used"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite.verification.contracts.pulling import Breach
+from gradcheck_suite.verification.representations import dense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,8 +79,7 @@ class _Undefined(torch.autograd.Function):
 
 
 def _moves(part: torch.Tensor) -> bool:
-    dense = part if part.layout == torch.strided else part.to_dense()
-    return bool((dense != 0).any())
+    return bool((dense(part) != 0).any())
 
 
 def _text(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.points import Point, match_outputs
+from gradcheck_suite.verification.representations import dense
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +128,7 @@ class AnalyticJacobian:
                 is_grads_batched=True,
             )
         return {
-            variable: part.detach().reshape(high - low, -1)
+            variable: dense(part.detach()).reshape(high - low, -1)
             for variable, part in zip(variables, found, strict=True)
             if part is not None
         }
@@ -154,7 +155,7 @@ class AnalyticJacobian:
             self._graph = None
         return {
             variable: (
-                torch.zeros_like(self._values[variable]) if part is None else part.detach()
+                torch.zeros_like(self._values[variable]) if part is None else dense(part.detach())
             ).reshape(-1)
             for variable, part in zip(variables, found, strict=True)
         }

@@ -12,7 +12,7 @@ from gradcheck_suite.findings import JSON, Finding, Verdict, VerdictStatus
 from gradcheck_suite.verification.custom_functions import TracedCall, backward_location
 from gradcheck_suite.verification.jacobian.compare import Comparison, compare_jacobians
 from gradcheck_suite.verification.stages import StageResult
-from gradcheck_suite.verification.wording import measurement_evidence
+from gradcheck_suite.verification.wording import measurement_evidence, place_of
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.bisection import WrongEntry
@@ -152,8 +152,19 @@ def _worst(known: Known, pair: tuple[int, int], comparison: Comparison) -> Wrong
 
 
 def _finding(known: Known, pair: tuple[int, int], comparison: Comparison) -> Finding:
-    worst = _worst(known, pair, comparison)
+    worst = comparison.worst
     assert worst is not None
+    outputs, variables = known.survey.point.outputs, known.subject.variables
+    row = place_of(
+        outputs[pair[0]].name,
+        worst.output_index or (),
+        is_complex=outputs[pair[0]].representation.is_complex,
+    )
+    column = place_of(
+        variables[pair[1]].name,
+        worst.input_index,
+        is_complex=variables[pair[1]].representation.is_complex,
+    )
     output, variable = _output(known, pair), _variable(known, pair)
     path = TracedCall(known.survey).path(*pair)
     function = path.functions[0] if len(path.functions) == 1 else None
@@ -162,8 +173,8 @@ def _finding(known: Known, pair: tuple[int, int], comparison: Comparison) -> Fin
     return Finding.of(
         catalogue.WRONG_GRADIENT,
         f"gradient of `{output}` with respect to `{variable}`: {comparison.wrong} of {total} "
-        f"entries of the Jacobian are wrong, worst d `{_at(output, worst.output_index or ())}` / "
-        f"d `{_at(variable, worst.input_index)}`: analytic {worst.analytic:.6g}, numeric "
+        f"entries of the Jacobian are wrong, worst d `{row}` / "
+        f"d `{column}`: analytic {worst.analytic:.6g}, numeric "
         f"{worst.numeric:.6g} ± {worst.bound:.1g}{made}",
         detector="verify",
         location=None if function is None else backward_location(function),
@@ -173,10 +184,6 @@ def _finding(known: Known, pair: tuple[int, int], comparison: Comparison) -> Fin
             **_evidence(known, pair, comparison),
         },
     )
-
-
-def _at(name: str, index: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
 def _output(known: Known, pair: tuple[int, int]) -> str:

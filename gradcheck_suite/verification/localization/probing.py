@@ -16,6 +16,7 @@ import torch
 
 from gradcheck_suite.verification.directions import generator_for, scales_of
 from gradcheck_suite.verification.options import precision_of
+from gradcheck_suite.verification.representations import dense
 from gradcheck_suite.verification.trees import leaves_with_paths
 
 __all__ = ["QuickResult", "floating_outputs", "quick_probe"]
@@ -120,13 +121,15 @@ class _Look:
             )
         )
         self._given = [cotangent.clone() for cotangent in self._cotangents]
-        gradients = torch.autograd.grad(
+        gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
             [outputs[index] for index in attached],
             list(leaves),
             self._given,
             allow_unused=True,
         )
-        self._gradients: list[torch.Tensor | None] = list(gradients)
+        self._gradients: list[torch.Tensor | None] = [
+            None if gradient is None else dense(gradient) for gradient in gradients
+        ]
         self._directions = [
             _spread(value, generator_for(seed, _DIRECTION, index)).mul_(scale)
             for index, (value, scale) in enumerate(
@@ -161,7 +164,7 @@ class _Look:
             if first is None or second is None:
                 continue
             allowed = self._precision.linearity * float(first.abs().max()) if first.numel() else 0.0
-            if not bool(((second / _SCALE - first).abs() <= allowed).all()):
+            if not bool(((dense(second) / _SCALE - first).abs() <= allowed).all()):
                 return False
         return True
 

@@ -134,18 +134,20 @@ def _tried(known: Known, layout: str, places: Sequence[_Place]) -> LayoutResult:
         seen = rows_of(recording, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
         path = graph_path(recording.tensors[recording.attached[0]], None)
+        failure = backward_fails(error, layout=layout, names=names, path=path)
+        # A sparse gradient can't go the way back through our own rearrangement.
+        sparse = Recording.of(known.subject, point).gives_sparse(cotangents)
         return LayoutResult(
             covered=False,
-            findings=(backward_fails(error, layout=layout, names=names, path=path),),
+            findings=() if sparse else (failure,),
+            not_covered=(f"{label}: backward gives a sparse gradient",) if sparse else (),
         )
     if same_rows(known, rows, seen):
         return LayoutResult(covered=True)
-    if not custom_nodes(recording.tensors) and not _same_outputs(known, tensors, recording.tensors):
-        # Such as as_strided: torch's own ops that are about memory, not about values.
-        return LayoutResult(
-            covered=False, not_covered=(f"{label}: the outputs depend on the layout",)
-        )
-    return _confirmed(known, varied, layout, names)
+    if custom_nodes(recording.tensors) or _same_outputs(known, tensors, recording.tensors):
+        return _confirmed(known, varied, layout, names)
+    # Such as as_strided: torch's own ops that are about memory, not about values.
+    return LayoutResult(covered=False, not_covered=(f"{label}: the outputs depend on the layout",))
 
 
 def _confirmed(known: Known, varied: Subject, layout: str, names: Sequence[str]) -> LayoutResult:
