@@ -142,6 +142,10 @@ class Generations:
             node_metadata(node).setdefault(MARK, generation)
         self._newest.number = newest
 
+    def newest(self) -> Generation | None:
+        """Return the generation that was opened last, if it lives."""
+        return self._used[-1]() if self._used else None
+
     def spent(self) -> list[Generation]:
         """Return the living generations whose buffers a backward has freed, oldest first."""
         return [generation for generation in self._all_living() if generation.freed]

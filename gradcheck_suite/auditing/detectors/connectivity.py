@@ -45,7 +45,12 @@ from gradcheck_suite.auditing.detectors._watched_modules import (
     ModuleWatch,
     user_sites,
 )
-from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted, StepFinished
+from gradcheck_suite.auditing.events import (
+    BackwardFinished,
+    BackwardStarted,
+    SessionEnded,
+    StepFinished,
+)
 from gradcheck_suite.auditing.names import local_name
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import Finding, Location, Related, Severity
@@ -98,6 +103,7 @@ class ConnectivityDetector:
             BackwardStarted: self._before_backward,
             BackwardFinished: self._after_backward,
             StepFinished: self._after_step,
+            SessionEnded: self._at_the_end,
         }
 
     def findings(self) -> list[Finding]:
@@ -107,6 +113,11 @@ class ConnectivityDetector:
             found.extend(self._of(watched))
         found.extend(self._without_slope())
         return found
+
+    def _at_the_end(self, _event: SessionEnded) -> None:
+        for watched in self._watched.values():
+            if watched.watch is not None:
+                watched.watch.close()
 
     def _of(self, watched: Watched) -> list[Finding]:
         return [*self._without_gradient(watched), *frozen_finding(watched)]

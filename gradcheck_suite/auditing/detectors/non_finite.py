@@ -238,7 +238,7 @@ def _may_look() -> bool:
     """Whether reading values goes unnoticed: by modes of the user's, and by a graph capture."""
     if dispatch_mode_is_active() or function_mode_is_active():
         return False
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 _READABLE = frozenset({torch.Tensor, torch.nn.Parameter})

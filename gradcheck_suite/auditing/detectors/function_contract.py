@@ -1,0 +1,177 @@
+"""What custom autograd.Functions do in a run that their contract forbids.
+
+The first graphs are searched for them; their backward is then watched from both sides.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import custom_function_class, version_of
+from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
+from gradcheck_suite.auditing.detectors._survey import survey
+from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
+from gradcheck_suite.findings import Finding, Location, Related
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["FunctionContractDetector"]
+
+_SEARCHED = 4
+_ARITY = re.compile(
+    r"function (\w+)Backward returned an incorrect number of gradients "
+    r"\(expected (\d+), got (\d+)\)"
+)
+
+
+class FunctionContractDetector:
+    """Reports tensor-on-ctx (GCS205), backward-arity (GCS501) and grad-output-modified (GCS506).
+
+    What a Function does to the inputs of its forward (GCS503), what it saves (GCS507) and which of
+    its outputs it should not differentiate (GCS505) take a gradient check of it.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._searched = 0
+        self._found: dict[object, Finding] = {}
+
+    def subscriptions(self) -> Subscriptions:
+        """Search the first graphs, and read how backwards fail."""
+        return {BackwardStarted: self._before_backward, BackwardFinished: self._after_backward}
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each Function and mistake."""
+        return list(self._found.values())
+
+    def _before_backward(self, event: BackwardStarted) -> None:
+        if self._searched >= _SEARCHED:
+            return
+        self._searched += 1
+        for node in survey(event.roots).custom:
+            function = custom_function_class(node)
+            if function is not None and _is_the_users(function):
+                self._look_at_context(node, function)
+                self._watch(node, function)
+
+    def _look_at_context(self, node: Node, function: type) -> None:
+        for name, value in list(vars(node).items()):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                shape = "x".join(map(str, value.shape)) or "scalar"
+                self._found["ctx", function, name] = Finding.of(
+                    catalogue.TENSOR_ON_CTX,
+                    f"{function.__name__} keeps the tensor `ctx.{name}` ({shape}) as an attribute: "
+                    "autograd checks no version of it, and an output kept so is never freed",
+                    detector="audit",
+                    location=_line_in(function, "forward", rf"\.{re.escape(name)}\s*="),
+                    hint="ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
+                    evidence={"function": function.__name__, "attribute": name},
+                )
+
+    def _watch(self, node: Node, function: type) -> None:
+        versions: list[tuple[int, int]] = []
+        clock = self._recorder.clock
+
+        def before(given: Sequence[Tensor | None]) -> None:
+            versions[:] = [(0, 0)] * len(given)
+            now = clock.tick()
+            for place, gradient in enumerate(given):
+                if gradient is not None:
+                    versions[place] = (version_of(gradient), now)
+
+        node.register_prehook(before)
+        node.register_hook(self._after(function, versions))
+
+    def _after(self, function: type, versions: list[tuple[int, int]]) -> Callable[..., None]:
+        def after(_made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+            for (version, since), gradient in zip(versions, given, strict=False):
+                if gradient is not None and version_of(gradient) != version:
+                    self._note_modified(function, gradient, since)
+
+        return after
+
+    def _note_modified(self, function: type, gradient: Tensor, since: int) -> None:
+        key = ("modified", function)
+        if key in self._found:
+            return
+        writes = [*self._recorder.writers.since(since, gradient)]
+        defined = _line_in(function, "backward", None)
+        where = location_of(writes[0].site) if writes else defined
+        self._found[key] = Finding.of(
+            catalogue.GRAD_OUTPUT_MODIFIED,
+            f"backward of {function.__name__} wrote into the gradient that it was given; others "
+            "may be given the same tensor, and then see the change",
+            detector="audit",
+            location=where,
+            related=()
+            if defined is None or defined == where
+            else (Related(defined, "in this backward"),),
+            hint="write to a copy: grad = grad_output.clone()",
+            evidence={"function": function.__name__},
+        )
+
+    def _after_backward(self, event: BackwardFinished) -> None:
+        if not event.failed:
+            return
+        hit = _ARITY.search(str(sys.exc_info()[1]))
+        if hit is None:
+            return
+        name, expected, got = hit.groups()
+        function = _find(name)
+        used = location_of(event.site)
+        where = None if function is None else _line_in(function, "backward", r"\breturn\b")
+        self._found["arity", name] = Finding.of(
+            catalogue.BACKWARD_ARITY,
+            f"backward of {name} returned {got} gradients, expected {expected}: one for each input "
+            "of forward, None where there is none",
+            detector="audit",
+            location=where or used,
+            related=() if used is None or where is None else (Related(used, "in this backward"),),
+            hint="return one value for each input of forward after ctx",
+            evidence={"function": name, "expected": int(expected), "got": int(got)},
+        )
+
+
+def _is_the_users(function: type) -> bool:
+    code = getattr(getattr(function, "backward", None), "__code__", None)
+    return code is not None and not kind_of_file[code.co_filename]
+
+
+def _find(name: str) -> type | None:
+    """Return the user's Function of this name, if there is just one."""
+    waiting: list[type] = [torch.autograd.Function]
+    found: dict[type, None] = {}
+    while waiting:
+        function = waiting.pop()
+        waiting.extend(function.__subclasses__())
+        if function.__name__ == name and _is_the_users(function):
+            found[function] = None
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _line_in(function: type, method: str, pattern: str | None) -> Location | None:
+    """Return the first line of a method that the pattern is found in, else where it begins."""
+    code = getattr(getattr(function, method, None), "__code__", None)
+    if code is None:
+        return None
+    line = code.co_firstlineno
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except (OSError, TypeError):
+        lines, first = [], line
+    if pattern is not None:
+        line = next((first + i for i, text in enumerate(lines) if re.search(pattern, text)), line)
+    return Location(path=code.co_filename, line=line, function=f"{function.__qualname__}.{method}")

@@ -1,0 +1,296 @@
+"""Graphs that are kept or recorded for a backward that never comes.
+
+``retain_graph=True`` without a second pass, validation that records, and gradients that carry the
+graph of a ``create_graph=True`` into the next step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import node_metadata
+from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
+from gradcheck_suite.auditing.events import (
+    BackwardFinished,
+    BackwardStarted,
+    ModeChanged,
+    SessionEnded,
+)
+from gradcheck_suite.findings import Finding
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["UnusedGraphDetector"]
+
+_MARK = "gradcheck_suite.evaluation"
+_CERTAIN = 3
+_WALKED_UNTIL = 8
+_CALLS_OF_A_PHASE = 4
+_CALLS_OF_A_MODULE = 24
+_MOST_NODES = 20_000
+
+
+@dataclass(slots=True)
+class _Retained:
+    family: frozenset[int]
+    used: bool = False
+
+
+@dataclass(slots=True)
+class _Evaluated:
+    module: str
+    calls: int = 0
+    used: bool = False
+
+
+@dataclass(slots=True)
+class _Phase:
+    """A module in evaluation mode, and the hook that listens to its calls."""
+
+    module: weakref.ref[nn.Module]
+    handle: RemovableHandle | None = None
+    calls: int = 0
+    of_phase: int = 0
+
+
+@dataclass(slots=True)
+class _Cycle:
+    site: CallSite | None
+    step: int
+    seen: int = 0
+    parameters: int = 0
+    counted: set[int] = field(default_factory=set)
+
+
+class _Listener:
+    """The forward hook; a copy of the module shares it."""
+
+    def __init__(self, detector: UnusedGraphDetector) -> None:
+        self._detector = weakref.ref(detector)
+
+    def __deepcopy__(self, _memo: object) -> _Listener:
+        return self
+
+    def __call__(self, module: nn.Module, _inputs: object, output: object) -> None:
+        detector = self._detector()
+        if detector is not None:
+            detector.note_evaluation(module, output)
+
+
+class UnusedGraphDetector:
+    """Reports retain-graph (GCS203), eval-with-graph (GCS204) and create-graph-cycle (GCS206)."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._retained: dict[CallSite | None, list[_Retained]] = {}
+        self._families: dict[int, frozenset[int]] = {}
+        self._evaluated: dict[CallSite, _Evaluated] = {}
+        self._phases: dict[int, _Phase] = {}
+        self._pending = 0
+        self._cycle: _Cycle | None = None
+        self._family: frozenset[int] | None = None
+
+    def subscriptions(self) -> Subscriptions:
+        """Read backwards, and which modules are in evaluation mode."""
+        return {
+            BackwardStarted: self._before_backward,
+            BackwardFinished: self._after_backward,
+            ModeChanged: self._after_mode,
+            SessionEnded: self._at_the_end,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Return what is certain by now."""
+        found = [
+            _retained(site, len(records))
+            for site, records in self._retained.items()
+            if len(records) >= _CERTAIN and not any(record.used for record in records)
+        ]
+        found += [
+            _evaluated(site, entry)
+            for site, entry in self._evaluated.items()
+            if entry.calls >= _CERTAIN and not entry.used
+        ]
+        if self._cycle is not None and self._cycle.seen > 1:
+            found.append(_cycle(self._cycle))
+        return found
+
+    # retain_graph
+
+    def _before_backward(self, event: BackwardStarted) -> None:
+        self._close_phases()
+        self._family = None
+        if self._pending:
+            self._look_for_marks(event)
+        if self._cycle is not None and event.accumulates:
+            self._look_for_cycle(self._cycle)
+        step = self._recorder.step
+        # Only there does a generation know every earlier one that it goes through.
+        if (step or event.number) >= _WALKED_UNTIL:
+            return
+        generation = self._recorder.generations.newest()
+        if generation is None or generation.index != event.number:
+            return
+        earlier = frozenset[int]()
+        for reference in generation.reused:
+            other = reference()
+            if other is not None:
+                earlier |= self._families.get(other.index, frozenset((other.index,)))
+        self._family = self._families[event.number] = earlier | {event.number}
+        if earlier:
+            for records in self._retained.values():
+                for record in records:
+                    record.used = record.used or not record.family.isdisjoint(earlier)
+
+    def _after_backward(self, event: BackwardFinished) -> None:
+        if event.failed:
+            return
+        if event.creates_graph:
+            if self._cycle is None and (event.created or event.accumulated):
+                self._cycle = _Cycle(event.site, self._recorder.step)
+        elif event.keeps_graph and self._family is not None:
+            self._retained.setdefault(event.site, []).append(_Retained(self._family))
+
+    # create_graph
+
+    def _look_for_cycle(self, cycle: _Cycle) -> None:
+        step = self._recorder.step
+        if step <= cycle.step or step in cycle.counted or cycle.seen >= _CERTAIN:
+            return
+        cycle.counted.add(step)
+        with_graph = sum(
+            parameter.grad is not None and parameter.grad.grad_fn is not None
+            for parameter in self._recorder.optimizers.parameters()
+        )
+        if with_graph:
+            cycle.seen += 1
+            cycle.parameters = with_graph
+
+    # Evaluation mode
+
+    def _after_mode(self, event: ModeChanged) -> None:
+        key = id(event.module)
+        phase = self._phases.get(key)
+        if event.training:
+            if phase is not None:
+                _close(phase)
+            return
+        if phase is None or phase.module() is not event.module:
+            phase = self._phases[key] = _Phase(weakref.ref(event.module))
+        if phase.handle is None and phase.calls < _CALLS_OF_A_MODULE:
+            phase.of_phase = 0
+            phase.handle = event.module.register_forward_hook(_Listener(self))
+
+    def note_evaluation(self, module: nn.Module, output: Any) -> None:
+        """Note a call of a module that was set to evaluation mode."""
+        phase = self._phases.get(id(module))
+        if phase is None or phase.handle is None or not self._recorder.running:
+            return
+        phase.calls += 1
+        phase.of_phase += 1
+        if phase.of_phase >= _CALLS_OF_A_PHASE:
+            _close(phase)
+        node = _node_of(output)
+        site = call_site()
+        if node is None or site is None or module.training or not torch.is_grad_enabled():
+            return
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        entry = self._evaluated.setdefault(site, _Evaluated(type(module).__name__))
+        entry.calls += 1
+        node_metadata(node)[_MARK] = entry
+        self._pending = 2  # a backward of another graph may come in between
+
+    def _at_the_end(self, _event: SessionEnded) -> None:
+        for phase in self._phases.values():
+            _close(phase)
+
+    def _close_phases(self) -> None:
+        for phase in self._phases.values():
+            if phase.handle is not None and phase.of_phase:
+                _close(phase)
+
+    def _look_for_marks(self, event: BackwardStarted) -> None:
+        # Marked graphs that are used at all are used by one of the next backwards.
+        self._pending = max(0, self._pending - 1)
+        waiting: list[Node] = [node for root in event.roots if (node := root.grad_fn) is not None]
+        seen: set[Node] = set()
+        while waiting and len(seen) < _MOST_NODES:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            entry = node_metadata(node).get(_MARK)
+            if isinstance(entry, _Evaluated):
+                entry.used = True
+            waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
+        if len(seen) >= _MOST_NODES:
+            for entry in self._evaluated.values():
+                entry.used = True
+
+
+def _close(phase: _Phase) -> None:
+    if phase.handle is not None:
+        phase.handle.remove()
+        phase.handle = None
+
+
+def _node_of(output: Any) -> Node | None:
+    if isinstance(output, torch.Tensor):
+        return output.grad_fn
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    if isinstance(output, (tuple, list)):
+        return next((node for each in output if (node := _node_of(each)) is not None), None)
+    return None
+
+
+def _retained(site: CallSite | None, count: int) -> Finding:
+    return Finding.of(
+        catalogue.RETAIN_GRAPH,
+        f"backward(retain_graph=True) kept {count} graphs, and no second backward went through "
+        "any of them: their buffers live longer for nothing",
+        detector="audit",
+        location=location_of(site),
+        hint="leave out retain_graph=True",
+        evidence={"count": count},
+    )
+
+
+def _evaluated(site: CallSite, entry: _Evaluated) -> Finding:
+    return Finding.of(
+        catalogue.EVAL_WITH_GRAPH,
+        f"{entry.module} in evaluation mode recorded a graph in {entry.calls} calls here, and no "
+        "backward used any of them: eval() does not stop recording",
+        detector="audit",
+        location=location_of(site),
+        hint="with torch.no_grad(): (or torch.inference_mode()) around the evaluation",
+        evidence={"count": entry.calls, "module": entry.module},
+    )
+
+
+def _cycle(cycle: _Cycle) -> Finding:
+    return Finding.of(
+        catalogue.CREATE_GRAPH_CYCLE,
+        f"backward(create_graph=True) gave {cycle.parameters} parameters a .grad with a graph that "
+        "is still there when the next step's backward adds to it: parameters and gradients keep "
+        "each other and every graph so far alive",
+        detector="audit",
+        location=location_of(cycle.site),
+        hint=(
+            "use torch.autograd.grad(loss, parameters, create_graph=True), or set .grad to None "
+            "before each step"
+        ),
+        evidence={"parameters": cycle.parameters, "first_step": cycle.step},
+    )

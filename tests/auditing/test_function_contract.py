@@ -1,0 +1,94 @@
+"""Custom Functions that break their contract while a loop runs, and those that keep it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+
+def train(function, *extra, steps=4):
+    def loop():
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            out = net(torch.randn(3, 4))
+            (out * 2 + function.apply(out, *extra)).mul(1.5).sum().backward()
+            optimizer.step()
+
+    return loop
+
+
+class WritesGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        grad_output[x < 0] = 0  # <- here
+        return grad_output
+
+
+class TooFew(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.factor  # <- here
+
+
+class KeepsInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x  # <- here
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.x.exp()
+
+
+class Good(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        ctx.mask = x > 0
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        gradient = grad_output.clone()
+        gradient[~ctx.mask] += 0
+        return gradient * ctx.factor, None
+
+
+def test_a_write_into_the_given_gradient_is_told_with_its_line(audited, only, line_of):
+    finding = only(audited(train(WritesGradient)), "GCS506")
+    assert finding.location.line == line_of(WritesGradient)
+
+
+def test_too_few_gradients_are_told_at_the_return(audited, only, line_of):
+    def loop():
+        with pytest.raises(RuntimeError, match="incorrect number of gradients"):
+            train(TooFew, 2.0)()
+
+    finding = only(audited(loop), "GCS501")
+    assert finding.location.line == line_of(TooFew)
+    assert "returned 1 gradients, expected 2" in finding.message
+
+
+def test_a_tensor_kept_as_an_attribute_is_told_where_it_is_set(audited, only, line_of):
+    finding = only(audited(train(KeepsInput)), "GCS205")
+    assert finding.location.line == line_of(KeepsInput)
+
+
+def test_nothing_is_said_of_a_function_that_keeps_its_contract(audited):
+    assert audited(train(Good, 2.0)).findings == ()
