@@ -71,15 +71,17 @@ def _torchview(subject: Subject, folder: Path) -> Path:
 
 
 def _torchlens(subject: Subject, folder: Path) -> Path:
+    from torchlens.options import VisualizationOptions
     from torchlens.visualization import show_model_graph
 
     model, inputs = subject
-    start = time.perf_counter()
-    show_model_graph(
-        model, list(inputs), vis_outpath=str(folder / "graph"), vis_fileformat="svg", save_only=True
+    options = VisualizationOptions(
+        save_only=True, file_format="svg", container_path=str(folder / "graph")
     )
+    start = time.perf_counter()
+    show_model_graph(model, list(inputs), visualization=options)
     _SPENT.append(time.perf_counter() - start)
-    return folder / "graph.svg"
+    return next(folder.glob("*.svg"))
 
 
 def _add_graph(subject: Subject, folder: Path) -> Path:

@@ -209,17 +209,14 @@ class _Builder:
 
     def _items(self, number: int) -> list[_Item]:
         """Return what forward made in a group, in the order of backward."""
-        first: list[tuple[int, _Item]] = [
-            (node_id, ("node", node_id))
-            for node_id in self.nodes_of.get(number, ())
-            if self.graph.nodes[node_id - 1].sequence_number is not None
-        ]
-        first += [
-            (self.every[child][0], ("group", child))
-            for child in self.kids.get(number, ())
-            if self.every[child]
-        ]
-        return [item for _, item in sorted(first)]
+        first: dict[int, _Item] = {}
+        for node_id in self.nodes_of.get(number, ()):
+            if self.graph.nodes[node_id - 1].sequence_number is not None:
+                first[node_id] = ("node", node_id)
+        for child in self.kids.get(number, ()):
+            if self.every[child]:
+                first[self.every[child][0]] = ("group", child)
+        return [first[node_id] for node_id in sorted(first)]
 
     def _nodes_in(self, items: Sequence[_Item]) -> list[int]:
         nodes: list[int] = []
