@@ -89,7 +89,8 @@ def _of_inputs(known: Known) -> StageResult:
 
         # Its annotation allows for a third value, which has_aux=True asks for.
         result: Any = torch.func.vjp(outputs, *values)
-        return (*result[1](tuple(cotangents)), *result[0])
+        # Copies: a backward may write into what it is given.
+        return (*result[1](tuple(given.clone() for given in cotangents)), *result[0])
 
     shifted = [value * 1.125 for value in point.values]
     try:

@@ -251,22 +251,26 @@ class _Hunt:
     def _first(self) -> tuple[int | None, float]:
         """Find a wrong entry: at the best step first, then with care, then at the other step."""
         usual, coarse = self._steps
+        half = _MOST_EVALUATIONS // 2
         for step, careful in ((usual, False), (usual, True), (coarse, False)):
-            entry = self._halve(step, careful=careful)
-            if self._is_wrong(entry, step):
+            entry = self._halve(step, careful=careful, most=2 * half if careful else half)
+            if entry is not None and self._is_wrong(entry, step):
                 return entry, step
-            if self._search.evaluations > _MOST_EVALUATIONS // 2:
+            if self._search.evaluations > half:
                 break
         return None, usual
 
-    def _halve(self, step: float, *, careful: bool) -> int:
+    def _halve(self, step: float, *, careful: bool, most: int) -> int | None:
         """Follow the half that deviates more, down to one entry.
 
-        Careful means that both halves are always measured at two steps.
+        Careful means that both halves are always measured at two steps. None if the search has
+        then made ``most`` evaluations: where every half deviates alike, all would need care.
         """
         low, high = 0, self._search.entries
         whole = self._search.deviation(torch.arange(low, high), step).value
         while high - low > 1:
+            if self._search.evaluations > most:
+                return None
             middle = (low + high) // 2
             left, right = torch.arange(low, middle), torch.arange(middle, high)
             first = self._search.deviation(left, step).value

@@ -124,11 +124,14 @@ def test_a_right_gradient_has_no_wrong_entry(survey):
     assert find_wrong_entry(known, 0, 0, 2.0**-10) is None
 
 
-def test_an_error_spread_too_thin_to_see_names_no_entry(survey):
+@pytest.mark.parametrize(("count", "error"), [(200, 1e-9), (100_000, 1e-8)])
+def test_an_error_spread_too_thin_to_see_names_no_entry(survey, count, error):
     """Each entry is off by less than counts as wrong; no entry may be blamed for it."""
-    x, order = draw(200, 1)
-    known = survey(lambda x: Scaled.apply(x, order, 1.0 + 1e-9), x)
+    x, order = draw(count, 1)
+    known = survey(lambda x: Scaled.apply(x, order, 1.0 + error), x)
+    before = known.subject.evaluations
     assert find_wrong_entry(known, 0, 0, 2.0**-10) is None
+    assert known.subject.evaluations - before <= 210
 
 
 def test_a_function_that_fails_at_the_points_around_names_no_entry(survey):
