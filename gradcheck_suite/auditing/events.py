@@ -26,6 +26,7 @@ ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
+LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
@@ -65,6 +66,7 @@ __all__ = [
     "GradientsCleared",
     "GradientsClipped",
     "GradientsUnscaled",
+    "LayerRanInTrainingMode",
     "LossScaled",
     "ModeChanged",
     "OptimizerConstructed",
@@ -179,12 +181,16 @@ class GradientsClipped(NamedTuple):
         gradients: what was clipped; empty for an exhausted iterator, or before any backward.
         parameters: how many parameters were given; None where only their gradients are known.
         site: where it was called.
+        given: these parameters, as far as they are known.
+        limit: the greatest norm allowed, if it is a plain number.
     """
 
     function: Literal["clip_grad_norm_", "clip_grad_value_"]
     gradients: tuple[Tensor, ...]
     parameters: int | None
     site: CallSite | None
+    given: tuple[Tensor, ...] = ()
+    limit: float | None = None
 
 
 class LossScaled(NamedTuple):
@@ -245,6 +251,22 @@ class ForwardFinished(NamedTuple):
     output: Any
     grad_enabled: bool
     inference: bool
+    site: CallSite | None
+
+
+class LayerRanInTrainingMode(NamedTuple):
+    """A module that holds dropout or batch norm in training mode runs without recording.
+
+    Attributes:
+        layer: the dropout or batch norm.
+        model: the outermost module that is being called; ``layer`` itself if none is.
+        step: the number of finished steps.
+        site: where ``model`` was called.
+    """
+
+    layer: nn.Module
+    model: nn.Module
+    step: int
     site: CallSite | None
 
 
@@ -327,6 +349,7 @@ Event: TypeAlias = (
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished
+    | LayerRanInTrainingMode
     | GradModeChanged
     | Written
     | WriteRefused

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from gradcheck_suite.auditing.detectors._training import training_detectors
+from gradcheck_suite.auditing.detectors.connectivity import ConnectivityDetector
+from gradcheck_suite.auditing.detectors.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.in_place import InPlaceDetector
 from gradcheck_suite.auditing.detectors.lifetime import LifetimeDetector
+from gradcheck_suite.auditing.detectors.non_finite import NonFiniteDetector
 from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
+from gradcheck_suite.auditing.detectors.unused_graphs import UnusedGraphDetector
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.names import ParameterNames
 from gradcheck_suite.auditing.options import options_from
@@ -24,6 +29,7 @@ from gradcheck_suite.findings import Finding, Report
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from gradcheck_suite.auditing.events import Detector
     from gradcheck_suite.auditing.options import AuditOptions
     from gradcheck_suite.findings import JSON
 
@@ -109,10 +115,15 @@ class Session(ContextDecorator):
         self._recorder = Recorder(options, model, optimizers)
         names = ParameterNames(model)
         self._in_place = InPlaceDetector(self._recorder, names)
-        self._detectors = (
+        self._detectors: tuple[Detector, ...] = (
             self._in_place,
             StepProtocolDetector(self._recorder, names),
+            *training_detectors(self._recorder),
             LifetimeDetector(self._recorder),
+            ConnectivityDetector(self._recorder, names),
+            NonFiniteDetector(self._recorder, names),
+            UnusedGraphDetector(self._recorder),
+            FunctionContractDetector(self._recorder),
         )
         self._recorder.subscribe(self._detectors)
         self._depth = 0

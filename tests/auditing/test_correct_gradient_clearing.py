@@ -115,13 +115,6 @@ def gradients_from_autograd_grad(net, optimizer, batch, step):
     optimizer.step()
 
 
-def stepped_twice(net, optimizer, batch, step):
-    optimizer.zero_grad()
-    net(batch()).sum().backward()
-    optimizer.step()
-    optimizer.step()
-
-
 def frozen_layer(net, optimizer, batch, step):
     if step == 2:
         net[0].requires_grad_(False)
@@ -149,7 +142,6 @@ BODIES = [
     gradient_momentum_through_data,
     gradients_overwritten_before_the_step,
     gradients_from_autograd_grad,
-    stepped_twice,
     frozen_layer,
 ]
 

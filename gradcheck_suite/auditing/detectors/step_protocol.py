@@ -19,6 +19,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
+from gradcheck_suite.auditing.detectors._gradients import RESCALING
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
@@ -40,29 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["StepProtocolDetector"]
 
 _NAMES_SHOWN = 5
-
-_RESCALING = frozenset(
-    {
-        "__iadd__",
-        "__imul__",
-        "__itruediv__",
-        "_foreach_add_",
-        "_foreach_clamp_max_",
-        "_foreach_clamp_min_",
-        "_foreach_div_",
-        "_foreach_mul_",
-        "add_",
-        "clamp_",
-        "clamp_max_",
-        "clamp_min_",
-        "clip_",
-        "div_",
-        "mul_",
-        "nan_to_num_",
-    }
-)
-"""Writes that leave the sum a sum: clipping, averaging, weight decay. After any other (``copy_``,
-``zero_``) nobody can say that the old gradient is still in it."""
 
 
 class _Used:
@@ -227,7 +205,7 @@ class StepProtocolDetector:
         if gradient is None or not _is_nonzero(gradient):
             return False
         writes = self._recorder.writers.since(used.added_at, gradient)
-        return all(write.operation in _RESCALING for write in writes)
+        return all(write.operation in RESCALING for write in writes)
 
     def findings(self) -> list[Finding]:
         """Return one finding for each pair of a step's and a backward's line."""

@@ -9,6 +9,7 @@ from gradcheck_suite.auditing.sources.backward import BackwardSource
 from gradcheck_suite.auditing.sources.clipping import ClippingSource
 from gradcheck_suite.auditing.sources.grad_mode import GradModeSource
 from gradcheck_suite.auditing.sources.hook_regions import HookRegions
+from gradcheck_suite.auditing.sources.mode_layers import ModeLayerSource
 from gradcheck_suite.auditing.sources.modules import ForwardSource, ModeSource
 from gradcheck_suite.auditing.sources.optimizers import OptimizerSource
 from gradcheck_suite.auditing.sources.scaling import ScalingSource
@@ -27,6 +28,7 @@ SOURCES: Sequence[type[Source]] = (
     ScalingSource,
     SchedulerSource,
     ModeSource,
+    ModeLayerSource,
     ForwardSource,
     GradModeSource,
 )

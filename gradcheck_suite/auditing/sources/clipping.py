@@ -15,7 +15,7 @@ from gradcheck_suite.auditing.events import GradientsClipped
 from gradcheck_suite.auditing.sources._base import Source, is_compiling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from gradcheck_suite.auditing.patches import Patches
 
@@ -52,7 +52,8 @@ class ClippingSource(Source):
                 parameters = list(parameters)
             result = original(parameters, *args, **kwargs)
             given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            self._emit("clip_grad_norm_", (each.grad for each in given), len(given))
+            limit = args[0] if args else kwargs.get("max_norm")
+            self._emit("clip_grad_norm_", (each.grad for each in given), given, limit)
             return result
 
         return clip
@@ -65,7 +66,7 @@ class ClippingSource(Source):
             finally:  # it refuses an empty list, as an exhausted iterator leaves
                 caller = sys._getframe(1)  # noqa: SLF001 - the others call this too
                 if caller.f_code.co_name == "clip_grad_value_":
-                    self._emit("clip_grad_value_", lists[0], None)
+                    self._emit("clip_grad_value_", lists[0])
 
         return group
 
@@ -76,12 +77,26 @@ class ClippingSource(Source):
                 parameters = list(parameters)
             result = original(parameters, *args, **kwargs)
             given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            self._emit("clip_grad_value_", (each.grad for each in given), len(given))
+            self._emit("clip_grad_value_", (each.grad for each in given), given)
             return result
 
         return clip
 
-    def _emit(self, function: Any, gradients: Iterable[Any], parameters: int | None) -> None:
+    def _emit(
+        self,
+        function: Any,
+        gradients: Iterable[Any],
+        given: Sequence[Any] | None = None,
+        limit: object = None,
+    ) -> None:
         if self.recorder.running and not is_compiling():
-            present = tuple(gradient for gradient in gradients if gradient is not None)
-            self.recorder.emit(GradientsClipped(function, present, parameters, call_site()))
+            self.recorder.emit(
+                GradientsClipped(
+                    function=function,
+                    gradients=tuple(gradient for gradient in gradients if gradient is not None),
+                    parameters=None if given is None else len(given),
+                    site=call_site(),
+                    given=tuple(given or ()),
+                    limit=float(limit) if isinstance(limit, (int, float)) else None,
+                )
+            )

@@ -1,0 +1,50 @@
+"""Questions about gradients that are asked on suspicion only, as some wait for a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+__all__ = ["RESCALING", "is_nonzero", "none_left"]
+
+RESCALING = frozenset(
+    {
+        "__iadd__",
+        "__imul__",
+        "__itruediv__",
+        "_foreach_add_",
+        "_foreach_clamp_max_",
+        "_foreach_clamp_min_",
+        "_foreach_div_",
+        "_foreach_mul_",
+        "add_",
+        "clamp_",
+        "clamp_max_",
+        "clamp_min_",
+        "clip_",
+        "div_",
+        "mul_",
+        "nan_to_num_",
+    }
+)
+"""Writes that leave the sum a sum: clipping, averaging, weight decay. After any other (``copy_``,
+``zero_``) nobody can say that the old gradient is still in it."""
+
+
+def is_nonzero(gradient: Tensor | None) -> bool:
+    """Return whether there is a gradient with an element that is not zero."""
+    if gradient is None:
+        return False
+    gradient = gradient.detach()
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
+    return bool(gradient.any()) if gradient.numel() else False
+
+
+def none_left(parameters: Iterable[Tensor]) -> bool:
+    """Return whether no parameter has a gradient, or only zeros."""
+    return not any(is_nonzero(parameter.grad) for parameter in parameters)

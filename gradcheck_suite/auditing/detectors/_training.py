@@ -1,0 +1,40 @@
+"""The detectors of the training loop's order, modes and owners, with what they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.auditing.detectors._scaled import ScaledLosses
+from gradcheck_suite.auditing.detectors._windows import Windows
+from gradcheck_suite.auditing.detectors.clipping import ClippingDetector
+from gradcheck_suite.auditing.detectors.idle_step import IdleStepDetector
+from gradcheck_suite.auditing.detectors.leftover import LeftoverGradientDetector
+from gradcheck_suite.auditing.detectors.mode import ModeDetector
+from gradcheck_suite.auditing.detectors.ownership import OwnershipDetector
+from gradcheck_suite.auditing.detectors.scaling import ScalingDetector
+from gradcheck_suite.auditing.detectors.schedulers import SchedulerDetector
+from gradcheck_suite.auditing.detectors.zero_grad import MisplacedZeroGradDetector
+
+if TYPE_CHECKING:
+    from gradcheck_suite.auditing.events import Detector
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["training_detectors"]
+
+
+def training_detectors(recorder: Recorder) -> tuple[Detector, ...]:
+    """Make the detectors that follow each optimizer's turns; what they share comes first."""
+    windows = Windows(recorder)
+    scaled = ScaledLosses(windows)
+    return (
+        windows,
+        scaled,
+        MisplacedZeroGradDetector(recorder, windows),
+        IdleStepDetector(windows),
+        ClippingDetector(windows, scaled),
+        ScalingDetector(windows, scaled),
+        SchedulerDetector(windows),
+        LeftoverGradientDetector(windows),
+        ModeDetector(windows),
+        OwnershipDetector(recorder, windows),
+    )

@@ -1,0 +1,286 @@
+"""What each optimizer's gradients went through between two of its steps.
+
+Several detectors ask the same: which backwards have filled these gradients, were they cleared
+before a step has used them, has the optimizer stepped at all? It is followed once, here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch.optim import Optimizer
+
+from gradcheck_suite.auditing.events import (
+    BackwardFinished,
+    GradientsCleared,
+    OptimizerConstructed,
+    ParameterGroupAdded,
+    ScalerStepped,
+    StepFinished,
+    StepStarted,
+)
+from gradcheck_suite.auditing.optimizers import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.findings import Finding
+
+__all__ = ["Discarded", "Fill", "Turn", "Window", "Windows"]
+
+_MOST_KEPT = 64
+
+
+class Fill(NamedTuple):
+    """A backward that has filled gradients of an optimizer.
+
+    Attributes:
+        number: which backward, as in ``BackwardFinished``.
+        site: where it was called.
+        added: whether it added to gradients that were there.
+    """
+
+    number: int
+    site: CallSite | None
+    added: bool
+
+
+class Discarded(NamedTuple):
+    """A call that cleared gradients which no step had used."""
+
+    site: CallSite | None
+    fills: tuple[Fill, ...]
+
+
+class Turn(NamedTuple):
+    """What had become of an optimizer's gradients when its step ended.
+
+    Attributes:
+        fills: the backwards whose gradients the step found.
+        discarded: what was cleared since the step before, unused, oldest first.
+        backwards: how many outermost backwards of any kind have begun since the step before.
+        site: where the step was called.
+        backward_inside: whether a closure ran a backward inside the step.
+    """
+
+    fills: tuple[Fill, ...]
+    discarded: tuple[Discarded, ...]
+    backwards: int
+    site: CallSite | None
+    backward_inside: bool
+
+
+class Window:
+    """The time since an optimizer's last step.
+
+    Attributes:
+        optimizer: whose it is.
+        constructed_at: where the optimizer was made; None where nobody saw it.
+        ids: the identities of its parameters, which it keeps alive.
+        fills: the backwards that have filled its gradients, since the last step or clearing.
+        discarded: what was cleared unused in this window.
+        steps: the number of its finished steps.
+        stepping: whether its step is running.
+        whole: whether it was known from the beginning of this window on.
+        used: whether its gradients, if there, are those that its last step has used.
+        cleared: whether they were cleared since.
+        turn: the last finished turn.
+        filled_at: the time of the last backward, where gradients were discarded before.
+        gradients: the identities of the gradients at that time.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "backwards",
+        "cleared",
+        "constructed_at",
+        "discarded",
+        "filled_at",
+        "fills",
+        "gradients",
+        "ids",
+        "optimizer",
+        "stepping",
+        "stepping_backwards",
+        "steps",
+        "turn",
+        "used",
+        "whole",
+    )
+
+    def __init__(self, optimizer: Optimizer, *, whole: bool, backwards: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.constructed_at: CallSite | None = None
+        self.ids = _ids_of(optimizer)
+        self.fills: list[Fill] = []
+        self.discarded: list[Discarded] = []
+        self.steps = 0
+        self.stepping = False
+        self.stepping_backwards = 0
+        self.whole = whole
+        self.used = self.cleared = False
+        self.backwards = backwards
+        self.turn: Turn | None = None
+        self.filled_at = 0
+        self.gradients: list[int] = []
+
+    def parameters(self) -> Sequence[Tensor]:
+        """Return the parameters that the optimizer has now."""
+        optimizer = self.optimizer()
+        return () if optimizer is None else parameters_of(optimizer)
+
+
+class Windows:
+    """Follows every watched optimizer; the detectors that read it come after it.
+
+    Attributes:
+        stepped: the window of the optimizer whose step has begun or ended last.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._windows: dict[int, Window] = {}
+        self.stepped: Window
+
+    def subscriptions(self) -> Subscriptions:
+        """Follow gradients from backward to step."""
+        return {
+            OptimizerConstructed: self._construct,
+            ParameterGroupAdded: self._add_group,
+            BackwardFinished: self._fill,
+            GradientsCleared: self._clear,
+            StepStarted: self._begin_step,
+            StepFinished: self._end_step,
+            ScalerStepped: self._skip_step,
+        }
+
+    def findings(self) -> Sequence[Finding]:
+        """Return nothing: others find."""
+        return ()
+
+    def all(self) -> list[Window]:
+        """Return the windows of the optimizers that live."""
+        return list(self._windows.values())
+
+    def is_alone(self) -> bool:
+        """Return whether there is one optimizer only."""
+        return len(self._windows) == 1
+
+    def of(self, optimizer: Optimizer, *, whole: bool = False) -> Window:
+        """Return the window of an optimizer; ``whole`` says whether a new one begins here."""
+        key = id(optimizer)
+        window = self._windows.get(key)
+        if window is None:
+            window = Window(optimizer, whole=whole, backwards=self._recorder.backwards)
+            windows = self._windows
+            window.optimizer = weakref.ref(optimizer, lambda _: windows.pop(key, None))
+            windows[key] = window
+        return window
+
+    def _construct(self, event: OptimizerConstructed) -> None:
+        # A constructor that runs twice, or an address used again.
+        self._windows.pop(id(event.optimizer), None)
+        self.of(event.optimizer, whole=True).constructed_at = event.site
+
+    def _add_group(self, event: ParameterGroupAdded) -> None:
+        self.of(event.optimizer).ids = _ids_of(event.optimizer)
+
+    def _fill(self, event: BackwardFinished) -> None:
+        if not event.created and not event.accumulated:
+            return
+        created, accumulated = event.created, event.accumulated
+        alone = len(self._windows) == 1
+        for window in list(self._windows.values()):
+            ids = window.ids
+            # The first will do where all parameters are one optimizer's.
+            if alone and id((accumulated or created)[0]) in ids:
+                filled, added = True, bool(accumulated)
+            else:
+                added = not ids.isdisjoint(map(id, accumulated))
+                filled = added or not ids.isdisjoint(map(id, created))
+            if filled:
+                window.fills.append(Fill(event.number, event.site, added))
+                window.used = False
+                if window.discarded:
+                    window.filled_at = self._recorder.clock.moment.sequence
+                    window.gradients = [id(each.grad) for each in window.parameters()]
+                if len(window.fills) > _MOST_KEPT:
+                    del window.fills[1]
+
+    def _clear(self, event: GradientsCleared) -> None:
+        owner = event.owner
+        if isinstance(owner, Optimizer):
+            own = self.of(owner, whole=True)
+            _discard(own, event)
+            others = [
+                window
+                for window in self._windows.values()
+                if window is not own and window.fills and not window.ids.isdisjoint(own.ids)
+            ]
+        else:
+            others = [window for window in self._windows.values() if window.fills or window.used]
+        for window in others:
+            if all(_is_clear(parameter.grad) for parameter in window.parameters()):
+                _discard(window, event)
+
+    def _begin_step(self, event: StepStarted) -> None:
+        window = self.stepped = self.of(event.optimizer)
+        window.stepping = True
+        window.stepping_backwards = self._recorder.backwards
+
+    def _end_step(self, event: StepFinished) -> None:
+        window = self.stepped
+        if window.optimizer() is not event.optimizer:  # a closure has stepped another one
+            window = self.stepped = self.of(event.optimizer)
+        now = self._recorder.backwards
+        window.turn = (
+            Turn(
+                fills=tuple(window.fills),
+                discarded=tuple(window.discarded),
+                backwards=now - window.backwards,
+                site=event.site,
+                backward_inside=window.stepping and now > window.stepping_backwards,
+            )
+            if window.whole
+            else None
+        )
+        window.steps += 1
+        window.stepping = window.cleared = False
+        window.whole = window.used = True
+        window.backwards = now
+        window.fills.clear()
+        window.discarded.clear()
+
+    def _skip_step(self, event: ScalerStepped) -> None:
+        """Begin anew where a scaler has left a step out: these gradients were dealt with."""
+        window = self._windows.get(id(event.optimizer))
+        if window is not None and not event.stepped:
+            window.fills.clear()
+            window.discarded.clear()
+            window.used = True
+            window.backwards = self._recorder.backwards
+
+
+def _discard(window: Window, event: GradientsCleared) -> None:
+    window.used = False
+    window.cleared = True
+    if not window.fills:
+        return
+    # A closure clears what an earlier evaluation of it has left.
+    if not window.stepping and len(window.discarded) < _MOST_KEPT:
+        window.discarded.append(Discarded(event.site, tuple(window.fills)))
+    window.fills.clear()
+
+
+def _is_clear(gradient: Tensor | None) -> bool:
+    return gradient is None or not bool(gradient.any())
+
+
+def _ids_of(optimizer: Optimizer) -> frozenset[int]:
+    return frozenset(map(id, parameters_of(optimizer)))

@@ -1,0 +1,222 @@
+"""Clipping that does not do what it is there for.
+
+After the step, or before the backward, it clips what no step will read; on an iterator that is used
+up, nothing at all; on each micro-batch of a window, the running sum again and again; before
+``unscale_``, gradients that are still multiplied by the loss scale. An optimizer whose gradients
+are also clipped in the right place is not spoken of, nor is a limit of infinity, which measures.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors._gradients import is_nonzero
+from gradcheck_suite.auditing.events import (
+    GradientsClipped,
+    ScalerStepped,
+    StepFinished,
+)
+from gradcheck_suite.findings import Finding, Related, Severity
+
+if TYPE_CHECKING:
+    from gradcheck_suite.auditing.detectors._scaled import ScaledLosses
+    from gradcheck_suite.auditing.detectors._windows import Window, Windows
+    from gradcheck_suite.auditing.events import Subscriptions
+
+__all__ = ["ClippingDetector"]
+
+_Wrong: TypeAlias = Literal["after", "before", "nothing", "each", "scaled"]
+
+_ENOUGH = 2
+_OF_SCALE = 1e-2
+
+
+@dataclass(slots=True)
+class _Clip:
+    """A clipping of a window that has not ended, and how many backwards it came after."""
+
+    site: CallSite | None
+    function: str
+    kind: _Wrong | None
+    fills: int
+
+
+@dataclass(slots=True)
+class _Occurrence:
+    kind: _Wrong
+    function: str
+    optimizer: str
+    site: CallSite | None
+    step_site: CallSite | None
+    step: int
+    count: int = 0
+
+
+class _Seen:
+    __slots__ = ("clips", "lost", "right")
+
+    def __init__(self) -> None:
+        self.clips: list[_Clip] = []
+        self.right = 0
+        self.lost: dict[object, _Occurrence] = {}
+
+
+class ClippingDetector:
+    """Reports clip-misplaced (GCS304) and clip-before-unscale (GCS305)."""
+
+    def __init__(self, windows: Windows, scaled: ScaledLosses) -> None:
+        self._windows = windows
+        self._scaled = scaled
+        self._seen: weakref.WeakKeyDictionary[Window, _Seen] = weakref.WeakKeyDictionary()
+        self._all: list[_Seen] = []
+        self._of_nothing: list[_Clip] = []
+
+    def subscriptions(self) -> Subscriptions:
+        """Look at each clipping, and at the step that follows."""
+        return {
+            GradientsClipped: self._clip,
+            StepFinished: self._end_step,
+            ScalerStepped: self._skip_step,
+        }
+
+    def _of(self, window: Window) -> _Seen:
+        seen = self._seen.get(window)
+        if seen is None:
+            seen = self._seen[window] = _Seen()
+            # What was found outlives the optimizer.
+            self._all = [each for each in self._all if each.lost or each.clips]
+            self._all.append(seen)
+        return seen
+
+    def _clip(self, event: GradientsClipped) -> None:
+        if event.limit is not None and math.isinf(event.limit):
+            return
+        if event.parameters == 0:
+            self._of_nothing.append(_Clip(event.site, event.function, "nothing", 0))
+            return
+        given = set(map(id, event.given))
+        gradients = set(map(id, event.gradients))
+        for window in self._windows.all():
+            if given:
+                concerned = not window.ids.isdisjoint(given)
+            else:
+                concerned = any(id(each.grad) in gradients for each in window.parameters())
+            if concerned:
+                kind = self._judge(window, event)
+                clip = _Clip(event.site, event.function, kind, len(window.fills))
+                self._of(window).clips.append(clip)
+
+    def _judge(self, window: Window, event: GradientsClipped) -> _Wrong | None:
+        if not window.fills:
+            if window.used and event.gradients:
+                return "after"
+            if window.whole and not window.used and not any(map(is_nonzero, event.gradients)):
+                return "before"
+            return None
+        scale = self._scaled.scale_of(window)
+        if scale is None or not scale > 1:
+            return None
+        by_hand = event.limit is not None and event.limit >= max(100.0, _OF_SCALE * scale)
+        return None if by_hand else "scaled"
+
+    def _skip_step(self, event: ScalerStepped) -> None:
+        if not event.stepped:
+            seen = self._seen.get(self._windows.of(event.optimizer))
+            if seen is not None:
+                seen.clips.clear()
+            self._of_nothing.clear()
+
+    def _end_step(self, event: StepFinished) -> None:
+        window = self._windows.stepped
+        nothing, self._of_nothing = self._of_nothing, []
+        if not nothing and window not in self._seen:
+            return
+        turn = window.turn
+        seen = self._of(window)
+        clips, seen.clips = seen.clips, []
+        if turn is None or not turn.fills:
+            return
+        if any(clip.kind is None and clip.fills == len(turn.fills) for clip in clips):
+            seen.right += 1
+        for clip in [*clips, *nothing]:
+            if clip.kind is not None:
+                self._count(seen, clip.kind, clip, event)
+        fresh = [clip for clip in clips if clip.kind is None]
+        again = [clip for clip in fresh if clip.site == fresh[0].site]
+        if len({clip.fills for clip in again}) > 1:
+            self._count(seen, "each", again[-1], event)
+
+    def _count(self, seen: _Seen, kind: _Wrong, clip: _Clip, event: StepFinished) -> None:
+        key = (kind, clip.site)
+        known = seen.lost.get(key)
+        if known is None:
+            known = seen.lost[key] = _Occurrence(
+                kind=kind,
+                function=clip.function,
+                optimizer=type(event.optimizer).__name__,
+                site=clip.site,
+                step_site=event.site,
+                step=event.number,
+            )
+        known.count += 1
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each line and kind of mistake."""
+        found: dict[object, _Occurrence] = {}
+        for seen in self._all:
+            for key, occurrence in seen.lost.items():
+                elsewhere = seen.right and occurrence.kind not in {"each", "scaled"}
+                if occurrence.count >= _ENOUGH and not elsewhere:
+                    found.setdefault(key, occurrence)
+        return [_finding(occurrence) for occurrence in found.values()]
+
+
+def _finding(occurrence: _Occurrence) -> Finding:
+    name, function = occurrence.optimizer, occurrence.function
+    times = f"in {occurrence.count} steps"
+    message = {
+        "after": f"{function} clipped gradients that {name}.step() had used already, and those "
+        f"that it used next were never clipped, {times}; expected clipping between "
+        "backward() and step()",
+        "before": f"{function} ran before backward(), when there was no gradient to clip, and "
+        f"{name}.step() used unclipped ones, {times}; expected clipping between "
+        "backward() and step()",
+        "nothing": f"{function} was given no parameters, as from an iterator that is used up, and "
+        f"{name}.step() used unclipped gradients, {times}; expected the parameters",
+        "each": f"{function} ran after each of several backward() calls of one window, so that it "
+        f"clipped the running sum again and again, {times} of {name}; expected it once, "
+        "before the step",
+        "scaled": f"{function} clipped gradients that were still multiplied by the loss scale, "
+        f"{times} of {name}; expected scaler.unscale_(optimizer) first",
+    }[occurrence.kind]
+    hint = {
+        "after": f"move {function} between backward() and step()",
+        "before": f"move {function} between backward() and step()",
+        "nothing": "pass model.parameters() anew, or keep a list of them",
+        "each": f"call {function} once, right before step()",
+        "scaled": "call scaler.unscale_(optimizer) right before clipping",
+    }[occurrence.kind]
+    step = location_of(occurrence.step_site)
+    entry = (
+        catalogue.CLIP_BEFORE_UNSCALE if occurrence.kind == "scaled" else catalogue.CLIP_MISPLACED
+    )
+    return Finding.of(
+        entry,
+        message,
+        detector="audit",
+        severity=Severity.WARNING if occurrence.kind == "each" else Severity.ERROR,
+        location=location_of(occurrence.site),
+        related=() if step is None else (Related(step, "this step used the gradients"),),
+        hint=hint,
+        evidence={
+            "count": occurrence.count,
+            "step": occurrence.step,
+            "optimizer": name,
+            "function": function,
+        },
+    )

@@ -1,0 +1,192 @@
+"""Steps that no backward has come before: step without a fresh gradient.
+
+No backward of any kind has begun since the optimizer's last step. Either there are no gradients,
+and the step has written nothing; or they are those that its last step has used, with the same
+contents. A step that finds gradients which the program has put there itself is left alone, and so
+is one that moves parameters without gradients (an optimizer that needs none).
+
+Where ``zero_grad`` clears what the backward of the turn before has left, and the very first step
+on that line came before there was any gradient, the step comes too early in each turn.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.checksums import fingerprint, same_content
+from gradcheck_suite.auditing.detectors._gradients import none_left
+from gradcheck_suite.auditing.events import StepFinished
+from gradcheck_suite.findings import Finding, Related, Severity
+
+if TYPE_CHECKING:
+    from gradcheck_suite.auditing.checksums import Fingerprint
+    from gradcheck_suite.auditing.detectors._windows import Turn, Window, Windows
+    from gradcheck_suite.auditing.events import Subscriptions
+
+__all__ = ["IdleStepDetector"]
+
+_COMPARED = 4
+
+
+class _Seen:
+    """What an optimizer's last step has left, once there is reason to look.
+
+    Attributes:
+        blank_at: where the optimizer stepped first, if no backward had run by then.
+        idle: how many steps in a row were idle.
+        versions: the versions of the parameters when the last idle step had ended.
+        left: parameters with identity and contents of the gradients that the last step has used.
+        watch: whether the next steps take note of that.
+    """
+
+    __slots__ = ("blank_at", "idle", "left", "versions", "watch")
+
+    def __init__(self) -> None:
+        self.blank_at: CallSite | None = None
+        self.idle = 0
+        self.versions: list[int] = []
+        self.left: list[tuple[int, int, Fingerprint]] = []
+        self.watch = False
+
+
+@dataclass(slots=True)
+class _Occurrence:
+    optimizer: str
+    kind: str
+    step: int
+    site: CallSite | None
+    other: CallSite | None
+    count: int = 1
+
+
+class IdleStepDetector:
+    """Reports step-without-backward (GCS303)."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._seen: weakref.WeakKeyDictionary[Window, _Seen] = weakref.WeakKeyDictionary()
+        self._occurrences: dict[object, _Occurrence] = {}
+
+    def subscriptions(self) -> Subscriptions:
+        """Look at each step's end: a closure runs its backward inside the step."""
+        return {StepFinished: self._end_step}
+
+    def _end_step(self, event: StepFinished) -> None:
+        window = self._windows.stepped
+        turn = window.turn
+        if turn is None:
+            return
+        seen = self._seen.get(window)
+        if turn.backwards and not (turn.discarded and not turn.fills):
+            if seen is not None:
+                seen.idle = 0
+                if seen.watch:
+                    seen.left = _used_gradients(window)
+            return
+        if seen is None:
+            seen = self._seen[window] = _Seen()
+        if turn.backwards:
+            self._look_at_early(window, seen, turn, event)
+        else:
+            self._look_at_idle(window, seen, turn, event)
+
+    def _look_at_early(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
+        same_line = seen.blank_at is not None and seen.blank_at == turn.site
+        if same_line and not turn.backward_inside and none_left(window.parameters()):
+            lost = turn.discarded[-1].fills[-1].site
+            self._report(event, "early", lost)
+
+    def _look_at_idle(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
+        if window.steps == 1:
+            seen.blank_at = turn.site
+        if none_left(window.parameters()):
+            has_gradients = any(each.grad is not None for each in window.parameters())
+            versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - `version_of`, spared a call
+            # Zeros move parameters, by momentum and by weight decay. None does not.
+            moved = not has_gradients and seen.idle and versions != seen.versions
+            seen.versions = versions
+            seen.idle = 0 if moved else seen.idle + 1
+            if seen.idle > 1:
+                self._report(event, "none", None, count=seen.idle)
+            return
+        if seen.left and _are_unchanged(window, seen.left):
+            self._report(event, "again", None)
+        seen.watch = True
+        seen.left = _used_gradients(window)
+
+    def _report(
+        self, event: StepFinished, kind: str, other: CallSite | None, *, count: int = 1
+    ) -> None:
+        key = (event.site, kind)
+        known = self._occurrences.get(key)
+        if known is not None:
+            known.count += 1
+            return
+        self._occurrences[key] = _Occurrence(
+            type(event.optimizer).__name__, kind, event.number, event.site, other, count
+        )
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each line of a step."""
+        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+
+
+def _used_gradients(window: Window) -> list[tuple[int, int, Fingerprint]]:
+    """Return position, identity and contents of a few of the gradients there are."""
+    taken = []
+    for index, parameter in enumerate(window.parameters()):
+        gradient = parameter.grad
+        content = None if gradient is None else fingerprint(gradient)
+        if content is not None:
+            taken.append((index, id(gradient), content))
+            if len(taken) == _COMPARED:
+                break
+    return taken
+
+
+def _are_unchanged(window: Window, left: list[tuple[int, int, Fingerprint]]) -> bool:
+    parameters = window.parameters()
+    for index, identity, content in left:
+        gradient = parameters[index].grad if index < len(parameters) else None
+        if gradient is None or id(gradient) != identity or not same_content(content, gradient):
+            return False
+    return True
+
+
+def _finding(occurrence: _Occurrence) -> Finding:
+    name = occurrence.optimizer
+    other = location_of(occurrence.other)
+    related = () if other is None else (Related(other, "this backward runs after the step"),)
+    if occurrence.kind == "early":
+        message = (
+            f"{name}.step() ran before backward() in each turn: it found no gradient, and those "
+            "of the backward() that followed were cleared before the next step; expected "
+            "backward() first"
+        )
+        hint = "move step() after backward()"
+    elif occurrence.kind == "none":
+        message = (
+            f"{name}.step() ran {occurrence.count} times without a gradient: no backward() had run "
+            "since its last step; expected a backward() before each step"
+        )
+        hint = "call loss.backward() before step()"
+    else:
+        message = (
+            f"{name}.step() used the gradients that its last step had used already, unchanged: no "
+            "backward() ran in between; expected one step for each backward()"
+        )
+        hint = "step once for each backward()"
+    return Finding.of(
+        catalogue.STEP_WITHOUT_BACKWARD,
+        message,
+        detector="audit",
+        severity=Severity.WARNING if occurrence.kind == "again" else Severity.ERROR,
+        location=location_of(occurrence.site),
+        related=related,
+        hint=hint,
+        evidence={"count": occurrence.count, "step": occurrence.step, "optimizer": name},
+    )

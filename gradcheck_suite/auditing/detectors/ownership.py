@@ -1,0 +1,370 @@
+"""Parameters that backward fills and nobody owns, and those that an optimizer owns in vain.
+
+In the first steps, and ever more rarely later, the leaves of a backward's graph are compared with
+what the optimizers own. A module's parameter that nobody owns, gets a gradient and never changes,
+while an optimizer trains other parameters of the same model, was forgotten; unless everything that
+is trained comes after it, as where only the head is fine-tuned, or its module rests in evaluation
+mode, as a fixed feature extractor does.
+
+A parameter that an optimizer owns, that no backward reaches, and that no module has any more, was
+replaced; so was a whole model whose twin gets the gradients.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.checksums import fingerprint, same_content
+from gradcheck_suite.auditing.events import BackwardStarted, StepFinished
+from gradcheck_suite.auditing.optimizers import parameters_of
+from gradcheck_suite.findings import JSON, Finding, Related, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.autograd.graph import Node
+
+    from gradcheck_suite.auditing.checksums import Fingerprint
+    from gradcheck_suite.auditing.detectors._windows import Window, Windows
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["OwnershipDetector"]
+
+_FIRST_STEPS = 6
+_MOST_NODES = 20_000
+_MOST_SCANS = 4
+_STEPS_TO_BE_SURE = 3
+_NAMES_SHOWN = 5
+
+
+class _Orphan:
+    """A parameter that got a gradient and that no optimizer owns."""
+
+    __slots__ = ("after_owned", "backward", "content", "parameter", "step")
+
+    def __init__(self, parameter: Tensor, backward: CallSite | None, step: int) -> None:
+        self.parameter = weakref.ref(parameter)
+        self.content: Fingerprint | None = fingerprint(parameter)
+        self.backward = backward
+        self.step = step
+        self.after_owned = False
+
+
+@dataclass(slots=True)
+class _Occurrence:
+    stale: bool
+    optimizer: weakref.ref[Optimizer]
+    kind: str
+    made: CallSite | None
+    stepped: CallSite | None
+    backward: CallSite | None
+    names: tuple[str, ...]
+    parameters: tuple[weakref.ref[Tensor], ...]
+    count: int
+    replaced: bool
+    step: int
+
+
+class OwnershipDetector:
+    """Reports parameter-not-optimized (GCS307) and stale-parameter (GCS308)."""
+
+    def __init__(self, recorder: Recorder, windows: Windows) -> None:
+        self._recorder = recorder
+        self._windows = windows
+        self._orphans: dict[int, _Orphan] = {}
+        self._reached: set[int] = set()
+        self._ran = False
+        self._scans = 0
+        self._told: set[int] = set()
+        self._occurrences: list[_Occurrence] = []
+
+    def subscriptions(self) -> Subscriptions:
+        """Look at the graphs of some backwards and at the steps that follow."""
+        return {BackwardStarted: self._before_backward, StepFinished: self._end_step}
+
+    def _before_backward(self, event: BackwardStarted) -> None:
+        step = self._recorder.step
+        if step & (step - 1) or not event.accumulates:
+            return
+        windows = self._windows.all()
+        if not windows or self._scans >= _MOST_SCANS:
+            return
+        owned = set().union(*(window.ids for window in windows))
+        roots = [root.grad_fn for root in event.roots if root.grad_fn is not None]
+        order = _in_order(roots)
+        if order is None:
+            return
+        self._ran = True
+        orphans = []
+        for node in order:
+            leaf = getattr(node, "variable", None)
+            if leaf is None or node.next_functions:
+                continue
+            self._reached.add(id(leaf))
+            if id(leaf) in owned:
+                continue
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in self._told:
+                orphans.append(leaf)
+        for leaf in orphans:
+            known = self._orphans.get(id(leaf))
+            if known is None or known.parameter() is not leaf:
+                self._orphans[id(leaf)] = _Orphan(leaf, event.site, step)
+        if orphans:
+            for identity in _after_owned(order, owned):
+                if identity in self._orphans:
+                    self._orphans[identity].after_owned = True
+
+    def _end_step(self, event: StepFinished) -> None:
+        if not self._ran or self._scans >= _MOST_SCANS:
+            return
+        if not self._orphans and event.number > _FIRST_STEPS and event.number & (event.number - 1):
+            return
+        window = self._windows.stepped
+        steps = window.steps
+        if steps < _STEPS_TO_BE_SURE or (steps > _FIRST_STEPS and (steps - 1) & (steps - 2)):
+            return
+        orphans = [each for each in self._orphans.values() if self._is_untouched(each)]
+        never: list[Tensor] = [
+            parameter
+            for parameter in window.parameters()
+            if parameter.grad is None
+            and parameter.requires_grad
+            and isinstance(parameter, nn.Parameter)
+            and id(parameter) not in self._reached
+            and id(parameter) not in self._told
+        ]
+        if orphans or never:
+            self._scan(window, event, orphans, never)
+
+    def _is_untouched(self, orphan: _Orphan) -> bool:
+        parameter = orphan.parameter()
+        if parameter is None or parameter.grad is None or orphan.content is None:
+            return False
+        old = self._recorder.step - orphan.step >= _STEPS_TO_BE_SURE - 1
+        return old and same_content(orphan.content, parameter)
+
+    def _scan(
+        self,
+        window: Window,
+        event: StepFinished,
+        orphans: list[_Orphan],
+        never: list[Tensor],
+    ) -> None:
+        """Ask once who holds what; this takes about a tenth of a second."""
+        self._scans += 1
+        modules, elsewhere = _modules_and_owned()
+        homes = {id(each): module for module in modules for each in module._parameters.values()}  # noqa: SLF001 - this module's own, without those of its children
+        lost = [each for each in orphans if (p := each.parameter()) is not None and id(p) in homes]
+        lost = [each for each in lost if id(each.parameter()) not in elsewhere]
+        shapes = Counter(_shape(each.parameter()) for each in lost)
+        stale = [each for each in never if id(each) not in homes]
+        replaced = [each for each in stale if shapes[_shape(each)] > 0]
+        twins = Counter(map(_shape, never))
+        all_of_it = len(never) == len(window.ids)
+        if all_of_it and not twins - shapes:
+            stale = replaced = never
+        if stale:
+            self._tell(window, event, stale, (), stale=True, replaced=bool(replaced))
+        trained = window.ids & self._reached
+        roots = _outermost(modules)
+        together: list[_Orphan] = []
+        for each in lost:
+            parameter = each.parameter()
+            if parameter is None:
+                continue
+            swapped = any(_shape(old)[1:] == _shape(parameter)[1:] for old in replaced)
+            home = homes[id(parameter)]
+            same_model = any(
+                id(parameter) in mine and not mine.isdisjoint(trained) for mine in roots
+            )
+            if (replaced and (same_model or all_of_it)) or (
+                same_model and home.training and (each.after_owned or swapped)
+            ):
+                together.append(each)
+        if together:
+            found = [p for each in together if (p := each.parameter()) is not None]
+            names = _names(modules, found)
+            self._tell(
+                window,
+                event,
+                found,
+                names,
+                stale=False,
+                replaced=bool(replaced),
+                backward=together[0].backward,
+            )
+
+    def _tell(
+        self,
+        window: Window,
+        event: StepFinished,
+        parameters: Iterable[Tensor],
+        names: tuple[str, ...],
+        *,
+        stale: bool,
+        replaced: bool,
+        backward: CallSite | None = None,
+    ) -> None:
+        listed = tuple(parameters)
+        self._told.update(map(id, listed))
+        self._occurrences.append(
+            _Occurrence(
+                stale=stale,
+                optimizer=weakref.ref(event.optimizer),
+                kind=type(event.optimizer).__name__,
+                made=window.constructed_at,
+                stepped=event.site,
+                backward=backward,
+                names=names,
+                parameters=tuple(weakref.ref(each) for each in listed),
+                count=len(listed),
+                replaced=replaced,
+                step=event.number,
+            )
+        )
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each optimizer, unless somebody owns the parameters by now."""
+        owned = set().union(*(window.ids for window in self._windows.all()))
+        return [
+            _finding(occurrence)
+            for occurrence in self._occurrences
+            if occurrence.stale
+            or not any(
+                (parameter := reference()) is not None and id(parameter) in owned
+                for reference in occurrence.parameters
+            )
+        ]
+
+
+def _in_order(roots: list[Node]) -> list[Node] | None:
+    """Return the nodes of these graphs, each after those that it depends on; None if too many."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    waiting: list[tuple[Node, bool]] = [(root, False) for root in roots]
+    while waiting:
+        node, done = waiting.pop()
+        if done:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > _MOST_NODES:
+            return None
+        waiting.append((node, True))
+        waiting.extend((child, False) for child, _ in node.next_functions if child is not None)
+    return order
+
+
+def _after_owned(order: list[Node], owned: set[int]) -> set[int]:
+    """Return the leaves that meet, where they are used, what owned parameters have made."""
+    trained: set[Node] = set()
+    # What is nothing but a leaf under another name: a transposed weight.
+    alias: dict[Node, int] = {}
+    found: set[int] = set()
+    for node in order:
+        children = [child for child, _ in node.next_functions if child is not None]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not children:
+            if id(leaf) in owned:
+                trained.add(node)
+            else:
+                alias[node] = id(leaf)
+            continue
+        if any(child in trained for child in children):
+            trained.add(node)
+            if "Compiled" not in type(node).__name__:
+                found.update(alias[child] for child in children if child in alias)
+        elif len(children) == 1 and children[0] in alias:
+            alias[node] = alias[children[0]]
+    return found
+
+
+def _modules_and_owned() -> tuple[list[nn.Module], set[int]]:
+    """Return the modules there are, and what any optimizer owns, known to the audit or not."""
+    modules = []
+    owned: set[int] = set()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, nn.Module) and "_parameters" in thing.__dict__:
+            modules.append(thing)
+        elif issubclass(kind, Optimizer) and "param_groups" in thing.__dict__:
+            owned.update(map(id, parameters_of(thing)))
+    return modules, owned
+
+
+def _outermost(modules: list[nn.Module]) -> list[set[int]]:
+    """Return the parameters of each module that is in no other."""
+    inner = {id(child) for module in modules for child in module.children()}
+    return [set(map(id, module.parameters())) for module in modules if id(module) not in inner]
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tuple(tensor.shape)
+
+
+def _names(modules: list[nn.Module], parameters: list[Tensor]) -> tuple[str, ...]:
+    wanted = set(map(id, parameters))
+    inner = {id(child) for module in modules for child in module.children()}
+    for module in modules:
+        if id(module) not in inner:
+            names = [name for name, each in module.named_parameters() if id(each) in wanted]
+            if names:
+                return tuple(names)
+    return ()
+
+
+def _finding(occurrence: _Occurrence) -> Finding:
+    name, count = occurrence.kind, occurrence.count
+    number = f"{count} parameter" if count == 1 else f"{count} parameters"
+    site = occurrence.stepped if occurrence.made is None else occurrence.made
+    evidence: dict[str, JSON] = {
+        "count": count,
+        "step": occurrence.step,
+        "optimizer": name,
+        "names": list(occurrence.names),
+    }
+    step = location_of(occurrence.stepped)
+    if occurrence.stale:
+        return Finding.of(
+            catalogue.STALE_PARAMETER,
+            f"{name} owns {number} that no loss depends on and that the model that runs does not "
+            "have: they were replaced or removed after the optimizer was made; expected the "
+            "parameters of the model",
+            detector="audit",
+            location=location_of(site),
+            related=() if step is None else (Related(step, "this step skips them"),),
+            hint="make the optimizer after the model is complete",
+            evidence=evidence,
+        )
+    shown = ", ".join(f"`{each}`" for each in occurrence.names[:_NAMES_SHOWN])
+    more = "" if len(occurrence.names) <= _NAMES_SHOWN else ", ..."
+    which = f" ({shown}{more})" if shown else ""
+    why = (
+        f"; {name} still owns those that they have replaced"
+        if occurrence.replaced
+        else f", though {name} trains other parameters of the same model"
+    )
+    backward = location_of(occurrence.backward)
+    return Finding.of(
+        catalogue.PARAMETER_NOT_OPTIMIZED,
+        f"backward() gives gradients to {number}{which} that no optimizer owns and nothing "
+        f"changes{why}; expected an optimizer to own them, or requires_grad_(False)",
+        detector="audit",
+        severity=Severity.ERROR if occurrence.replaced else Severity.WARNING,
+        location=location_of(site),
+        related=() if backward is None else (Related(backward, "this backward fills them"),),
+        hint="make the optimizer after the model is complete, from all that is to be trained",
+        evidence=evidence,
+    )

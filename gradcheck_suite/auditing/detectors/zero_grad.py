@@ -1,0 +1,238 @@
+"""Gradients cleared before a step has used them: a misplaced ``zero_grad``.
+
+Between backward and step: the gradients that a backward has filled were cleared, the step that
+follows finds none, and this turn after turn. A loop that clears now and then to leave out a bad
+batch does not do this each time.
+
+On each micro-batch: several backwards, called on one line, are each cleared on one line, and only
+the last reaches the step; as often in every window. Who evaluates the gradient at several points
+(SAM) writes to the parameters in between; who combines gradients (PCGrad) writes to ``.grad``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.detectors._gradients import RESCALING, none_left
+from gradcheck_suite.auditing.detectors._windows import Turn
+from gradcheck_suite.auditing.events import StepFinished, StepStarted
+from gradcheck_suite.findings import Finding, Related, Severity
+
+if TYPE_CHECKING:
+    from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.detectors._windows import Window, Windows
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["MisplacedZeroGradDetector"]
+
+_ENOUGH_EMPTY = 3
+_ENOUGH_WINDOWS = 3
+
+
+class _Seen:
+    """What is known of one optimizer's steps so far.
+
+    Attributes:
+        empty: how many steps in a row found their gradients cleared.
+        blank_at: where the optimizer stepped first, if nothing had been filled by then.
+        windows: how many windows in a row lost all but their last backward.
+        size: how many backwards each of these windows had.
+        versions: the versions of the parameters when its last step had ended.
+    """
+
+    __slots__ = ("blank_at", "empty", "lines", "size", "versions", "windows")
+
+    def __init__(self) -> None:
+        self.empty = 0
+        self.blank_at: CallSite | None = None
+        self.windows = 0
+        self.size = 0
+        self.lines: object = None
+        self.versions: list[int] = []
+
+
+@dataclass(slots=True)
+class _Occurrence:
+    optimizer: str
+    turn: Turn
+    number: int
+    lost: int
+    each_micro_batch: bool
+    count: int
+
+
+class MisplacedZeroGradDetector:
+    """Reports zero-grad-misplaced (GCS302)."""
+
+    def __init__(self, recorder: Recorder, windows: Windows) -> None:
+        self._recorder = recorder
+        self._windows = windows
+        self._seen: weakref.WeakKeyDictionary[Window, _Seen] = weakref.WeakKeyDictionary()
+        self._occurrences: dict[object, _Occurrence] = {}
+
+    def subscriptions(self) -> Subscriptions:
+        """Look at each step, before and after."""
+        return {StepStarted: self._begin_step, StepFinished: self._end_step}
+
+    def _begin_step(self, _event: StepStarted) -> None:
+        window = self._windows.stepped
+        if not window.discarded or not window.fills:
+            return
+        seen = self._of(window)
+        if (
+            not window.whole
+            or _was_written(window, seen)
+            or not _is_last_alone(window)
+            or self._gradients_were_set(window)
+        ):
+            window.discarded.clear()
+
+    def _gradients_were_set(self, window: Window) -> bool:
+        """Return whether the program has put other gradients in the place of the last ones."""
+        parameters = window.parameters()
+        if [id(each.grad) for each in parameters] != window.gradients:
+            return True
+        since = self._recorder.writers.since
+        return any(
+            write.operation not in RESCALING
+            for each in parameters
+            if each.grad is not None
+            for write in since(window.filled_at, each.grad)
+        )
+
+    def _of(self, window: Window) -> _Seen:
+        seen = self._seen.get(window)
+        if seen is None:
+            seen = self._seen[window] = _Seen()
+        return seen
+
+    def _end_step(self, event: StepFinished) -> None:
+        window = self._windows.stepped
+        turn = window.turn
+        if turn is None:
+            return
+        if not turn.discarded:
+            if window.steps == 1 and not turn.backwards:
+                self._of(window).blank_at = turn.site
+            seen = self._seen.get(window)
+            if seen is not None:
+                seen.empty = seen.windows = 0
+                seen.versions = []
+            return
+        seen = self._of(window)
+        if turn.fills:
+            self._count_window(window, seen, turn, event)
+            seen.empty = 0
+        else:
+            self._count_empty(window, seen, turn, event)
+            seen.windows = 0
+
+    def _count_empty(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
+        if turn.backward_inside or not none_left(window.parameters()):
+            seen.empty = 0
+            return
+        if seen.blank_at is not None and seen.blank_at == turn.site:
+            return  # it stepped before there was any gradient: the step is too early
+        seen.empty += 1
+        every = seen.empty == window.steps and seen.empty > 1
+        if every or seen.empty >= _ENOUGH_EMPTY:
+            self._report(event, turn, seen.empty, each_micro_batch=False)
+
+    def _count_window(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
+        size = 1 + len(turn.discarded)
+        lines = (turn.discarded[0].site, turn.fills[0].site)
+        alike = seen.lines == lines and seen.size == size
+        seen.windows = seen.windows + 1 if alike and seen.windows else 1
+        seen.lines, seen.size = lines, size
+        seen.versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - `version_of`, spared a call
+        if seen.windows >= _ENOUGH_WINDOWS:
+            self._report(event, turn, seen.windows, each_micro_batch=True)
+
+    def _report(
+        self, event: StepFinished, turn: Turn, count: int, *, each_micro_batch: bool
+    ) -> None:
+        key = (turn.discarded[-1].site, turn.site, each_micro_batch)
+        known = self._occurrences.get(key)
+        if known is not None:
+            known.count += 1
+            return
+        self._occurrences[key] = _Occurrence(
+            optimizer=type(event.optimizer).__name__,
+            turn=turn,
+            number=event.number,
+            lost=sum(len(discarded.fills) for discarded in turn.discarded),
+            each_micro_batch=each_micro_batch,
+            count=count,
+        )
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each pair of a clearing's and a step's line."""
+        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+
+
+def _is_last_alone(window: Window) -> bool:
+    """Return whether each backward of this window was alone, on one line, and cleared on one."""
+    clearings = {discarded.site for discarded in window.discarded}
+    backwards = {fill.site for discarded in window.discarded for fill in discarded.fills}
+    backwards.update(fill.site for fill in window.fills)
+    alone = all(len(discarded.fills) == 1 for discarded in window.discarded)
+    return alone and len(window.fills) == 1 and len(clearings) == len(backwards) == 1
+
+
+def _was_written(window: Window, seen: _Seen) -> bool:
+    """Return whether parameters were written to since the last step, as far as that was noted."""
+    if not seen.versions:
+        return False
+    versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - as above
+    return versions != seen.versions
+
+
+def _finding(occurrence: _Occurrence) -> Finding:
+    turn = occurrence.turn
+    cleared = turn.discarded[-1]
+    backward = location_of(cleared.fills[-1].site)
+    step = location_of(turn.site)
+    related = [
+        Related(place, words)
+        for place, words in (
+            (backward, "this backward filled them"),
+            (step, "this step came too late for them"),
+        )
+        if place is not None
+    ]
+    name = occurrence.optimizer
+    if occurrence.each_micro_batch:
+        size = 1 + len(turn.discarded)
+        message = (
+            f"each {name}.step() used the gradients of the last of {size} backward() calls, and "
+            f"those of the other {size - 1} were cleared unused; expected an accumulation window "
+            "to be cleared once (if only the last was to be used, the others are not needed)"
+        )
+        hint = "call zero_grad() once for each step, before the first backward() of the window"
+    else:
+        message = (
+            f"gradients that backward() had filled were cleared before {name}.step() could use "
+            f"them, so that it found none, {occurrence.count} times; expected them to be cleared "
+            "before backward() or after step()"
+        )
+        hint = "move zero_grad() before backward(), or after step()"
+    return Finding.of(
+        catalogue.ZERO_GRAD_MISPLACED,
+        message,
+        detector="audit",
+        severity=Severity.WARNING if occurrence.each_micro_batch else Severity.ERROR,
+        location=location_of(cleared.site),
+        related=related,
+        hint=hint,
+        evidence={
+            "count": occurrence.count,
+            "step": occurrence.number,
+            "optimizer": name,
+            "backwards_lost": occurrence.lost,
+        },
+    )
