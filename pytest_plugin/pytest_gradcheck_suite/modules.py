@@ -34,8 +34,9 @@ def collect_examples(session: pytest.Session, packages: tuple[str, ...]) -> list
     items: list[pytest.Item] = []
     for package in packages:
         unreadable = _import_all(package)
+        examples = (*registered_examples(package), *_from_hooks(session.config, package))
         collector = _PackageExamples.from_parent(
-            session, name=package, nodeid=f"gradcheck-suite::{package}"
+            session, name=package, nodeid=f"gradcheck-suite::{package}", examples=examples
         )
         found = list(session.genitems(collector))
         items += found
@@ -57,9 +58,13 @@ def remarks_on(config: pytest.Config) -> list[str]:
 class _PackageExamples(pytest.Collector):
     """The examples of one package."""
 
+    def __init__(self, *, examples: tuple[Example, ...], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._examples = examples
+
     def collect(self) -> Iterator[pytest.Item]:
         used: dict[str, int] = {}
-        for known in (*registered_examples(self.name), *_from_hooks(self.config, self.name)):
+        for known in self._examples:
             module = getattr(known.target, "__module__", "")
             base = getattr(known.target, "__qualname__", type(known.target).__qualname__)
             inside = str(module).removeprefix(self.name).lstrip(".")

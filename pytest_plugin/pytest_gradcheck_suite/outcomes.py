@@ -102,9 +102,12 @@ def add_to_test_report(item: pytest.Item, test_report: pytest.TestReport) -> Non
         return
     item.stash[_FOUND] = []
     setattr(test_report, _ATTRIBUTE, _packed(found))
-    test_report.user_properties.extend(
+    properties = [
         ("gradcheck_suite", f"{f.severity.value} {f.code} {f.rule}: {f.message}") for f, _ in found
-    )
+    ]
+    # JUnit's file is written from those of the tear-down, which starts from the item's.
+    item.user_properties.extend(properties)
+    test_report.user_properties.extend(properties)
 
 
 def told_by(test_report: object) -> tuple[Told, ...]:

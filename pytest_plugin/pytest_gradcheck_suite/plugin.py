@@ -155,7 +155,8 @@ class _Reports:
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
         """Hear what a test has found, here or in a worker of xdist's."""
-        if hasattr(report, "gradcheck_suite") or hasattr(report, "gradcheck_suite_notes"):
+        heard = hasattr(report, "gradcheck_suite") or hasattr(report, "gradcheck_suite_notes")
+        if heard or settings.settings_of(self._config).report is not None:
             _run_of(self._config).hear(report)
 
     @pytest.hookimpl(optionalhook=True)

@@ -32,7 +32,7 @@ class Run:
 
     def hear(self, test_report: pytest.TestReport) -> None:
         """Take in one report of one phase of a test."""
-        if test_report.when == "call":
+        if test_report.when == "call" and test_report.outcome != "rerun":  # type: ignore[comparison-overlap]  # pytest-rerunfailures
             self.tests += 1
         for told in told_by(test_report):
             if told not in self.told:

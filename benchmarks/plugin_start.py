@@ -1,0 +1,61 @@
+"""What the plugin adds to the start of pytest: CPU time of `pytest --co` in an empty folder."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+
+from benchmarks.harness import Benchmark, Contender, measure, run_as_command
+
+GOAL_MS = 10.0
+
+
+def run() -> Benchmark:
+    """Collect nothing, without the plugin and with it, in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def collect(*arguments: str) -> None:
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "--co",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    *arguments,
+                ],
+                check=False,  # 5: nothing collected
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+            )
+
+        rows = measure(
+            [
+                Contender("-p no:gradcheck_suite", lambda: collect("-p", "no:gradcheck_suite")),
+                Contender("with the plugin", collect),
+            ],
+            rounds=21,
+            clock=_children_cpu_seconds,
+        )
+    above = rows[1].milliseconds - rows[0].milliseconds
+    return Benchmark(
+        title="What the plugin adds to pytest --co of an empty suite",
+        command="python -m benchmarks.plugin_start",
+        unit="process (CPU)",
+        rows=rows,
+        goal=f"at most {GOAL_MS:.0f} ms more ({above:.1f} ms)",
+        met=above <= GOAL_MS,
+    )
+
+
+def _children_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_command(run))
