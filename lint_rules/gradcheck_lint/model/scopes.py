@@ -112,7 +112,7 @@ def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
         elif kind is cst.Name:
             yield from _parts_by_name(node.value)  # type: ignore[attr-defined]
         elif kind is cst.Arg:
-            if getattr(node.keyword, "value", None) in {"out", "inplace"}:  # type: ignore[attr-defined]
+            if _keyword_of(node) in {"out", "inplace"}:
                 yield Part.WRITE
         elif kind is cst.AssignTarget:
             if type(node.target) is not cst.Name:  # type: ignore[attr-defined]
@@ -121,6 +121,10 @@ def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
             yield Part.WRITE
         elif kind is cst.For or kind is cst.While:
             yield Part.LOOP
+
+
+def _keyword_of(node: cst.CSTNode) -> str | None:
+    return node.keyword.value if isinstance(node, cst.Arg) and node.keyword is not None else None
 
 
 def _parts_by_name(name: str) -> Iterator[Part]:

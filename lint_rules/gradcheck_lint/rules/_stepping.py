@@ -180,7 +180,7 @@ def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) ->
     return _writes_gradients(function) or _writes_gradients(item.owner)
 
 
-def _computes_gradients(call: Call, holders: frozenset[int]) -> bool:
+def _computes_gradients(call: Call, holders: set[int]) -> bool:
     name = call.method
     if isinstance(call.node, cst.Call):
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]

@@ -33,7 +33,7 @@ class LegacyVolatile(Rule):
         trains = any(isinstance(event, Backward) for event in function.events())
         nodes = walk(function.scope.node) if isinstance(function.scope.node, cst.Module) else ()
         if not isinstance(function.scope.node, cst.Module):
-            nodes = body_of(function.scope)
+            nodes = iter(body_of(function.scope))
         elif len(function.module.scopes.functions) > 1:
             nodes = _top_level(function.scope.node)
         for node in nodes:
