@@ -394,3 +394,41 @@ def test_asking_who_holds_them_keeps_nothing_alive():
         finally:
             gc.enable()
     assert session.findings == ()
+
+
+def test_a_state_with_its_graph_is_found_where_no_optimizer_steps(audited, only):
+    def loop():
+        cell = nn.GRUCell(4, 4)
+        state = torch.zeros(2, 4)
+        for _ in range(8):
+            state = cell(torch.randn(2, 4), state)
+            state.sum().backward(retain_graph=True)
+            cell.zero_grad()
+
+    with_model = nn.GRUCell(4, 4)
+    optimizer = torch.optim.SGD(with_model.parameters(), lr=0.1)
+
+    def cleared():
+        state = torch.zeros(2, 4)
+        for _ in range(8):
+            optimizer.zero_grad()
+            state = with_model(torch.randn(2, 4), state)
+            state.sum().backward(retain_graph=True)
+
+    only(audited(cleared), "GCS202")
+    # Gradients of unknown parameters prove nothing.
+    assert audited(loop).findings == ()
+
+
+def test_losses_of_one_unrolled_graph_that_add_up_are_no_carried_state(audited):
+    def loop():
+        cell = nn.GRUCell(4, 4)
+        optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        state = torch.zeros(2, 4)
+        for _ in range(8):
+            state = cell(torch.randn(2, 4), state)
+            state.sum().backward(retain_graph=True)
+        optimizer.step()
+
+    assert audited(loop).findings == ()

@@ -324,6 +324,8 @@ class ConnectivityDetector:
             if place is None or is_conditional(watched, place):
                 continue
             verdict = self._verdict(watched, identity, place)
+            if not place.modules and verdict.entry is catalogue.PARAMETER_WITHOUT_GRADIENT:
+                continue  # A tensor of no module's, on no way that was cut: a stand-in.
             key = (verdict.entry.code, verdict.location, verdict.reason)
             groups.setdefault(key, Group(verdict)).places.append(place)
         return [finding_of(watched, group) for group in groups.values()]

@@ -37,6 +37,7 @@ _CERTAIN = 32
 that is emptied at the end of a window or epoch of fewer is left alone."""
 
 _MOST_FINDINGS = 20
+_UNSTEPPED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class LifetimeDetector:
         self._chain_growth = 0
         self._chain_site: CallSite | None = None
         self._stepped = False
+        # Where no optimizer steps, cleared gradients tell one turn from the next.
+        self._unstepped: dict[int, int] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at the living generations after each step, or each backward if none steps."""
@@ -71,12 +74,18 @@ class LifetimeDetector:
         }
 
     def _after_step(self, _event: StepFinished) -> None:
+        if not self._stepped:
+            self._longest_chain = self._chain_growth = 0
         self._stepped = True
         self._look()
 
-    def _after_backward(self, _event: BackwardFinished) -> None:
-        if not self._stepped:
-            self._look()
+    def _after_backward(self, event: BackwardFinished) -> None:
+        if self._stepped:
+            return
+        # Losses over one graph within a turn add to gradients; a new turn makes them anew.
+        if event.created and not event.failed:
+            self._note_chain(self._unstepped.get(event.number, 0), event.site)
+        self._look()
 
     def _at_the_end(self, _event: SessionEnded) -> None:
         if self._suspect is None:
@@ -158,10 +167,23 @@ class LifetimeDetector:
         self._reported[finding.location, owner and (owner.scope, owner.name)] = finding
 
     def _follow_chain(self, event: BackwardStarted) -> None:
-        if event.chain > self._longest_chain:
-            self._longest_chain = event.chain
+        if not self._stepped and event.accumulates:
+            self._follow_without_steps(event)
+        self._note_chain(event.chain, event.site)
+
+    def _follow_without_steps(self, event: BackwardStarted) -> None:
+        generation = self._recorder.generations.newest()
+        if generation is None or generation.index != event.number or event.number > _UNSTEPPED:
+            return
+        earlier = (reference() for reference in generation.reused)
+        links = [1 + self._unstepped.get(each.index, 0) for each in earlier if each is not None]
+        self._unstepped[event.number] = max(links, default=0)
+
+    def _note_chain(self, chain: int, site: CallSite | None) -> None:
+        if chain > self._longest_chain:
+            self._longest_chain = chain
             self._chain_growth += 1
-            self._chain_site = event.site
+            self._chain_site = site
 
     def _chain_findings(self) -> list[Finding]:
         limit = self._recorder.options.graph_limit

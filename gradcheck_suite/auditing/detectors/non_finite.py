@@ -87,12 +87,9 @@ class NonFiniteDetector:
         """Return one finding for each optimizer that used such gradients."""
         return list(self._findings.values())
 
-    def _due(self) -> bool:
-        step = self._recorder.step
-        return step < _FIRST_STEPS or step % _EVERY == 0
-
     def _before_backward(self, event: BackwardStarted) -> None:
-        if not self._due() or self._findings:
+        step = self._recorder.step
+        if self._findings or (step >= _FIRST_STEPS and step % _EVERY):
             return
         if not _may_look():
             return
@@ -174,7 +171,8 @@ class NonFiniteDetector:
         return None
 
     def _before_step(self, event: StepStarted) -> None:
-        if not self._due() or id(event.optimizer) in self._findings:
+        step = self._recorder.step
+        if (step >= _FIRST_STEPS and step % _EVERY) or id(event.optimizer) in self._findings:
             return
         if not _may_look():
             return
@@ -270,21 +268,15 @@ def _non_finite(optimizer: Optimizer) -> list[Tensor]:
     plain = [
         gradient
         for _, gradient in owned
-        if gradient.layout is torch.strided and type(gradient) in _READABLE and not gradient.is_meta
+        if type(gradient) in _READABLE and gradient.layout is torch.strided
     ]
-    with torch.no_grad():
-        sums = [gradient.detach().sum(dtype=_wide(gradient)) for gradient in plain]
-        devices = {each.device for each in sums}
-        if len(plain) == len(owned) and len(devices) == 1:
-            total = torch.stack([each.abs() if each.is_complex() else each for each in sums])
-            if bool(total.isfinite().all()):
+    kinds = {(gradient.dtype, gradient.device) for gradient in plain}
+    if len(plain) == len(owned) and len(kinds) == 1 and next(iter(kinds))[1].type != "meta":
+        # A sum of finite numbers may overflow; one that is finite proves that they all are.
+        with torch.no_grad():
+            if bool(torch.stack([gradient.sum() for gradient in plain]).isfinite().all()):
                 return []
     return [parameter for parameter, gradient in owned if not _is_finite(gradient)]
-
-
-def _wide(gradient: Tensor) -> torch.dtype | None:
-    small = (torch.float16, torch.bfloat16)
-    return torch.float32 if gradient.dtype in small else None
 
 
 def _nodes(roots: Iterable[Tensor]) -> list[Node]:

@@ -129,7 +129,8 @@ class UnusedGraphDetector:
     # retain_graph
 
     def _before_backward(self, event: BackwardStarted) -> None:
-        self._close_phases()
+        if self._phases:
+            self._close_phases()
         self._family = None
         if self._pending:
             self._look_for_marks(event)
