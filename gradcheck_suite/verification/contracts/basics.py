@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.contracts.comparison import noise_floors, row_differences
+from gradcheck_suite.verification.contracts.comparison import (
+    REVERSED_AND_SCALED,
+    added,
+    noise_floors,
+    row_differences,
+)
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.probes import Gradients, differentiate
 
@@ -26,9 +31,6 @@ __all__ = ["ContractBreaches", "Pair", "check_contracts"]
 
 Pair = tuple[int, int]
 
-# A power of two scales floating-point numbers exactly; this one is large enough to reach a clamp
-# at a usual size and negative to find a backward that treats the signs differently.
-_SCALE = -1024.0
 _ROUNDING = 256.0
 
 
@@ -79,8 +81,8 @@ def check_contracts(
     again = differentiate(subject, point, cotangents)
     unequal = _differences(gradients, again, factor=1.0)
     undefined = _undefined(subject, point, cotangents, gradients, precision=precision)
-    scaled = differentiate(subject, point, cotangents, scale=_SCALE)
-    differences = _differences(gradients, scaled, factor=_SCALE)
+    scaled = differentiate(subject, point, cotangents, scale=REVERSED_AND_SCALED)
+    differences = _differences(gradients, scaled, factor=REVERSED_AND_SCALED)
     nonlinear = {
         pair: difference
         for pair, difference in differences.items()
@@ -118,10 +120,10 @@ def _undefined(
     try:
         recording = Recording.of(subject, point)
         together = recording.pull({index: given.clone() for index, given in enumerate(cotangents)})
-        added = [_added(column) for column in zip(*gradients.rows, strict=True)]
+        summed = [added(column) for column in zip(*gradients.rows, strict=True)]
         floors = noise_floors(point, cotangents, precision)
         total = [sum(column) for column in zip(*floors, strict=True)]
-        if max(row_differences(together, added, total)) <= precision.linearity:
+        if max(row_differences(together, summed, total)) <= precision.linearity:
             return {}
         found = {}
         for output in recording.attached:
@@ -136,11 +138,6 @@ def _undefined(
     except Exception:  # noqa: BLE001 - such as a backward that fails on explicit zeros
         return {}
     return {output: apart for output, apart in found.items() if math.isfinite(apart)}
-
-
-def _added(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    known = [part for part in parts if part is not None]
-    return torch.stack(known).sum(0) if known else None
 
 
 def _differences(first: Gradients, second: Gradients, *, factor: float) -> dict[Pair, float]:

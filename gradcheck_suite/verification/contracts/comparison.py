@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.options import Precision
     from gradcheck_suite.verification.points import Point
 
-__all__ = ["difference", "noise_floors", "row_differences"]
+__all__ = ["REVERSED_AND_SCALED", "added", "difference", "noise_floors", "row_differences"]
+
+REVERSED_AND_SCALED = -1024.0
+"""What an incoming gradient is multiplied by, to see whether backward is linear.
+
+A power of two scales floating-point numbers exactly; this one is large enough to reach a clamp at a
+usual size, and negative to find a backward that treats the signs differently.
+"""
 
 # Numbers this small lose digits when they are scaled.
 _TINY = 2.0**40
@@ -44,6 +51,12 @@ def difference(one: torch.Tensor | None, two: torch.Tensor | None, *, scale: flo
         return 0.0
     size = max(float(first.abs().max()), float(second.abs().max()), scale)
     return apart / size if size > torch.finfo(known.dtype).tiny * _TINY else 0.0
+
+
+def added(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the sum of gradients, in which None counts as zeros."""
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).sum(0) if known else None
 
 
 def row_differences(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.contracts.comparison import REVERSED_AND_SCALED, added
 from gradcheck_suite.verification.contracts.pulling import Breach
 from gradcheck_suite.verification.directions import generator_for
 
@@ -22,13 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["probe_linearity"]
 
-_SCALE = -1024.0
-
 
 def probe_linearity(probed: Probed) -> Iterator[Breach]:
     """Compare the gradients of scaled and of split incoming gradients with those of the whole."""
-    scaled = probed.pullback.pull({i: g * _SCALE for i, g in probed.given.items()})
-    back = [None if part is None else part / _SCALE for part in scaled]
+    scaled = probed.pullback.pull({i: g * REVERSED_AND_SCALED for i, g in probed.given.items()})
+    back = [None if part is None else part / REVERSED_AND_SCALED for part in scaled]
     apart = probed.apart(probed.row, back)
     if apart > probed.allowed:
         yield Breach(
@@ -41,15 +40,9 @@ def probe_linearity(probed: Probed) -> Iterator[Breach]:
     }
     one = probed.pullback.pull({i: g.where(masks[i], 0.0) for i, g in probed.given.items()})
     two = probed.pullback.pull({i: g.where(~masks[i], 0.0) for i, g in probed.given.items()})
-    total = [_sum(first, second) for first, second in zip(one, two, strict=True)]
+    total = [added(parts) for parts in zip(one, two, strict=True)]
     apart = probed.apart(probed.row, total)
     if apart > probed.allowed:
         yield Breach(
             "nonlinear", "backward(g) differs from backward(g1) + backward(g - g1)", None, apart
         )
-
-
-def _sum(one: torch.Tensor | None, two: torch.Tensor | None) -> torch.Tensor | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return one + two
