@@ -7,6 +7,13 @@ import warnings
 
 import pytest
 
+from tests.auditing.loops import (  # noqa: F401 - they fill the bank
+    clipping,
+    order,
+    owners_and_modes,
+    scaling,
+    schedules,
+)
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
 CODES = {f"GCS{number}" for number in (301, 302, 303, 304, 305, 306, 307, 308, 309, 310, 701, 702)}

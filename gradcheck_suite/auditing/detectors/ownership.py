@@ -24,7 +24,12 @@ from torch.optim import Optimizer
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
-from gradcheck_suite.auditing.events import BackwardStarted, StepFinished
+from gradcheck_suite.auditing.events import (
+    BackwardStarted,
+    OptimizerConstructed,
+    ParameterGroupAdded,
+    StepFinished,
+)
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import JSON, Finding, Related, Severity
 
@@ -63,7 +68,6 @@ class _Orphan:
 @dataclass(slots=True)
 class _Occurrence:
     stale: bool
-    optimizer: weakref.ref[Optimizer]
     kind: str
     made: CallSite | None
     stepped: CallSite | None
@@ -73,6 +77,11 @@ class _Occurrence:
     count: int
     replaced: bool
     step: int
+
+    def is_owned_by(self, owned: frozenset[int]) -> bool:
+        """Return whether any of the parameters, by identity, is among these."""
+        living = (reference() for reference in self.parameters)
+        return any(id(each) in owned for each in living if each is not None)
 
 
 class OwnershipDetector:
@@ -90,7 +99,22 @@ class OwnershipDetector:
 
     def subscriptions(self) -> Subscriptions:
         """Look at the graphs of some backwards and at the steps that follow."""
-        return {BackwardStarted: self._before_backward, StepFinished: self._end_step}
+        return {
+            BackwardStarted: self._before_backward,
+            StepFinished: self._end_step,
+            OptimizerConstructed: self._take_up,
+            ParameterGroupAdded: self._take_up,
+        }
+
+    def _take_up(self, event: OptimizerConstructed | ParameterGroupAdded) -> None:
+        """Take back what was said of parameters that an optimizer owns from now on."""
+        owned = self._windows.of(event.optimizer).ids
+        self._orphans = {key: each for key, each in self._orphans.items() if key not in owned}
+        self._occurrences = [
+            occurrence
+            for occurrence in self._occurrences
+            if occurrence.stale or not occurrence.is_owned_by(owned)
+        ]
 
     def _before_backward(self, event: BackwardStarted) -> None:
         step = self._recorder.step
@@ -217,10 +241,11 @@ class OwnershipDetector:
     ) -> None:
         listed = tuple(parameters)
         self._told.update(map(id, listed))
+        for each in listed:
+            self._orphans.pop(id(each), None)
         self._occurrences.append(
             _Occurrence(
                 stale=stale,
-                optimizer=weakref.ref(event.optimizer),
                 kind=type(event.optimizer).__name__,
                 made=window.constructed_at,
                 stepped=event.site,
@@ -234,17 +259,8 @@ class OwnershipDetector:
         )
 
     def findings(self) -> list[Finding]:
-        """Return one finding for each optimizer, unless somebody owns the parameters by now."""
-        owned = set().union(*(window.ids for window in self._windows.all()))
-        return [
-            _finding(occurrence)
-            for occurrence in self._occurrences
-            if occurrence.stale
-            or not any(
-                (parameter := reference()) is not None and id(parameter) in owned
-                for reference in occurrence.parameters
-            )
-        ]
+        """Return one finding for each optimizer, unless another has taken the parameters up."""
+        return [_finding(occurrence) for occurrence in self._occurrences]
 
 
 def _in_order(roots: list[Node]) -> list[Node] | None:

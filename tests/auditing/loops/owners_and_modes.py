@@ -1,0 +1,450 @@
+"""Loops whose optimizer has the wrong parameters, or whose model is in the wrong mode."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from tests.auditing.loops.bank import buggy, clean, data, mse, net, setup
+
+
+@buggy("GCS307")
+def head_replaced():
+    model, optimizer = setup()  # the layer is not in it
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # <- here
+    model[2] = nn.Linear(8, 1)
+    for x, y in data():
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS307")
+def layer_added_late():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())  # <- here
+    model.append(nn.Linear(1, 1))
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS307")
+def decoder_left_out():
+    model = nn.ModuleDict({"encoder": nn.Linear(4, 8), "decoder": nn.Linear(8, 1)})
+    optimizer = torch.optim.SGD(model["encoder"].parameters(), lr=0.01)  # <- here
+    for x, y in data():
+        optimizer.zero_grad()
+        out = model["decoder"](model["encoder"](x))
+        nn.functional.mse_loss(out, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS307")
+def bias_left_out_of_the_groups():
+    model = net()
+    weights = [each for each in model.parameters() if each.dim() > 1]
+    optimizer = torch.optim.AdamW(weights)  # <- here
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS308")
+def model_built_again():
+    model, optimizer = setup()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # <- here
+    model = net()
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS308")
+def state_assigned():
+    model = net()
+    state = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters())  # <- here
+    model.load_state_dict(state, assign=True)
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS308")
+def copy_trained_in_place_of_the_model():
+    original = net()
+    optimizer = torch.optim.SGD(original.parameters(), lr=0.01)  # <- here
+    model = copy.deepcopy(original)
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS309")
+def generator_first():
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    first = torch.optim.SGD(generator.parameters(), lr=0.01)
+    second = torch.optim.Adam(critic.parameters())
+    for x, _ in data():
+        first.zero_grad()
+        second.zero_grad()
+        fake = generator(x)
+        (-critic(fake).mean()).backward()
+        first.step()
+        (critic(fake.detach()) - critic(x)).mean().backward()
+        second.step()  # <- here
+
+
+@buggy("GCS309")
+def actor_and_critic():
+    actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    first = torch.optim.Adam(actor.parameters())
+    second = torch.optim.Adam(critic.parameters())
+    for x, y in data():
+        first.zero_grad()
+        second.zero_grad()
+        (-critic(torch.cat([x, actor(x)], 1)).mean()).backward()
+        first.step()
+        with torch.no_grad():
+            action = actor(x)
+        nn.functional.mse_loss(critic(torch.cat([x, action], 1)), y).backward()
+        second.step()  # <- here
+
+
+@buggy("GCS309")
+def generator_first_zeroed_at_the_end():
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    first = torch.optim.SGD(generator.parameters(), lr=0.01)
+    second = torch.optim.SGD(critic.parameters(), lr=0.01)
+    for x, _ in data():
+        critic(generator(x)).mean().backward()
+        first.step()
+        critic(generator(x).detach()).mean().backward()
+        critic(x).mean().neg().backward()
+        second.step()  # <- here
+        first.zero_grad()
+        second.zero_grad()
+
+
+@buggy("GCS701")
+def validation_in_training_mode():
+    model, optimizer = setup(drop=True)
+    for _ in range(2):
+        model.train()
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x, y in data(2):
+                mse(model, x, y)
+
+
+@buggy("GCS701")
+def inference_mode_in_training_mode():
+    model, optimizer = setup(norm=True)
+    for _ in range(2):
+        for x, y in data(4):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        with torch.inference_mode():
+            model(torch.randn(6, 4))  # <- here
+
+
+@buggy("GCS701")
+def validated_by_a_decorated_function():
+    model, optimizer = setup(drop=True, norm=True)
+
+    @torch.no_grad()
+    def validate():
+        return [model(x) for x, _ in data(2)]
+
+    for _ in range(2):
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        validate()
+
+
+@buggy("GCS702")
+def eval_for_ever():
+    model, optimizer = setup(drop=True)
+    for _ in range(3):
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        model.eval()  # <- here
+        with torch.no_grad():
+            model(torch.randn(6, 4))
+
+
+@buggy("GCS702")
+def train_false_for_ever():
+    model, optimizer = setup(norm=True)
+    model.train()
+    for _ in range(3):
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        model.train(False)  # <- here
+
+
+@buggy("GCS702")
+def two_modules_stuck():
+    body, head = net(drop=True)[:3], nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.01)
+    for _ in range(3):
+        for x, y in data(3):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(head(body(x)), y).backward()
+            optimizer.step()
+        for module in (body, head):
+            module.eval()  # <- here
+
+
+@clean
+def frozen_layer_thawed_later():
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.01)
+    for index, (x, y) in enumerate(data(10)):
+        if index == 5:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": model[0].parameters()})
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@clean
+def head_alone_without_freezing():
+    model = net()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.01)
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@clean
+def low_rank_adapters():
+    base = nn.Linear(4, 4).requires_grad_(False)
+    down, up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+    optimizer = torch.optim.AdamW([*down.parameters(), *up.parameters()])
+    for x, _ in data():
+        optimizer.zero_grad()
+        (base(x) + up(down(x))).pow(2).mean().backward()
+        optimizer.step()
+
+
+@clean
+def part_updated_by_hand():
+    model = net()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)
+    for x, y in data():
+        model.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model[2].parameters():
+                parameter.sub_(0.01 * parameter.grad)
+
+
+@clean
+def critic_of_the_generator_stepped_elsewhere():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.generator, self.critic = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    pair = Pair()
+    first = torch.optim.SGD(pair.generator.parameters(), lr=0.01)
+    second = torch.optim.SGD(pair.critic.parameters(), lr=0.01)
+    for index, (x, _) in enumerate(data(8)):
+        first.zero_grad()
+        pair.critic(pair.generator(x)).mean().backward()
+        first.step()
+        if index > 5:
+            second.zero_grad()
+            pair.critic(x).mean().backward()
+            second.step()
+
+
+@clean
+def perceptual_network_in_eval():
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.features = net(), nn.Linear(1, 3).eval()
+
+        def forward(self, x):
+            return self.features(self.net(x))
+
+    model = WithLoss()
+    model.train()
+    model.features.eval()
+    optimizer = torch.optim.SGD(model.net.parameters(), lr=0.01)
+    for x, _ in data():
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+@clean
+def averaged_copy():
+    model, optimizer = setup(norm=True)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for x, y in data(5):
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+        average.update_parameters(model)
+    torch.optim.swa_utils.update_bn([x for x, _ in data(2)], average)
+
+
+@clean
+def validation_in_eval_mode():
+    model, optimizer = setup(drop=True, norm=True)
+    for _ in range(3):
+        model.train()
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(6, 4))
+
+
+@clean
+def monte_carlo_dropout():
+    model, optimizer = setup(drop=True, norm=True)
+    for _ in range(3):
+        model.train()
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        model.eval()
+        model[2].train()
+        with torch.no_grad():
+            torch.stack([model(torch.randn(6, 4)) for _ in range(3)]).std()
+
+
+@clean
+def statistics_estimated_anew():
+    model, optimizer = setup(norm=True)
+    for _ in range(2):
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+        torch.optim.swa_utils.update_bn([x for x, _ in data(2)], model)
+
+
+@clean
+def teacher_with_every_step():
+    model, optimizer = setup(drop=True)
+    for x, _ in data():
+        with torch.no_grad():
+            target = model(x)
+        optimizer.zero_grad()
+        mse(model, x, target).backward()
+        optimizer.step()
+
+
+@clean
+def reentrant_checkpoint():
+    model, optimizer = setup(drop=True)
+    for x, y in data(10):
+        optimizer.zero_grad()
+        x.requires_grad_()
+        out = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True)
+        nn.functional.mse_loss(out, y).backward()
+        optimizer.step()
+
+
+@clean
+def batch_norm_frozen_late():
+    model, optimizer = setup(norm=True)
+    for epoch in range(3):
+        model.train()
+        if epoch:
+            model[2].eval()
+        for x, y in data(3):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+
+
+@clean
+def fine_tuned_in_eval_mode():
+    model, optimizer = setup(norm=True, drop=True)
+    model.eval()
+    for x, y in data():
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@clean
+def backbone_put_to_rest():
+    backbone, head = net(drop=True)[:3], nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.01)
+    for epoch in range(3):
+        if epoch:
+            backbone.eval()
+        for x, y in data(3):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(head(backbone(x)), y).backward()
+            optimizer.step()
+
+
+@clean
+def attacks_in_eval_mode():
+    model, optimizer = setup(drop=True)
+    for x, y in data():
+        model.eval()
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(mse(model, x, y), x)
+        model.train()
+        optimizer.zero_grad()
+        mse(model, (x + 0.1 * gradient.sign()).detach(), y).backward()
+        optimizer.step()
+
+
+@clean
+def adapter_beside_a_base_left_unfrozen():
+    model = nn.ModuleDict({"base": nn.Linear(4, 4), "adapter": nn.Linear(4, 4)})
+    optimizer = torch.optim.SGD(model["adapter"].parameters(), lr=0.01)
+    for x, _ in data():
+        model.zero_grad()
+        (model["base"](x) + model["adapter"](x)).pow(2).mean().backward()
+        optimizer.step()
+
+
+@clean
+def body_trained_before_the_head():
+    model = net(norm=True)
+    first = torch.optim.SGD(model[0].parameters(), lr=0.01)
+    for x, y in data(6):
+        model.zero_grad()
+        mse(model, x, y).backward()
+        first.step()
+    second = torch.optim.SGD([*model[2].parameters(), *model[3].parameters()], lr=0.01)
+    for x, y in data(6):
+        model.zero_grad()
+        mse(model, x, y).backward()
+        second.step()
