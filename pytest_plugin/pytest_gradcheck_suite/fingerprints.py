@@ -44,12 +44,12 @@ def take_snapshot(
             f"gradient_check.snapshot: expected a module or a function, got {function!r}"
         )
     subject = _Subject(function, inputs, dict(kwargs or {}), seed)
-    outputs, gradients = subject.run(moved_by=None)
-    if not gradients:
+    if not subject.variables:
         raise UsageError(
             "gradient_check.snapshot: nothing has a gradient: no parameter and no floating-point "
             "input requires grad"
         )
+    outputs, gradients = subject.run(moved_by=None)
     noise: dict[str, float] = {}
     output_noise: dict[str, float] = {}
     for move in range(_MOVES):

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+SOURCE = """
+    kept = []
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            self.last = self.linear(x)
+            return self.last
+
+    net = Net()
+
+    def loss():
+        return torch.nn.Linear(3, 1)(torch.ones(2, 3)).sum()
+
+    def make_counter():
+        total = torch.zeros(())
+
+        def count():
+            nonlocal total
+            total = total + loss()
+
+        return count
+
+    count = make_counter()
+    leaf = torch.ones(2, requires_grad=True)
+
+    @pytest.mark.no_graph_leak
+    def test_list():
+        kept.append(loss())
+
+    @pytest.mark.no_graph_leak(steps=3)
+    def test_attribute():
+        net(torch.ones(1, 3)).sum().backward()
+
+    @pytest.mark.no_graph_leak(steps=4)
+    def test_closure():
+        count()
+
+    @pytest.mark.no_graph_leak
+    def test_gradient_with_a_graph():
+        (leaf ** 3).sum().backward(create_graph=True)
+
+    @pytest.mark.no_graph_leak(steps=7)
+    def test_many():
+        kept.append(loss())
+"""
+
+CLEAN = """
+    import unittest
+
+    kept = []
+    module = torch.nn.Linear(3, 1)
+    before = module(torch.ones(1, 3)).sum()
+
+    def loss():
+        return module(torch.ones(2, 3)).sum()
+
+    @pytest.mark.no_graph_leak(steps=3)
+    def test_numbers_and_detached_tensors():
+        value = loss()
+        value.backward()
+        kept.extend([value.item(), value.detach(), module.weight.grad.clone()])
+
+    @pytest.mark.no_graph_leak(steps=3)
+    def test_a_cycle_that_the_collector_frees():
+        class Node:
+            pass
+        node = Node()
+        node.self = node
+        node.loss = loss()
+
+    @pytest.mark.no_graph_leak(steps=3, limit=3)
+    def test_within_the_limit():
+        kept.append(loss())
+
+    @pytest.mark.no_graph_leak
+    def test_what_was_there_before():
+        before.detach().add_(1)
+
+    class TestOld(unittest.TestCase):
+        @pytest.mark.no_graph_leak(steps=2)
+        def test_unittest(self):
+            loss().backward()
+"""
+
+
+def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(run_tests):
+    result = run_tests(SOURCE)
+
+    result.assert_outcomes(failed=5)
+    text = " ".join(result.stdout.str().split())
+    for runs, held in [
+        ("1 autograd graph outlived its body", "test_training.kept (list) holds a scalar"),
+        ("1 autograd graph outlived 3 runs", "attribute 'last' of a test_training.Net holds a 1x3"),
+        ("1 autograd graph outlived 4 runs", "variable 'total' in the closure of make_counter"),
+        ("7 autograd graphs outlived 7 runs", "and 2 more"),
+    ]:
+        assert runs in text
+        assert held in text
+    assert "leaks.py" not in text
+
+
+def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests):
+    run_tests(CLEAN).assert_outcomes(passed=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("steps=0", "*steps of *must be a whole number of at least 1; got 0"),
+        ("limit=True", "*limit of *must be a whole number of at least 0; got True"),
+        ("stepz=2", "*has no argument 'stepz'; did you mean 'steps'?"),
+    ],
+)
+def test_wrong_arguments(run_tests, arguments, message):
+    result = run_tests(f"""
+        @pytest.mark.no_graph_leak({arguments})
+        def test_it():
+            pass
+    """)
+
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([message])
+    gc.collect()

@@ -1,0 +1,258 @@
+"""What tests leave behind, repeated tests, debuggers, and a start that costs nothing."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from gradcheck_suite.examples import CHECK_OPTIONS
+from gradcheck_suite.verification import check_gradients
+
+LEFT = """
+    import gradcheck_suite
+
+    pytestmark = pytest.mark.usefixtures("gradient_check")
+
+    @pytest.fixture
+    def no_grad():
+        with torch.no_grad():
+            yield
+
+    @pytest.fixture
+    def put_back():
+        yield
+        torch.set_grad_enabled(True)
+
+    def test_grad_mode():
+        torch.set_grad_enabled(False)
+
+    def test_after_grad_mode():
+        assert torch.is_grad_enabled()
+
+    def test_anomaly_mode():
+        torch.autograd.set_detect_anomaly(True)
+
+    def test_audit():
+        gradcheck_suite.audit().__enter__()
+
+    def test_hooks():
+        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
+
+    def test_after_all(autograd_audit):
+        assert not torch.is_anomaly_enabled()
+        train()
+        assert not any("hooks" in line for line in autograd_audit.session.report.not_covered)
+
+    def test_fixture_owns_the_mode(no_grad):
+        torch.set_grad_enabled(True)
+
+    def test_fixture_puts_it_back(put_back):
+        torch.set_grad_enabled(False)
+"""
+
+
+def test_what_a_test_leaves_behind_is_named_and_put_right(run_tests):
+    result = run_tests(LEFT)
+
+    result.assert_outcomes(passed=8)
+    text = result.stdout.str().partition("left behind or left out")[2]
+    for line in (
+        "::test_grad_mode: left grad mode disabled; it was put back",
+        "::test_anomaly_mode: left anomaly mode changed",
+        "::test_audit: left an audit open; it was closed",
+        "::test_hooks: left saved-tensors hooks registered; they were removed",
+    ):
+        assert line in text
+    assert text.count("test_training.py::") == 4
+
+
+def test_another_plugin_with_saved_tensors_hooks(run_tests):
+    result = run_tests("""
+        def pack(tensor):
+            return tensor
+
+        @pytest.fixture(autouse=True)
+        def other_plugin():
+            with torch.autograd.graph.saved_tensors_hooks(pack, pack):
+                yield
+
+        @pytest.mark.autograd_audit
+        def test_forgets():
+            train(clear=False)
+
+        @pytest.mark.autograd_audit
+        def test_clean():
+            train()
+    """)
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "error GCS301 *",
+            "*::test_forgets and 1 more: saved tensors were not audited: *hooks of test_training *",
+        ]
+    )
+
+
+def test_a_test_that_is_run_again(run_tests, pytester):
+    # What pytest-rerunfailures does: the same item, set up anew.
+    pytester.makeconftest("""
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            runtestprotocol(item, nextitem=nextitem, log=False)
+            for report in runtestprotocol(item, nextitem=nextitem, log=False):
+                item.ihook.pytest_runtest_logreport(report=report)
+            return True
+    """)
+
+    result = run_tests("""
+        runs = []
+
+        def test_flaky(autograd_audit, gradient_check):
+            runs.append(1)
+            if len(runs) == 1:
+                autograd_audit.allow("leaf-inplace")
+            train(clear=len(runs) > 1)
+    """)
+
+    result.assert_outcomes(passed=1)
+    assert "GCS301" not in result.stdout.str()
+
+
+def test_a_debugger_sees_the_frame_of_the_test(run_tests, pytester):
+    pytester.makepyfile(
+        fake_pdb="""
+        class Fake:
+            def __init__(self, *_, **__): pass
+            def reset(self): pass
+            def setup(self, frame, traceback): pass
+            def interaction(self, frame, traceback):
+                import torch
+                from gradcheck_suite._torch_compat import top_saved_tensors_hooks
+                while traceback.tb_next:
+                    traceback = traceback.tb_next
+                print("STOPPED IN", traceback.tb_frame.f_code.co_name, top_saved_tensors_hooks())
+        """
+    )
+    pytester.syspathinsert()
+
+    result = run_tests(
+        """
+        @pytest.mark.autograd_audit
+        def test_breaks():
+            train(clear=False)
+            assert False
+        """,
+        "--pdb",
+        "--pdbcls=fake_pdb:Fake",
+    )
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*STOPPED IN test_breaks None*"])
+
+
+class TestFixtures:
+    def test_options(self, run_tests):
+        result = run_tests("""
+            def test_report(gradient_check):
+                assert not gradient_check(Wrong.apply, x(), check=False).ok
+
+            @pytest.mark.gradient_check(fail_on="note", order=2)
+            def test_marked(gradient_check, only_a_warning):
+                gradient_check(torch.sin, x())
+
+            @pytest.fixture
+            def early(autograd_audit):
+                return autograd_audit.session
+
+            def test_too_early(early):
+                pass
+
+            def test_unknown_slug(autograd_audit):
+                autograd_audit.allow("missing-zero-gard")
+
+            def test_picture(autograd_graph):
+                graph = autograd_graph((x() ** 2).sum())
+                assert graph.nodes == ()
+
+            def test_no_picture(autograd_graph):
+                with pytest.raises(Exception, match="no tensor"):
+                    autograd_graph(3)
+
+            def test_passes(autograd_graph):
+                assert autograd_graph((x() ** 2).sum()).nodes
+        """)
+
+        result.assert_outcomes(passed=3, failed=3, errors=1)
+        result.stdout.fnmatch_lines(
+            [
+                "*autograd_audit.session is there while the test runs*",
+                "*has no mistake 'missing-zero-gard'; did you mean*missing-zero-grad*",
+                "autograd graph 1: *test_picture-1.html",
+            ]
+        )
+
+    @pytest.mark.parametrize(
+        ("marker", "message"),
+        [
+            ("gradient_check(ordr=2)", "*has no argument 'ordr'; did you mean 'order'?"),
+            ("gradient_check(fail_on='x')", "*fail_on of *must be one of*"),
+            ("autograd_audit(alow=[])", "*has no argument 'alow'; did you mean 'allow'?"),
+            ("autograd_audit(allow=['leaf-inplac'])", "*did you mean*leaf-inplace*"),
+            ("autograd_audit(allow=3)", "*allow of *must be a list of slugs or codes; got 3"),
+        ],
+    )
+    def test_wrong_markers(self, run_tests, marker, message):
+        result = run_tests(f"""
+            @pytest.mark.{marker}
+            def test_it():
+                pass
+        """)
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines([message])
+
+
+def test_the_options_that_are_known_without_torch_are_those_of_check_gradients():
+    parameters = list(inspect.signature(check_gradients).parameters)
+
+    assert tuple(parameters[2:]) == CHECK_OPTIONS
+
+
+COLLECT = """
+import sys, pytest
+sys.dont_write_bytecode = True
+class Look:
+    def pytest_unconfigure(self):
+        heavy = {"torch", "libcst", "rich", "numpy"} & set(sys.modules)
+        ours = {m for m in sys.modules if m.startswith("pytest_gradcheck_suite.")}
+        print("LOADED", sorted(heavy), sorted(m.partition(".")[2] for m in ours))
+sys.exit(pytest.main(["--co", "-q", "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Look()]))
+"""
+
+
+class TestStart:
+    def loaded(self, folder, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", COLLECT, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        return done.stdout.partition("LOADED ")[2].strip()
+
+    def test_a_run_that_does_not_use_the_plugin_loads_next_to_nothing(self, tmp_path):
+        assert self.loaded(tmp_path) == (
+            "[] ['fixtures', 'newhooks', 'outcomes', 'plugin', 'runtime', 'settings', 'summary']"
+        )
+
+    def test_this_test_can_fail(self, tmp_path):
+        (tmp_path / "conftest.py").write_text("import rich")
+
+        assert self.loaded(tmp_path).startswith("['rich']")

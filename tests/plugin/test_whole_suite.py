@@ -1,0 +1,300 @@
+"""Audit every test, make tests of examples, and write one report for the run."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+PACKAGE = """
+    import torch
+    import gradcheck_suite
+
+    @gradcheck_suite.example(lambda: torch.randn(3, 4))
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x).tanh()
+
+    @gradcheck_suite.example(lambda: torch.randn(2, 3), make=lambda: Sized(3), name="three")
+    @gradcheck_suite.example(lambda: torch.randn(2, 3))
+    class Sized(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(size))
+
+        def forward(self, x):
+            return x * self.weight
+
+    @gradcheck_suite.example(lambda: torch.randn(3, dtype=torch.float64, requires_grad=True))
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return 3 * x * grad
+
+    class Lonely(torch.nn.Module):
+        pass
+"""
+
+
+@pytest.fixture
+def package(pytester):
+    """Write a package with examples, good and bad, and one module that can't be imported."""
+
+    def write(name):
+        folder = pytester.mkpydir(name)
+        pytester.makepyfile(
+            **{f"{name}/layers": PACKAGE, f"{name}/broken": "raise OSError('gone')"}
+        )
+        pytester.syspathinsert()
+        return folder
+
+    return write
+
+
+SUITE = """
+    import unittest
+
+    @pytest.mark.parametrize("clear", [True, False])
+    def test_training(clear):
+        train(clear=clear)
+
+    @pytest.mark.autograd_audit(allow=["missing-zero-grad"])
+    def test_allowed():
+        train(clear=False)
+
+    def test_allows(autograd_audit):
+        autograd_audit.allow("GCS301")
+        train(clear=False)
+
+    @pytest.mark.xfail(reason="known")
+    def test_known():
+        train(clear=False)
+
+    class TestOld(unittest.IsolatedAsyncioTestCase):
+        async def test_async(self):
+            train(clear=False)
+"""
+
+
+class TestAuditOfEveryTest:
+    def test_every_kind_of_test(self, run_tests, pytester):
+        result = run_tests(
+            SUITE,
+            "--gradcheck-suite-audit",
+            "--gradcheck-suite-report=all.json",
+            "--junitxml=junit.xml",
+        )
+
+        result.assert_outcomes(passed=3, failed=2, xfailed=1)
+        result.stdout.fnmatch_lines(
+            ["gradcheck-suite: seed 0; audit of every test, failing on error"]
+        )
+        document = json.loads((pytester.path / "all.json").read_text())
+        (finding,) = document["findings"]
+        assert finding["rule"] == "missing-zero-grad"
+        assert finding["evidence"]["tests_count"] == 3
+        assert "test_training.py::test_training[[]False]" not in finding["evidence"]["tests"]
+        assert "test_training.py::test_training[False]" in finding["evidence"]["tests"]
+        cases = {
+            case.get("name"): [p.get("value") for p in case.iter("property")]
+            for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
+        }
+        assert cases["test_training[True]"] == []
+        assert cases["test_training[False]"][0].startswith("error GCS301 missing-zero-grad: ")
+
+    def test_off_on_the_command_line_comes_before_the_configuration(self, run_tests):
+        source = """
+            def test_training():
+                train(clear=False)
+        """
+
+        run_tests(source, gradcheck_suite_audit="error").assert_outcomes(failed=1)
+        run_tests(
+            source, "--gradcheck-suite-audit=off", gradcheck_suite_audit="error"
+        ).assert_outcomes(passed=1)
+
+    def test_a_path_is_not_taken_for_a_severity(self, run_tests):
+        result = run_tests("", "--gradcheck-suite-audit", "test_training.py")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(["*--gradcheck-suite-audit=error tests/*"])
+
+    def test_parallel_with_one_summary_and_one_report(self, write_tests, pytester, package):
+        package("pkgpar")
+        write_tests(SUITE)
+
+        result = pytester.runpytest_subprocess(
+            "-n2",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:cacheprovider",
+            "--gradcheck-suite-audit",
+            "--gradcheck-suite-modules=pkgpar",
+            "--gradcheck-suite-report=all.sarif",
+        )
+
+        result.assert_outcomes(passed=5, failed=4, xfailed=1)
+        text = result.stdout.str()
+        assert text.count("left behind or left out") == 1
+        assert text.count("pkgpar: 1 without an example, and not checked: layers.Lonely") == 1
+        results = json.loads((pytester.path / "all.sarif").read_text())["runs"][0]["results"]
+        assert sorted(found["ruleId"] for found in results) == ["GCS301", "GCS601"]
+
+
+class TestExamples:
+    def test_each_example_is_a_test(self, run_tests, package, pytester):
+        package("pkgone")
+        pytester.makeconftest("""
+            def pytest_gradcheck_suite_examples(package):
+                import torch
+                from gradcheck_suite.examples import Example
+
+                assert package == "pkgone"
+                softplus = Example(torch.nn.Softplus(), lambda: torch.ones(2, requires_grad=True))
+                return [softplus]
+        """)
+
+        result = run_tests("", "--gradcheck-suite-modules=pkgone", "-v")
+
+        result.assert_outcomes(passed=3, failed=2)
+        result.stdout.fnmatch_lines(
+            [
+                "gradcheck-suite::pkgone::layers::Plain PASSED*",
+                "gradcheck-suite::pkgone::layers::Sized FAILED*",
+                "gradcheck-suite::pkgone::layers::Sized?three? PASSED*",
+                "gradcheck-suite::pkgone::layers::Wrong FAILED*",
+                "gradcheck-suite::pkgone::*Softplus PASSED*",
+                "UsageError: Sized can't be made without arguments*make=lambda: Sized(...))",
+                "error GCS601 wrong-gradient*pkgone/layers.py:* in Wrong.backward()",
+                "pkgone: could not import pkgone.broken (OSError: gone)",
+                "pkgone: 1 without an example, and not checked: layers.Lonely",
+            ]
+        )
+
+    def test_selection_by_name(self, run_tests, package):
+        package("pkgtwo")
+
+        result = run_tests("", "-k", "Plain", gradcheck_suite_modules="pkgtwo")
+
+        result.assert_outcomes(passed=1, deselected=3)
+
+    def test_a_package_that_is_not_there(self, run_tests):
+        result = run_tests("", "--gradcheck-suite-modules=nowhere")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(["*cannot import 'nowhere'*setting pythonpath"])
+
+    @pytest.mark.parametrize("given", ["[3]", "{3: 4}", "7"])
+    def test_a_hook_that_returns_something_else(self, run_tests, package, pytester, given):
+        package("pkgodd")
+        pytester.makeconftest(f"def pytest_gradcheck_suite_examples():\n    return {given}")
+
+        result = run_tests("", "--gradcheck-suite-modules=pkgodd")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(["*pytest_gradcheck_suite_examples: *"])
+
+
+class TestReportFile:
+    SOURCE = """
+        def test_warned(gradient_check, only_a_warning):
+            gradient_check(torch.sin, x())
+    """
+
+    @pytest.mark.parametrize(
+        ("file", "text"), [("r.html", "<html"), ("r.xml", "<testsuites"), ("r.sarif", "GCS403")]
+    )
+    def test_formats(self, run_tests, pytester, file, text):
+        result = run_tests(
+            self.SOURCE, f"--gradcheck-suite-report={file}", "--gradcheck-suite-no-summary"
+        )
+
+        result.assert_outcomes(passed=1)
+        assert "failed no test" not in result.stdout.str()
+        assert text in (pytester.path / file).read_text()
+
+    @pytest.mark.parametrize(
+        ("file", "message"),
+        [
+            ("none/r.json", "*--gradcheck-suite-report is 'none/r.json', but there is no folder*"),
+            ("r.pdf", "*--gradcheck-suite-report must end in one of .json, .sarif, .html, .xml*"),
+            ("d.json", "*which is a folder; name a file"),
+        ],
+    )
+    def test_paths_that_cannot_be(self, run_tests, pytester, file, message):
+        pytester.mkdir("d.json")
+
+        result = run_tests(self.SOURCE, f"--gradcheck-suite-report={file}")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines([message])
+
+    def test_a_file_that_cannot_be_written(self, run_tests):
+        result = run_tests(
+            self.SOURCE + "\n            import os; os.mkdir('r.json')",
+            "--gradcheck-suite-report=r.json",
+        )
+
+        result.stderr.fnmatch_lines(["*cannot write *r.json: Is a directory"])
+
+
+class TestSettings:
+    def test_pyproject(self, run_tests, pytester):
+        table = "[tool.gradcheck-suite.pytest]\nseed = 7\naudit = 'warning'\nfail-on = 'note'\n"
+        pytester.makepyprojecttoml(table)
+
+        by_pyproject = run_tests("def test(): pass")
+        by_ini = run_tests("def test(): pass", gradcheck_suite_seed="8")
+        by_flag = run_tests(
+            "def test(): pass", "--gradcheck-suite-seed=9", gradcheck_suite_seed="8"
+        )
+
+        heads = [
+            r.stdout.str().partition("gradcheck-suite: ")[2][:6]
+            for r in (by_pyproject, by_ini, by_flag)
+        ]
+        assert heads == ["seed 7", "seed 8", "seed 9"]
+
+    @pytest.mark.parametrize(
+        ("table", "message"),
+        [
+            ("[tool.gradcheck-suite.pytest]\naudti = 'error'", "*'audti'; did you mean 'audit'?"),
+            ("[tool.gradcheck-suite]\npytest = 1", "*pytest in * must be a table; got 1"),
+            ("[tool.gradcheck-suite.pytest]\nseed = 'x'", "*seed under *must be an integer*'x'"),
+            ("[tool.gradcheck-suite.pytest]\nmodules = [1]", "*modules under *must name packages*"),
+            ("[tool.gradcheck-suite.pytest]\nsummary = 'no'", "*summary under *true or false*"),
+            ("[tool.gradcheck-suite.pytest", "*pyproject.toml is not TOML:*"),
+        ],
+    )
+    def test_wrong_tables(self, run_tests, pytester, table, message):
+        (pytester.path / "pyproject.toml").write_text(table)
+
+        result = run_tests("", "-c", "tox.ini")  # or pytest itself reads it first
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines([message])
+
+    def test_the_seed_of_a_test_follows_from_its_id(self, run_tests):
+        source = """
+            def test_seed(gradient_check, record_property):
+                print("seed is", gradient_check(torch.sin, x()).summary["seed"])
+        """
+
+        def seed(*flags):
+            return run_tests(source, "-s", *flags).stdout.str().partition("seed is ")[2].split()[0]
+
+        first = seed()
+        assert first == seed()
+        assert first != seed("--gradcheck-suite-seed=1")
