@@ -260,7 +260,7 @@ class Windows:
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""
         window = self._windows.get(id(event.optimizer))
-        if window is not None and not event.stepped:
+        if window is not None and not event.stepped and not event.failed:
             window.fills.clear()
             window.discarded.clear()
             window.used = True

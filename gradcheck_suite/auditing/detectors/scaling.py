@@ -215,11 +215,13 @@ class ScalingDetector:
     def _explain_failed_step(self, event: ScalerStepped, key: _Key, name: str) -> None:
         if self._stages.get(key) == "stepped":
             self._report("stepped twice", name, event.site)
-        elif id(event.scaler) not in self._has_scaled:
+            return
+        if id(event.scaler) not in self._has_scaled:
             self._report("no scale", name, event.site)
-        elif not event.stepped and all(
-            parameter.grad is None for parameter in self._windows.of(event.optimizer).parameters()
-        ):
+            return
+        window = self._windows.of(event.optimizer)
+        lost = bool(window.discarded)  # by a misplaced zero_grad, which is told of as such
+        if not event.stepped and not lost and all(p.grad is None for p in window.parameters()):
             self._report("no gradient", name, event.site)
 
     def _update(self, event: ScalerUpdated) -> None:

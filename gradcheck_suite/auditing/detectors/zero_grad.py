@@ -19,7 +19,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors._gradients import RESCALING, none_left
 from gradcheck_suite.auditing.detectors._windows import Turn
-from gradcheck_suite.auditing.events import StepFinished, StepStarted
+from gradcheck_suite.auditing.events import ScalerStepped, StepFinished, StepStarted
 from gradcheck_suite.findings import Finding, Related, Severity
 
 if TYPE_CHECKING:
@@ -77,7 +77,20 @@ class MisplacedZeroGradDetector:
 
     def subscriptions(self) -> Subscriptions:
         """Look at each step, before and after."""
-        return {StepStarted: self._begin_step, StepFinished: self._end_step}
+        return {
+            StepStarted: self._begin_step,
+            StepFinished: self._end_step,
+            ScalerStepped: self._refused_step,
+        }
+
+    def _refused_step(self, event: ScalerStepped) -> None:
+        """Look at a scaler's step that torch refuses as there are no gradients."""
+        window = self._windows.of(event.optimizer)
+        if event.failed and window.discarded and not window.fills:
+            discarded = tuple(window.discarded)
+            if all(parameter.grad is None for parameter in window.parameters()):
+                turn = Turn((), discarded, 0, event.site, backward_inside=False)
+                self._report(event, turn, 1, each_micro_batch=False)
 
     def _begin_step(self, _event: StepStarted) -> None:
         window = self._windows.stepped
@@ -154,7 +167,7 @@ class MisplacedZeroGradDetector:
             self._report(event, turn, seen.windows, each_micro_batch=True)
 
     def _report(
-        self, event: StepFinished, turn: Turn, count: int, *, each_micro_batch: bool
+        self, event: StepFinished | ScalerStepped, turn: Turn, count: int, *, each_micro_batch: bool
     ) -> None:
         key = (turn.discarded[-1].site, turn.site, each_micro_batch)
         known = self._occurrences.get(key)
@@ -164,7 +177,7 @@ class MisplacedZeroGradDetector:
         self._occurrences[key] = _Occurrence(
             optimizer=type(event.optimizer).__name__,
             turn=turn,
-            number=event.number,
+            number=self._recorder.step,
             lost=sum(len(discarded.fills) for discarded in turn.discarded),
             each_micro_batch=each_micro_batch,
             count=count,

@@ -78,6 +78,17 @@ def clip_with_the_wrong_optimizer_unscaled():
         scaler.update()
 
 
+@buggy("GCS302")
+def zero_before_the_scaler_steps():
+    model, optimizer = setup()
+    scaler = cpu_scaler()
+    for x, y in data():
+        scaler.scale(mse(model, x, y)).backward()
+        optimizer.zero_grad()  # <- here
+        scaler.step(optimizer)
+        scaler.update()
+
+
 @buggy("GCS310")
 def optimizer_steps_on_scaled_gradients():
     model, optimizer = setup(lr=1e-6)
