@@ -8,20 +8,19 @@ variables move together, so that this takes as many evaluations as for one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import torch
-
 from gradcheck_suite.verification.differences import Estimate
-from gradcheck_suite.verification.points import evaluate, match_outputs
-from gradcheck_suite.verification.probes import SAFETY, differentiate, inner_product
-from gradcheck_suite.verification.slopes import RATIO, Pool, Slope, step_for
+from gradcheck_suite.verification.looks import Probes
+from gradcheck_suite.verification.probes import SAFETY
+from gradcheck_suite.verification.slopes import RATIO, Slope, step_for
 from gradcheck_suite.verification.verdicts import Conclusion
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gradcheck_suite.verification.points import Point
     from gradcheck_suite.verification.survey import Survey
 
@@ -48,6 +47,7 @@ _PASSES = 4.0
 _FAILS = 6.0
 # A failure is looked at again by probes of its own, where one in a thousand is enough.
 _CONFIRMS = 3.0
+_LEFT = 0.3
 
 
 def pooled_conclusions(
@@ -98,7 +98,25 @@ def _confirmed(
         for pair, conclusion in again.items()
         if conclusion.status == "fail"
         and conclusion.shown.deviation * first[pair].shown.deviation > 0.0
+        and not _vanishes_in_proportion(survey, pair, first[pair].shown.relative_deviation)
     }
+
+
+def _vanishes_in_proportion(survey: Survey, pair: Pair, off: float) -> bool:
+    """Say whether steps in proportion to each entry certainly see less of an error.
+
+    Where a few small entries make most of the gradient (``a % b`` for a small ``b``), steps of one
+    size for all entries stride over whatever the function does near these.
+    """
+    output, variable = pair
+    for step in (_SMALLEST, _PILOT):
+        probes = Probes(survey, survey.point, [variable], (step, RATIO * step), in_proportion=True)
+        if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
+            return True
+        (slope,) = probes.pools[output].slopes()
+        if slope is not None and abs(slope.value) + _CONFIRMS * slope.error < _LEFT * off:
+            return True
+    return False
 
 
 def _pool(
@@ -115,20 +133,24 @@ def _pool(
         return {}
     found: dict[Pair, Conclusion] = {}
     variables = sorted({variable for _, variable in coarse})
-    probes = _Probes(survey, point, variables, _PILOT)
+    probes = Probes(survey, point, variables, (_PILOT, RATIO * _PILOT))
     if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
         return found
     scatter = max(probes.pools[output].scatter() for output, _ in coarse)
     step = step_for(scatter, _PILOT, _SMALLEST, _LARGEST)
-    probes = _Probes(survey, point, variables, step)
+    probes = Probes(survey, point, variables, (step, RATIO * step))
     for start, end in pairwise((0, *_SIZES)):
         if not coarse or not all(probes.take(first + probe) for probe in range(start, end)):
             break
         for output in sorted({output for output, _ in coarse}):
+            if not probes.changes[output]:
+                # Single probes know what to make of an output that stays as it is, bit for bit.
+                continue
             slopes = probes.pools[output].slopes()
-            for variable, slope in zip(variables, slopes, strict=True):
+            drowned = probes.drowned(output, survey.precision.eps)
+            for variable, slope, lost in zip(variables, slopes, drowned, strict=True):
                 pair = (output, variable)
-                if pair not in coarse or slope is None:
+                if pair not in coarse or slope is None or lost:
                     continue
                 limit = fails if end == _SIZES[-1] else 2.0 * _FAILS
                 new = _concluded(conclusions[pair], slope, step, fails=limit)
@@ -136,77 +158,6 @@ def _pool(
                     found[pair] = new
                     coarse.discard(pair)
     return found
-
-
-class _Probes:
-    """Probes in which all variables of interest move together, at one point; a pool per output."""
-
-    def __init__(self, survey: Survey, point: Point, variables: Sequence[int], step: float) -> None:
-        self._survey = survey
-        self._steps = (step, RATIO * step)
-        self._point = point
-        self._variables = variables
-        self._centres = [output.tensor.double() for output in point.outputs]
-        self.pools = [Pool() for _ in point.outputs]
-
-    def take(self, probe: int) -> bool:
-        """Take a probe at both steps; False if the function can't be evaluated near by."""
-        point, survey = self._point, self._survey
-        cotangents = survey.cotangents(point, probe)
-        rows = differentiate(survey.subject, point, cotangents).rows
-        along = {variable: survey.direction(probe, variable) for variable in self._variables}
-        seen = [self._look(along, step) for step in self._steps]
-        steps = []
-        for look in seen:
-            if look is None:
-                return False
-            steps.append(look)
-        for index, pool in enumerate(self.pools):
-            cotangent = cotangents[index].double()
-            deviations, parts, bends = [], [], []
-            for look in steps:
-                part = [
-                    0.0 if given is None else inner_product(given.double(), look.made[variable])
-                    for variable, given in ((v, rows[index][v]) for v in self._variables)
-                ]
-                high, low = look.high[index], look.low[index]
-                deviations.append(inner_product(cotangent, high - low) - sum(part))
-                parts.append(part)
-                bend = (high + low).sub_(self._centres[index], alpha=2.0).mul_(cotangent)
-                bends.append(inner_product(bend, bend))
-            if not pool.add(deviations, parts, bends):
-                return False
-        return True
-
-    def _look(self, along: Mapping[int, torch.Tensor], step: float) -> _Look | None:
-        point, subject = self._point, self._survey.subject
-        ends = [list(point.values), list(point.values)]
-        made = {}
-        for variable, direction in along.items():
-            for end, sign in zip(ends, (1.0, -1.0), strict=True):
-                end[variable] = torch.add(end[variable], direction, alpha=sign * step)
-            difference = ends[0][variable].double() - ends[1][variable].double()
-            fixed = subject.variables[variable].fixed
-            made[variable] = difference if fixed is None else difference.where(~fixed, 0.0)
-        try:
-            high, low = (
-                match_outputs(
-                    subject, point.outputs, evaluate(subject, values, recorded=point.recorded)
-                )
-                for values in ends
-            )
-        except Exception:  # noqa: BLE001 - the user's function may fail off the given point
-            return None
-        return _Look([one.double() for one in high], [one.double() for one in low], made)
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The outputs ahead and behind, and by how much the inputs really differ."""
-
-    high: Sequence[torch.Tensor]
-    low: Sequence[torch.Tensor]
-    made: Mapping[int, torch.Tensor]
 
 
 def _concluded(old: Conclusion, slope: Slope, step: float, *, fails: float) -> Conclusion | None:

@@ -118,8 +118,8 @@ class Pool:
 
     def scatter(self) -> float:
         """Return how far probes at the smaller step lie off, as a share of what was foretold."""
-        off = math.fsum(near * near for near, _ in self.deviations)
-        foretold = math.fsum(sum(near) ** 2 for near, _ in self.parts)
+        off = math.fsum(near * near for near, *_ in self.deviations)
+        foretold = math.fsum(sum(near) ** 2 for near, *_ in self.parts)
         return math.sqrt(off / foretold) if foretold > 0.0 else 0.0
 
     def slopes(self) -> list[Slope | None]:

@@ -26,6 +26,7 @@ from gradcheck_suite.verification.probes import (
     measure,
 )
 from gradcheck_suite.verification.stairs import is_staircase
+from gradcheck_suite.verification.steadiness import is_contradicted_closer
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ _MANY_SUSPECTS = 8
 _STEPS = (
     "the function is made of steps (it rounds): from afar they have a slope, close by it is zero, "
     "as the gradient says"
+)
+_STRIDES = (
+    "the gradient disagrees along the usual steps, and not as much along much smaller ones: the "
+    "function has kinks, jumps or poles that the usual steps stride over; dtype='float64' sees more"
 )
 # A group this small that does not shrink is measured one by one.
 _SMALL_GROUP = 8
@@ -125,7 +130,22 @@ class Survey:
             if variable in self._undecided():
                 self._measure_moved(variable, probes=_CONFIRMATIONS)
         found = {pair: self._concluded(pair) for pair in self.pairs}
-        return found if self.precision.is_double else self._pooled(found)
+        if self.precision.is_double:
+            return found
+        return {
+            pair: self._held_to_smaller_steps(pair, one)
+            for pair, one in self._pooled(found).items()
+        }
+
+    def _held_to_smaller_steps(self, pair: tuple[int, int], conclusion: Conclusion) -> Conclusion:
+        point = self.moved_point() if conclusion.moved else self.point
+        if conclusion.status != "fail" or point is None or not self.deterministic:
+            return conclusion
+        output, variable = pair
+        step = conclusion.shown.estimate.step
+        if is_contradicted_closer(self, point, variable, output, step):
+            return replace(conclusion, status="inconclusive", reason=_STRIDES)
+        return conclusion
 
     def _concluded(self, pair: tuple[int, int]) -> Conclusion:
         conclusion = conclude(self._outcomes[pair], self.precision)

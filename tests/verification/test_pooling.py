@@ -81,3 +81,40 @@ def test_a_function_that_raises_near_by_keeps_its_verdict():
 
     report = check_gradients(fragile, x, variations=(), order=1)
     assert report.findings == ()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.sort().values, lambda x: x.sin() + 0.1 * x.sort().values],
+    ids=["sort", "sort and sine"],
+)
+def test_kinks_denser_than_any_usual_step_are_no_error(function):
+    torch.manual_seed(1)
+    x = torch.randn(30000).requires_grad_()
+    report = check_gradients(function, x, variations=(), order=1)
+    assert report.findings == ()
+
+
+def test_a_pole_nearer_than_any_usual_step_is_no_error():
+    x = torch.linspace(-1.0, 1.0, 40)
+    x[7] = torch.pi / 2 - 2e-4
+    report = check_gradients(torch.tan, x.requires_grad_(), variations=(), order=1)
+    assert report.findings == ()
+
+
+def test_jumps_that_lie_dense_near_one_small_entry_are_no_error():
+    torch.manual_seed(2)
+    divisor = torch.rand(50) + 0.5
+    divisor[3] = 3e-4
+    numbers = torch.rand(50) * 9
+    report = check_gradients(
+        lambda y: numbers % y, divisor.requires_grad_(), variations=(), order=1
+    )
+    assert report.findings == ()
+
+
+def test_what_rounding_leaves_of_a_gradient_of_zero_is_no_error():
+    x = torch.tensor([1.7]).requires_grad_()
+    norm = nn.LayerNorm(1)
+    report = check_gradients(norm, x, variations=(), order=1)
+    assert report.findings == ()
