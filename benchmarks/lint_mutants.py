@@ -297,7 +297,6 @@ def _of_single_step(
         yield "duplicate unscale_", "GCS310", file.doubled(unscales[0])
     if len(updates) == 1:
         yield "delete update", "GCS310", file.without(updates[0])
-        yield "delete scaler.step", "GCS310", file.without(step)
     if len(schedules) == 1 and step.lineno < schedules[0].lineno:
         moved = file.moved_before(schedules[0], step)
         yield "move scheduler before step", "GCS306", moved
@@ -403,8 +402,6 @@ def _of_method(file: File, owner: str, method: ast.FunctionDef) -> Iterator[Muta
     function = f"{owner}.{method.name}"
     for decorator in method.decorator_list:
         text = ast.unparse(decorator)
-        if text == "staticmethod":
-            yield Mutant("drop staticmethod", "GCS502", owner, file.without_line(decorator))
         if text.endswith("once_differentiable"):
             source = file.without_line(decorator)
             yield Mutant("drop once_differentiable", "GCS504", function, source)

@@ -425,8 +425,8 @@ class Network(nn.Module):
         return self.head(checkpoint(self.stem, x, use_reentrant=False))
 """,
     detection="""
-In source: a call of the reentrant kind (explicitly, or by not saying which) whose tensor arguments
-are shown to be data or the output of a frozen part.
+In source: a call with `use_reentrant=True` in a module's forward, whose only tensor is what forward
+itself was given.
 
 At run time: such a call returns an output without a graph while recording is on and the called
 module has parameters that require grad.

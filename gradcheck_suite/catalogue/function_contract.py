@@ -488,8 +488,7 @@ class Linear(Function):
         return grad_x, grad_weight
 """,
     detection="""
-In source: a `needs_input_grad` index guards the value that is returned at another position, or an
-input that forward uses in floating-point arithmetic gets None on every path.
+In source: a `needs_input_grad` index guards the value that is returned at another position.
 
 At run time: an input requires grad, small changes of it change the output, and backward returned
 None or zeros for it.

@@ -220,9 +220,8 @@ def pairwise_distance(a, b):
     return torch.where(square > 0, safe.sqrt(), 0.0)
 """,
     detection="""
-In source: `sqrt`, `log`, a fractional power, `acos` or a division inside a branch of `torch.where`
-whose condition is there to exclude that operation's edge; a square root of a sum of squares
-without a floor.
+In source: `sqrt`, `log`, `acos` and the like inside a branch of `torch.where` whose condition is
+there to exclude that operation's edge.
 
 At run time: gradients are tested for finiteness after backward. On a hit the backward is followed
 node by node to the first one with a finite gradient coming in and a non-finite one going out.

@@ -167,8 +167,9 @@ def train_critic(critic, pairs):
 """,
     detection="""
 In source: a write (in-place method, augmented or subscript assignment, `copy_`) whose target is
-reached through `.data` or such an alias. Reads, weight initialisation, loading and surgery on a
-model before training are not reported.
+reached through `.data`, between a model's forward and the backward of its loss in one function.
+Aliases that `detach()` makes are not followed. Reads, weight initialisation, loading and surgery on
+a model before training are not reported.
 
 At run time the damage itself is GCS104, with proof.
 

@@ -392,9 +392,9 @@ class Features:
         self.handle.remove()
 """,
     detection="""
-In source: a function that is passed to a `register_*_hook` method stores one of its tensor
-arguments without `.detach()`. A container that is read by a loss in the same step, as for a
-perceptual loss, needs the graph; where that is possible the finding is a warning.
+In source: a function that is passed to a `register_*_hook` method appends one of its tensor
+arguments to a list without `.detach()`. Other ways to store are seen at run time alone. A list
+that is read by a loss in the same step, as for a perceptual loss, needs the graph.
 
 At run time: surviving graphs (see GCS201) whose holder was filled from a hook.
 

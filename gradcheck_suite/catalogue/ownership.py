@@ -52,7 +52,7 @@ def finetune(model, loader, classes):
 """,
     detection="""
 In source: a layer or parameter is assigned to a model after an optimizer was made from that
-model's parameters, before a step, and no `add_param_group` follows.
+model's parameters, before a step, in one function of a file without `add_param_group`.
 
 At run time: a parameter that backward has filled belongs to no optimizer that has stepped since. A
 parameter that is reset or read by other code (manual updates, an outer loop) is not reported.
@@ -105,8 +105,8 @@ def resume(model, state, loader):
         optimizer.step()
 """,
     detection="""
-In source: the model's parameters are replaced (`assign=True`, a new model under the same name)
-between making the optimizer and its steps.
+In source: the model's parameters are replaced by `load_state_dict(..., assign=True)` between
+making the optimizer and its steps, in one function.
 
 At run time: a parameter of the optimizer is reached by no backward and belongs to no module that
 ran a forward, while a module of the same kind did.

@@ -107,7 +107,7 @@ def record_call(
         is_constructor=is_constructor,
         is_used=reading.statement_value is not node,
     )
-    if function is None and reading.state.mode is GradMode.DISABLED and is_loss(node):
+    if reading.state.mode is GradMode.DISABLED and is_loss(node):
         cut = reading.recorder.cut_by_mode(node)
         plain = reading.recorder.value(
             Kind.PLAIN, node, origin=Origin.CALL, mentions=mentions, cut=cut, certain=False

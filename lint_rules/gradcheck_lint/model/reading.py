@@ -30,6 +30,10 @@ class Surroundings(Protocol):
         """Return everything that the enclosing functions and the module bind to ``name``."""
         ...
 
+    def text(self, node: cst.CSTNode) -> str:
+        """Return the source of a node on one line."""
+        ...
+
     def class_attribute(self, class_name: str, attribute: str) -> Values:
         """Return everything that the methods of a class bind to ``self.<attribute>``."""
         ...
@@ -85,6 +89,10 @@ class Reading:
             Kind.UNKNOWN, node, site=site, origin=Origin.OTHER, name=name, loops=()
         )
         return frozenset({value})
+
+    def source_of(self, node: cst.CSTNode) -> str:
+        """Return the source of a node on one line."""
+        return self.surroundings.text(node)
 
     def class_attribute(self, class_name: str, attribute: str) -> Values:
         """Return everything that the methods of a class bind to ``self.<attribute>``."""

@@ -144,7 +144,7 @@ class StatementReader:
             Attach,
             target,
             reading.state.mode,
-            path=dotted_name(target) or "",
+            path=dotted_name(target) or self._reading.source_of(target),
             values=base,
             attached=values,
         )
@@ -196,7 +196,7 @@ class StatementReader:
         self._write(
             target, target.value, base, "subscript assignment", written=values, source=source
         )
-        if isinstance(target.value, cst.Attribute):
+        if dotted_name(target.value) and not all_are(base, Kind.CONTAINER, Kind.TUPLE):
             self._note_attached(target, base, values)
         path = dotted_name(target.value)
         loops = reading.recorder.loops

@@ -63,6 +63,26 @@ class EvalWithGraph(Rule):
         Invalid(
             """\
 import torch
+from torch import nn
+
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    model.train()
+    for x, y in train_loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.eval()
+    for x, y in test_loader:
+        print((model(x).argmax(dim=1) == y).sum().item())
+""",
+            lines=(14,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
 
 def evaluate(model, loader):
     model.eval()
@@ -78,6 +98,22 @@ def evaluate(model, loader):
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.eval()
+for x, y in train_loader:
+    optimizer.zero_grad()
+    out = model(x)
+    nn.functional.cross_entropy(out, y).backward()
+    optimizer.step()
+""",
+            why="trained with frozen statistics, on purpose",
+        ),
         Valid(
             """\
 import torch

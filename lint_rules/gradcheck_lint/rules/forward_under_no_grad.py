@@ -48,6 +48,22 @@ class ForwardUnderNoGrad(Rule):
             """\
 import torch
 
+def train(model, criterion, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        out = model(x)
+        with torch.no_grad():
+            loss = criterion(out, y)
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
 def train(model, loader, optimizer):
     for x, y in loader:
         optimizer.zero_grad()

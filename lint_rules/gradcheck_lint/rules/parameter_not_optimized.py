@@ -56,6 +56,21 @@ class ParameterNotOptimized(Rule):
         Invalid(
             """\
 import torch
+from torch import nn
+
+def finetune(model, loader, classes):
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model[3] = nn.Linear(16, classes)
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+""",
+            lines=(6,),
+        ),
+        Invalid(
+            """\
+import torch
 import torch.nn.functional as F
 from torch import nn
 

@@ -31,6 +31,23 @@ class StepWithoutBackward(Rule):
             """\
 import torch
 
+def train(G, D, loader):
+    opt_g = torch.optim.Adam(G.parameters())
+    opt_d = torch.optim.Adam(D.parameters())
+    for z, real in loader:
+        opt_d.zero_grad()
+        (D(G(z).detach()).mean() - D(real).mean()).backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss = -D(G(z)).mean()
+        opt_g.step()
+""",
+            lines=(12,),
+        ),
+        Invalid(
+            """\
+import torch
+
 def train(model, loader, criterion, optimizer):
     for x, y in loader:
         optimizer.zero_grad()
@@ -69,6 +86,23 @@ def train(model, loader, optimizer):
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def train(G, D, loader):
+    opt_g = torch.optim.Adam(G.parameters())
+    opt_d = torch.optim.Adam(D.parameters())
+    for z, real in loader:
+        opt_d.zero_grad()
+        (D(G(z).detach()).mean() - D(real).mean()).backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        (-D(G(z)).mean()).backward()
+        opt_g.step()
+""",
+            why="each optimizer steps after its own backward",
+        ),
         Valid(
             """\
 import torch

@@ -59,6 +59,60 @@ class UnregisteredModule(Rule):
         Invalid(
             """\
 import torch
+import torch.nn as nn
+
+class Stack(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = []
+        for _ in range(depth):
+            layer = nn.Linear(width, width)
+            self.layers.append(layer)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+""",
+            lines=(7,),
+            fixed="""\
+import torch
+import torch.nn as nn
+
+class Stack(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(depth):
+            layer = nn.Linear(width, width)
+            self.layers.append(layer)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+""",
+            safely_fixed="""\
+import torch
+import torch.nn as nn
+
+class Stack(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = []
+        for _ in range(depth):
+            layer = nn.Linear(width, width)
+            self.layers.append(layer)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+""",
+        ),
+        Invalid(
+            """\
+import torch
 from torch import nn
 
 class Network(nn.Module):
