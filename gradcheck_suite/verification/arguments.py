@@ -59,6 +59,11 @@ def resolve_target(
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
         return target, None, owner, owner.__name__
+    if isinstance(target, nn.DataParallel):
+        raise UsageError(
+            "torch can't replace the parameters of a DataParallel module; check the module that it "
+            "wraps, its attribute .module"
+        )
     if isinstance(target, torch.jit.ScriptModule):
         return _isolated(target), None, target.forward, type(target).__name__
     if isinstance(target, nn.Module):

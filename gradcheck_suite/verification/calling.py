@@ -32,7 +32,7 @@ Arrangement: TypeAlias = Callable[
 ]
 """Gives variables and constants another place in memory or other values, differentiably."""
 
-_IN_PLACE = "leaf Variable that requires grad"
+_IN_PLACE = "leaf Variable that requires grad is being used in an in-place operation"
 _NO_DEVICE = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "no NVIDIA")
 
 

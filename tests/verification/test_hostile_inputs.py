@@ -150,6 +150,11 @@ REFUSED = {
         ),
         "is a nested tensor, which can't be checked",
     ),
+    "DataParallel": (
+        nn.DataParallel(nn.Linear(3, 2)),
+        lambda: torch.ones(4, 3),
+        r"check the module that it wraps, its attribute \.module",
+    ),
     "a generator": (
         lambda x: (part for part in x),
         lambda: torch.ones(3, requires_grad=True),
