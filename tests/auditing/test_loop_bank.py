@@ -57,3 +57,33 @@ def test_nothing_is_said(audited, name):
 def test_the_bank_is_large_enough():
     assert len(BUGGY) >= 50
     assert len(CLEAN) >= 30
+
+
+WORDS = {
+    "zero_between": ("error", "cleared before SGD.step() could use them, so that it found none, 8"),
+    "zero_on_each_micro_batch": ("warning", "the last of 4 backward() calls"),
+    "no_backward": ("error", "SGD.step() ran 8 times without a gradient"),
+    "step_doubled": ("warning", "Adam.step() used the gradients that its last step had used"),
+    "clip_after_step": ("error", "clipped gradients that SGD.step() had used already"),
+    "clip_each_micro_batch": ("warning", "clipped the running sum again and again"),
+    "clip_without_unscale": ("error", "still multiplied by the loss scale, in 8 steps of SGD"),
+    "scheduler_first": ("warning", "StepLR.step() ran before the first SGD.step()"),
+    "head_replaced": ("error", "(`2.weight`, `2.bias`) that no optimizer owns"),
+    "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),
+    "model_built_again": ("warning", "SGD owns 4 parameters that no loss depends on"),
+    "generator_first": ("warning", "which SGD had stepped on, left in its gradients"),
+    "scaled_loss_unused": ("error", "divided gradients of SGD by the loss scale"),
+    "inference_mode_in_training_mode": ("warning", "with BatchNorm1d in training mode"),
+    "eval_for_ever": ("warning", "and 6 steps followed without train(): its Dropout"),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_severity_and_words(audited, name):
+    code, loop = BUGGY[name]
+    session = audited(lambda: run_quietly(loop))
+    (finding,) = [finding for finding in session.findings if finding.code == code]
+    severity, words = WORDS[name]
+    assert finding.severity.value == severity
+    assert words in finding.message
+    assert finding.hint

@@ -63,4 +63,5 @@ def _outermost(layer: nn.Module) -> tuple[nn.Module, FrameType]:
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     if outermost is None:
         return layer, here
-    return variables_of(outermost)["self"], outermost  # of a method
+    model: Any = variables_of(outermost)["self"]
+    return model, outermost
