@@ -27,8 +27,8 @@ _REFUSED = {
     "and": b"torch = " + b" and ".join([b"a"] * 20000),
     "strings": b"torch = (" + b"'a' " * 20000 + b")",
     "long list": b"torch = [" + b"1,\n" * 20000 + b"]",
-    "1 MB line": b"torch = [" + b"1," * (1 << 19) + b"]",
-    "10 MB line": b"torch = [" + b"1," * (5 << 20) + b"]",
+    "1 MB line": b"torch = [" + b"1," * (1 << 19) + b"]\nopt.step()",
+    "10 MB line": b"torch = [" + b"1," * (5 << 20) + b"]\nopt.step()",
 }
 
 
@@ -76,9 +76,13 @@ def test_byte_order_mark_does_not_shift_columns():
 
 
 def test_too_large_file_is_refused_and_says_how_large():
-    source = b"import torch\n" + b"#" * MAX_BYTES
+    source = b"import torch\nopt.step()\nloss.backward()\n" + b"#" * MAX_BYTES
     (finding,) = lint_source(source, "x.py")
     assert f"more than {MAX_BYTES:,}" in finding.message
+
+
+def test_too_large_file_that_no_rule_would_read_is_passed_over():
+    assert lint_source(b"import torch\n" + b"#" * MAX_BYTES, "x.py") == ()
 
 
 def test_source_without_torch_is_never_parsed():
@@ -162,7 +166,7 @@ def test_deeply_nested_loops_are_read_in_bounded_time(monkeypatch):
         read_iteration(self, *arguments)
 
     monkeypatch.setattr(StatementReader, "_read_iteration", counted)
-    lines = ["import torch  # backward step"]
+    lines = ["import torch  # loss.backward() opt.step()"]
     for depth in range(14):
         lines.append("    " * depth + f"for i{depth} in data:")
         lines.append("    " * (depth + 1) + "a, b, c = b, c, f(a)")

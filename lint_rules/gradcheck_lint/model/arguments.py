@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import libcst as cst
 
 from gradcheck_lint.model.expressions import element_of, read
 from gradcheck_lint.model.flow import Call, GradMode
@@ -22,8 +25,6 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
-    import libcst as cst
-
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.scopes import FunctionScope
 
@@ -101,7 +102,7 @@ def record_call(
         method=method,
         handed=held_by(arguments.everything) | held_by(receiver),
         mentions=mentions,
-        harmless=harmless,
+        harmless=harmless or (function is None and _leaves_gradients_alone(node)),
         arguments=arguments.named if function is not None else (),
         on=held_by(owner or receiver),
         is_constructor=is_constructor,
@@ -124,6 +125,18 @@ def record_call(
         cut=cut_of(arguments.everything),
     )
     return frozenset({made})
+
+
+def _leaves_gradients_alone(node: cst.Call) -> bool:
+    """Tell by its name whether a function only reads, saves or copies what it is handed."""
+    name = node.func.attr.value if isinstance(node.func, cst.Attribute) else dotted_name(node.func)
+    return _READING_NAME.search((name or "").lower()) is not None
+
+
+_READING_NAME = re.compile(
+    r"(?:^|_)(?:save|log|print|plot|visuali[sz]e|report|dump|summary|polyak|soft_update|hard_update"
+    r"|ema|count|noise)(?:_|$)"
+)
 
 
 def is_loss(node: cst.Call) -> bool:
