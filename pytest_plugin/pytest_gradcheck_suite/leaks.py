@@ -173,9 +173,11 @@ def _by_graph(
 
 def _describe(tensors: list[torch.Tensor], nodes: int) -> KeptGraph:
     with without_torch_function():
-        for tensor in tensors:
-            owner = _owner(tensor, ignored={id(tensors)})
+        tensor, owner = tensors[0], None
+        for candidate in tensors:
+            owner = _owner(candidate, ignored={id(tensors)})
             if owner is not None:
+                tensor = candidate
                 break
         node = tensor.grad_fn
         name = "a gradient" if node is None else node.name().removesuffix("Backward0")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.examples import Example
 
 
-def pytest_gradcheck_suite_examples(  # type: ignore[empty-body]  # a specification
+def pytest_gradcheck_suite_examples(
     config: pytest.Config, package: str
 ) -> Iterable[Example] | dict[Any, Any]:
     """Return examples of modules and Functions of ``package``, for ``--gradcheck-suite-modules``.
@@ -20,3 +20,4 @@ def pytest_gradcheck_suite_examples(  # type: ignore[empty-body]  # a specificat
     Either a dict from a class or function to ``make_inputs``, or an iterable of
     ``gradcheck_suite.examples.Example``.
     """
+    raise NotImplementedError

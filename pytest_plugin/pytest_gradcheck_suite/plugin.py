@@ -177,8 +177,9 @@ def pytest_sessionfinish(session: Session) -> None:
         from pytest_gradcheck_suite.modules import remarks_on  # noqa: PLC0415 - needs torch
 
         lines = remarks_on(config)
-    if hasattr(config, "workeroutput"):
-        config.workeroutput[_WORKER_OUTPUT] = lines
+    output: dict[str, Any] | None = getattr(config, "workeroutput", None)
+    if output is not None:
+        output[_WORKER_OUTPUT] = lines
         return
     if lines:
         _run_of(config).remark(lines)
