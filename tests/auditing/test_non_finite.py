@@ -114,10 +114,11 @@ def test_a_sum_that_overflows_is_no_proof(audited):
     assert audited(train(lambda out, _: (out * 1e37).sum(), steps=1)).findings == ()
 
 
-def test_a_scaler_that_skips_the_step_is_left_alone(audited):
+@pytest.mark.parametrize("fused", [False, True], ids=["skipped step", "fused step"])
+def test_a_scaler_that_skips_the_step_is_left_alone(audited, fused):
     def loop():
         net = nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
         for step in range(STEPS):
             optimizer.zero_grad()

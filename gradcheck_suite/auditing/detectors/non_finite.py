@@ -177,7 +177,7 @@ class NonFiniteDetector:
         if not _may_look():
             return
         bad = _non_finite(event.optimizer)
-        if bad:
+        if bad and not _skips_itself(event.optimizer):
             self._findings[id(event.optimizer)] = self._finding(event, bad)
 
     def _finding(self, event: StepStarted, bad: list[Tensor]) -> Finding:
@@ -230,6 +230,15 @@ class NonFiniteDetector:
                 "module": None if birth is None else birth.above,
             },
         )
+
+
+def _skips_itself(optimizer: Optimizer) -> bool:
+    """Return whether a GradScaler has told a fused optimizer to leave its parameters as they are.
+
+    It hands such optimizers ``found_inf`` in place of skipping their step.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found)
 
 
 def _may_look() -> bool:
