@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PooledSurvey"]
 
-_STEP = 2.0**-3
-_POOLS = (16, 64, 256)
+_STEP = 2.0**-4
+_POOLS = (16, 64, 256, 1024)
+# Only slopes that lie this many standard errors off at the last pool but one get the last one.
+_WORTH = 2.0
 # How many standard errors a slope may lie off before it counts; at 256 probes 5 of them are reached
 # by chance once in a million.
 _PASSES = 3.0
@@ -188,12 +190,15 @@ class PooledSurvey(Survey):
     ) -> Conclusion | None:
         slope, error, curvature = slopes
         off = abs(slope - 1.0)
-        slack = _BIAS + abs(curvature)
+        # Curvature makes a slope of twice the width lie four times as far off, kinks twice as far
+        # (see ``slopes``): the extrapolation leaves no more than the two widths differ by.
+        slack = _BIAS + 3.0 * abs(curvature)
         shown = self._measurement(output, variable, part, slope - 1.0, _PASSES * error + slack)
-        wanted = self.precision.resolution if final else self.precision.target
+        last = final or (len(pool.seen) >= _POOLS[-2] and off <= _WORTH * error + slack)
+        wanted = self.precision.resolution if last else self.precision.target
         if off <= _PASSES * error + slack and shown.relative_tolerance <= wanted:
             return Conclusion("pass", shown)
-        if not final:
+        if not last:
             return None
         if off > _FAILS * error + slack:
             return Conclusion("fail", shown)
@@ -211,7 +216,7 @@ class PooledSurvey(Survey):
         shown = self._measurement(output, variable, part, 0.0, 0.0)
         if pool.still():
             return Conclusion("pass", shown)
-        if not final:
+        if not final and len(pool.seen) < _POOLS[-2]:
             return None
         sizes = [abs(seen[0]) / (2.0 * _STEP) for seen in pool.seen]
         if pool.repeats():
