@@ -8,22 +8,21 @@ copies of the same files. A rival that is not named is left out:
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import machine
+from benchmarks.harness import Scores, run_as_command
 from gradcheck_lint.discovery import find_files
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 COLD_GOAL = 10_000
@@ -48,9 +47,8 @@ class Speed:
         return self.lines / self.cpu_seconds
 
 
-def main() -> int:
-    """Measure, print a table, and return 1 if a goal is missed."""
-    arguments = _arguments()
+def run(arguments: argparse.Namespace) -> Scores:
+    """Measure gradcheck-lint and the rivals that are named."""
     corpus = arguments.corpus.absolute()
     files = [Path(found.path) for found in find_files([str(corpus)], is_excluded=_nothing)]
     if not files:
@@ -71,29 +69,41 @@ def main() -> int:
         for _ in range(arguments.rounds):
             one.append(_run(_own(copies, jobs=1), folder))
             two.append(_run(_own(copies, jobs=2), folder))
-        alone, shared = (_speed(f"-j{n}", _count(sample), seen) for n, seen in ((1, one), (2, two)))
-    ratio = alone.wall_seconds / shared.wall_seconds
-    goals = {
-        "cold, torch files, lines per CPU second": (speeds[0].rate, COLD_GOAL),
-        "cold, mixed corpus, lines per CPU second": (mixed.rate, MIXED_GOAL),
-        "remembered, lines per CPU second": (warm.rate, WARM_GOAL),
-        "two workers, times as fast": (ratio, WORKERS_GOAL),
-    }
-    speeds += [mixed, warm, alone, shared]
+        alone, shared = (
+            _speed(f"gradcheck-lint -j{n}", _count(sample), seen)
+            for n, seen in ((1, one), (2, two))
+        )
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    met = all(seen >= goal for seen, goal in goals.values()) and memory <= MEMORY_GOAL_MB
-    if arguments.json:
-        document = {
-            "machine": machine(),
-            "speeds": [{**asdict(speed), "lines_per_cpu_second": speed.rate} for speed in speeds],
-            "goals": {name: {"seen": seen, "goal": goal} for name, (seen, goal) in goals.items()},
-            "peak_memory_mb": memory,
-            "met": met,
-        }
-        print(json.dumps(document, indent=2))
-    else:
-        _print(speeds, goals, memory)
-    return 0 if met else 1
+    return _scores([*speeds, mixed, warm, alone, shared], speeds[0], mixed, warm, memory)
+
+
+def _scores(
+    speeds: Sequence[Speed], cold: Speed, mixed: Speed, warm: Speed, memory: float
+) -> Scores:
+    ratio = speeds[-2].wall_seconds / speeds[-1].wall_seconds
+    met = (
+        cold.rate >= COLD_GOAL
+        and mixed.rate >= MIXED_GOAL
+        and warm.rate >= WARM_GOAL
+        and ratio >= WORKERS_GOAL
+        and memory <= MEMORY_GOAL_MB
+    )
+    rows = [
+        (speed.name, speed.lines, speed.cpu_seconds, round(speed.rate), cold.rate / speed.rate)
+        for speed in speeds
+    ]
+    return Scores(
+        title="Speed of gradcheck-lint in CPU time, the first row over files that mention torch",
+        command="python -m benchmarks.lint_speed",
+        columns=("", "lines", "CPU s", "lines per CPU s", "times slower"),
+        rows=tuple(rows),
+        goal=(
+            f"cold {COLD_GOAL:,} lines per CPU second, mixed {MIXED_GOAL:,}, remembered "
+            f"{WARM_GOAL:,}; two workers {WORKERS_GOAL} times as fast ({ratio:.2f}); at most "
+            f"{MEMORY_GOAL_MB} MB ({memory:.0f} MB)"
+        ),
+        met=met,
+    )
 
 
 _OWN = (sys.executable, "-m", "gradcheck_lint", "--isolated", "--no-gitignore", "--statistics")
@@ -108,20 +118,15 @@ def _nothing(path: str, *, is_directory: bool) -> bool:
     return False
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _options(parser: argparse.ArgumentParser) -> None:
     site = next(path for path in map(Path, sys.path) if path.name == "site-packages")
     parser.add_argument("--corpus", type=Path, default=site, help="a directory of Python files")
-    parser.add_argument("--files", type=int, default=150, help="torch files for the rivals")
+    parser.add_argument("--files", type=int, default=60, help="torch files for the rivals")
     parser.add_argument("--rounds", type=int, default=3)
     for name in ("preflight", "torchfix", "flake8", "ruff"):
         parser.add_argument(
             f"--{name}", type=_command, metavar="BIN", help=f"the command of {name}"
         )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    return parser.parse_args()
 
 
 def _command(text: str) -> Path:
@@ -177,20 +182,5 @@ def _speed(name: str, lines: int, seen: Sequence[tuple[float, float]]) -> Speed:
     return Speed(name, lines, cpu, wall)
 
 
-def _print(speeds: Sequence[Speed], goals: dict[str, tuple[float, float]], memory: float) -> None:
-    print(f"{machine()}\n\n| | lines | CPU s | lines per CPU s | times slower |")
-    print("|---|---|---|---|---|")
-    for speed in speeds:
-        slower = speeds[0].rate / speed.rate
-        print(
-            f"| {speed.name} | {speed.lines:,} | {speed.cpu_seconds:.2f} | {speed.rate:,.0f} "
-            f"| {slower:.2f} |"
-        )
-    print()
-    for name, (seen, goal) in goals.items():
-        print(f"{name}: {seen:,.2f} {'met' if seen >= goal else 'missed'}")
-    print(f"peak memory of a process: {memory:.0f} MB, goal {MEMORY_GOAL_MB}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_as_command(run, _options))
