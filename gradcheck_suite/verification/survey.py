@@ -132,10 +132,11 @@ class Survey:
         found = {pair: self._concluded(pair) for pair in self.pairs}
         if self.precision.is_double:
             return found
-        return {
-            pair: self._held_to_smaller_steps(pair, one)
-            for pair, one in self._pooled(found).items()
-        }
+        held = {pair: self._held_to_smaller_steps(pair, one) for pair, one in found.items()}
+        refuted = {pair for pair, one in held.items() if one.status != found[pair].status}
+        # Pooled slopes are compared at several steps anyway, and would stride over the same.
+        rest = {pair: one for pair, one in held.items() if pair not in refuted}
+        return held | self._pooled(rest)
 
     def _held_to_smaller_steps(self, pair: tuple[int, int], conclusion: Conclusion) -> Conclusion:
         point = self.moved_point() if conclusion.moved else self.point
