@@ -45,7 +45,7 @@ def check_second_order(known: Known) -> StageResult:
     asked = known.options.order == _SECOND
     if known.options.order == 1 or not any(known.survey.gradients.attached):
         return StageResult()
-    functions = _functions(known)
+    functions = _functions(known.survey)
     if not (asked or functions):
         return StageResult()
     if not known.clean:
@@ -86,7 +86,8 @@ def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResu
         )
         for (output, variable), conclusion in conclusions.items()
     )
-    told = _Told(names, variables, functions, asked)
+    programmed = bool(set(_functions(survey)) - set(functions))
+    told = _Told(names, variables, functions, certain=asked or programmed)
     return StageResult(
         verdicts=verdicts,
         findings=tuple(told.findings(survey, conclusions)),
@@ -176,11 +177,11 @@ def _declared_once_differentiable(subject: Subject) -> set[str]:
     }
 
 
-def _functions(known: Known) -> tuple[type, ...]:
-    call = TracedCall(known.survey)
+def _functions(survey: Survey) -> tuple[type, ...]:
+    call = TracedCall(survey)
     found = {
         function
-        for output in range(len(known.survey.point.outputs))
+        for output in range(len(survey.point.outputs))
         for function in call.whole_graph(output).functions
     }
     return tuple(sorted(found, key=lambda function: function.__qualname__))
@@ -228,12 +229,18 @@ def _made_by(functions: Sequence[type]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Puts failures of order 2 into at most three findings: by what is wrong."""
+    """Puts failures of order 2 into at most two findings: by what is wrong.
+
+    ``certain`` says whether a second derivative is meant to be right: it was asked for, or backward
+    calls a custom Function of its own for it. Otherwise backward is made of torch's operators,
+    whose derivatives are right, and fails only by taking something for a constant: it is not made
+    to be differentiated again, and does not say so.
+    """
 
     names: Sequence[str]
     variables: Sequence[str]
     functions: Sequence[type]
-    asked: bool
+    certain: bool
 
     def findings(
         self, survey: Survey, conclusions: Mapping[tuple[int, int], Conclusion]
@@ -289,8 +296,8 @@ class _Told:
             catalogue.WRONG_SECOND_ORDER,
             said + _made_by(self.functions),
             detector="verify",
-            severity=Severity.WARNING if cut and not self.asked else Severity.ERROR,
+            severity=Severity.ERROR if self.certain else Severity.WARNING,
             location=backward_location(self.functions[0]) if len(self.functions) == 1 else None,
-            hint=_ONCE if cut else (_LOST if lost else None),
+            hint=_ONCE if cut else (_LOST if lost or not self.certain else None),
             evidence=evidence,
         )

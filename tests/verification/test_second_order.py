@@ -116,7 +116,7 @@ def test_right_functions_pass(function, count, randn):
 def test_a_saved_intermediate_is_wrong_only_at_order_2(randn):
     report = check(SavesIntermediate, randn(5))
     (finding,), verdicts = second(report)
-    assert finding.severity is Severity.ERROR
+    assert finding.severity is Severity.WARNING
     assert "the gradient of x is right, but its own gradient with respect to `x` is" in (
         finding.message
     )
@@ -131,8 +131,42 @@ def test_a_saved_intermediate_is_wrong_only_at_order_2(randn):
 
 def test_a_lost_term_is_told_by_its_size(randn):
     (finding,), _ = second(check(HalfOfIt, randn(5)))
-    assert finding.severity is Severity.ERROR
+    assert finding.severity is Severity.WARNING
     assert "is off by 50% of its size" in finding.message
+    assert "@once_differentiable" in finding.hint
+
+
+def test_what_was_asked_for_has_to_be_right(randn):
+    (finding,), _ = second(check(HalfOfIt, randn(5), order=2))
+    assert finding.severity is Severity.ERROR
+
+
+class CubeSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, g):
+        ctx.save_for_backward(x, g)
+        return 3 * x**2 * g
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        x, g = ctx.saved_tensors
+        return 5 * x * g * cotangent, 3 * x**2 * cotangent  # 6 is right
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return CubeSlope.apply(*ctx.saved_tensors, cotangent)
+
+
+def test_a_second_derivative_that_somebody_wrote_has_to_be_right(randn):
+    (finding,), _ = second(check(Cube, randn(5)))
+    assert finding.severity is Severity.ERROR
 
 
 @pytest.mark.parametrize("function", [Numpy, Raises])
