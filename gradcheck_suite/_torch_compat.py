@@ -554,3 +554,12 @@ def forget_compiler_tables() -> None:
     table = getattr(rules, "get_torch_obj_rule_map", None)
     if table is not None:
         table.cache_clear()
+
+
+def jit_is_tracing() -> bool:
+    """Whether ``torch.jit.trace`` records what runs now (torch 2.13); without the name, never.
+
+    The public ``torch.jit.is_tracing`` does the same, untyped and not exported.
+    """
+    get = getattr(torch._C, "_get_tracing_state", None)
+    return get is not None and get() is not None

@@ -19,7 +19,7 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
-from gradcheck_suite.auditing.events import SessionEnded, StepMarked, WriteRefused, Written
+from gradcheck_suite.auditing.events import SessionEnded, StepMarked
 from gradcheck_suite.auditing.generations import Generations
 from gradcheck_suite.auditing.optimizers import Optimizers
 from gradcheck_suite.auditing.patches import Patches
@@ -131,7 +131,7 @@ class Recorder:
         ]
         for source in self._sources:
             source.install(self._patches)
-        if self.options.name_writers or self.wants(Written) or self.wants(WriteRefused):
+        if self.options.name_writers:
             self.writers.install(self._patches)
 
     def stop(self) -> None:

@@ -20,6 +20,7 @@ from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     function_mode_is_active,
     inside_backward,
+    jit_is_tracing,
     saved_as,
     saved_input_edge,
     version_of,
@@ -247,9 +248,9 @@ def _may_read(tensor: Tensor) -> bool:
     """Return whether reading the contents of ``tensor`` now is possible and goes unnoticed.
 
     Operators that run under a dispatch mode of the user's would show up there, and those that run
-    while a CUDA graph is captured would become part of it.
+    while ``torch.jit.trace`` traces or a CUDA graph is captured would become part of it.
     """
-    if dispatch_mode_is_active():
+    if dispatch_mode_is_active() or jit_is_tracing():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

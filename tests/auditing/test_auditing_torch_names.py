@@ -174,3 +174,18 @@ def test_torch_function_is_silenced():
     assert calls == []
     tensor.data_ptr()
     assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_trace_in_progress_is_seen(monkeypatch):
+    seen = []
+
+    def traced(tensor):
+        seen.append(compat.jit_is_tracing())
+        return tensor + 1
+
+    torch.jit.trace(traced, torch.zeros(2), check_trace=False)
+    assert seen == [True]
+    assert not compat.jit_is_tracing()
+    monkeypatch.delattr(torch._C, "_get_tracing_state")
+    assert not compat.jit_is_tracing()
