@@ -44,6 +44,7 @@ class IsExcluded(Protocol):
 
     def __call__(self, path: str, *, is_directory: bool) -> bool:
         """Answer for one path."""
+        ...
 
 
 def find_files(paths: Iterable[str], *, is_excluded: IsExcluded) -> Iterator[Found]:

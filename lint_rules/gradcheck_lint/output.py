@@ -27,15 +27,15 @@ def write(report: Report, arguments: argparse.Namespace, stream: TextIO | None =
     if arguments.output_file is not None:
         _write_file(report, arguments.output_file, output_format or "concise", arguments.color)
         return
-    stream = stream or sys.stdout
+    out: TextIO = sys.stdout if stream is None else stream
     if output_format is None:
-        output_format = "full" if stream.isatty() else "concise"
+        output_format = "full" if out.isatty() else "concise"
     for_people = output_format in {"full", "concise"}
     if arguments.quiet and for_people and not report.findings:
         return
-    _write_to(stream, report, output_format, arguments.color)
+    _write_to(out, report, output_format, arguments.color)
     if arguments.statistics and for_people:
-        stream.write(_statistics(report.findings))
+        out.write(_statistics(report.findings))
 
 
 def _statistics(findings: Iterable[Finding]) -> str:

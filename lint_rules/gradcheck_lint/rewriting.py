@@ -211,7 +211,8 @@ class _Writer(cst.CSTTransformer):
     def _like(self, old: cst.CSTNode, new: list[cst.CSTNode]) -> list[cst.CSTNode]:
         """Give the first statement the lines above the old one, and the last its comment."""
         if new and hasattr(old, "leading_lines") and hasattr(new[0], "leading_lines"):
-            new[0] = new[0].with_changes(leading_lines=old.leading_lines)
+            above: object = getattr(old, "leading_lines")  # noqa: B009 - not every node has it
+            new[0] = new[0].with_changes(leading_lines=above)
         last = new[-1] if new else None
         if isinstance(old, cst.SimpleStatementLine) and isinstance(last, cst.SimpleStatementLine):
             new[-1] = last.with_changes(trailing_whitespace=old.trailing_whitespace)
@@ -228,7 +229,7 @@ def _put_before(added: list[cst.CSTNode], nodes: list[cst.CSTNode]) -> list[cst.
     first, head = added[0], nodes[0]
     if not hasattr(first, "leading_lines") or not hasattr(head, "leading_lines"):
         return [*added, *nodes]
-    lines = list(head.leading_lines)
+    lines: list[cst.EmptyLine] = list(getattr(head, "leading_lines"))  # noqa: B009 - as above
     blank = next((at for at, line in enumerate(lines) if line.comment is not None), len(lines))
     return [
         first.with_changes(leading_lines=lines[:blank]),

@@ -308,8 +308,8 @@ class _Walk:
 
     def _call(self, node: ast.Call) -> _State:  # noqa: PLR0911 - one for each kind
         name = _name_of(node)
-        given = [self.value(argument) for argument in node.args]
-        given += [self.value(keyword.value) for keyword in node.keywords]
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+        given: list[_State] = list(map(self.value, values))
         inner = _either(given)
         owner: _State = None
         if isinstance(node.func, ast.Attribute):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import checkpoint
 
 from gradcheck_suite.auditing.call_sites import CallSite, is_user_code
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "ModuleWatch", "user_sites"]
 
 _MOST_CALLS = 16
-_CHECKPOINT = torch.utils.checkpoint.__file__
+_CHECKPOINT = checkpoint.__file__
 
 
 @dataclass(frozen=True, slots=True)

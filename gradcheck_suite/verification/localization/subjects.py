@@ -89,8 +89,8 @@ def repeatable(call: Call, randomness: RandomState) -> Repeatable:
                 if buffered:
                     state.update((n, buffer.clone()) for n, buffer in target.named_buffers())
                 return functional_call(target, state, given, named)
-            made = target.apply if call.kind == "function" else target
-            return made(*given, **named)
+            made: Any = target
+            return (made.apply if call.kind == "function" else made)(*given, **named)
         finally:
             if not random:
                 random.append(not randomness.is_current())
