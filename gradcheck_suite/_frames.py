@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import site
 import sysconfig
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
+    from types import CodeType, TracebackType
 
-__all__ = ["Owner", "folder_prefix", "is_ours", "owner_of_file"]
+__all__ = ["Owner", "definition_line", "folder_prefix", "is_ours", "owner_of_file"]
 
 
 class Owner(Enum):
@@ -77,6 +78,21 @@ def owner_of_file(name: str) -> Owner:
     if path.startswith(_STANDARD):
         return Owner.PYTHON
     return Owner.USER
+
+
+def definition_line(code: CodeType) -> int:
+    """Return the line of the ``def`` of a function.
+
+    A code object begins at its decorators; a reader looks for the def.
+    """
+    try:
+        source, start = inspect.getsourcelines(code)
+    except (OSError, TypeError):
+        return code.co_firstlineno
+    for offset, text in enumerate(source):
+        if text.lstrip().startswith(("def ", "async def ")):
+            return start + offset
+    return code.co_firstlineno
 
 
 def is_ours(traceback: TracebackType) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -204,20 +204,22 @@ class FindingsError(AssertionError):
 def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
     """Join several reports into one, telling each mistake once.
 
-    A mistake that several detectors name at the same line under the same code is told by the
-    first report that has it; its evidence gains ``also_found_by``.
+    A mistake that several detectors name under the same code, at the same line or of the same
+    parameters, is told once: by the surer one, or else by the first report that has it. Its
+    evidence gains ``also_found_by``.
     """
     reports = tuple(reports)
     kept: list[Finding] = []
-    first_at: dict[tuple[str, str, int], int] = {}
+    first_with: dict[tuple[object, ...], int] = {}
     for finding in (finding for report in reports for finding in report.findings):
-        place = finding.location
-        if place is not None:
-            key = (finding.code, os.path.abspath(place.path), place.line)  # noqa: PTH100 - a string
-            index = first_at.setdefault(key, len(kept))
-            if index < len(kept) and kept[index].detector != finding.detector:
-                kept[index] = _also_found_by(kept[index], finding.detector)
-                continue
+        subjects = list(_subjects(finding))
+        known = [first_with[subject] for subject in subjects if subject in first_with]
+        other = next((i for i in known if kept[i].detector != finding.detector), None)
+        if other is not None:
+            kept[other] = _merged(kept[other], finding)
+            continue
+        for subject in subjects:
+            first_with.setdefault(subject, len(kept))
         kept.append(finding)
     summary: dict[str, JSON] = {}
     for report in reports:
@@ -231,7 +233,22 @@ def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
     )
 
 
-def _also_found_by(finding: Finding, detector: Detector) -> Finding:
-    seen = finding.evidence.get("also_found_by", ())
-    others = (*seen, detector) if isinstance(seen, tuple) and detector not in seen else seen
-    return replace(finding, evidence={**finding.evidence, "also_found_by": others})
+def _subjects(finding: Finding) -> Iterator[tuple[object, ...]]:
+    """Yield what the finding is about: its line, and the parameters that its evidence lists."""
+    place = finding.location
+    if place is not None:
+        yield finding.code, os.path.abspath(place.path), place.line  # noqa: PTH100 - a string
+    parameters = finding.evidence.get("parameters")
+    if isinstance(parameters, (list, tuple)):
+        yield finding.code, *sorted(map(str, parameters))
+
+
+def _merged(first: Finding, second: Finding) -> Finding:
+    """Return the more severe of two findings about one mistake, which names the other's finder."""
+    kept, other = (second, first) if second.severity > first.severity else (first, second)
+    finders: dict[JSON, None] = {other.detector: None}
+    for finding in (kept, other):
+        seen = finding.evidence.get("also_found_by", ())
+        finders.update(dict.fromkeys(seen if isinstance(seen, tuple) else ()))
+    finders.pop(kept.detector, None)
+    return replace(kept, evidence={**kept.evidence, "also_found_by": tuple(finders)})

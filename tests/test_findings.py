@@ -110,3 +110,21 @@ def test_merging_keeps_verdicts_summaries_and_what_was_not_covered():
     )
     assert merged.summary == {"steps": 3, "files": 1}
     assert merged.not_covered == ("workers", "buffers")
+
+
+def test_the_surer_finding_about_one_mistake_is_kept():
+    seen = {"also_found_by": ("lint",)}
+    likely = finding(severity=Severity.WARNING, detector="audit", evidence=seen)
+    certain = finding(severity=Severity.ERROR, detector="verify")
+    (only,) = merge_reports("t", [Report("a", (likely,)), Report("b", (certain,))]).findings
+    assert only.severity is Severity.ERROR
+    assert only.detector == "verify"
+    assert set(only.evidence["also_found_by"]) == {"audit", "lint"}
+
+
+def test_two_detectors_that_name_the_same_parameters_tell_one_mistake():
+    named = finding(detector="audit", line=4, evidence={"parameters": ("b", "a")})
+    same = finding(detector="graph", line=8, evidence={"parameters": ["a", "b"]})
+    other = finding(detector="graph", line=9, evidence={"parameters": ["a"]})
+    merged = merge_reports("t", [Report("a", (named,)), Report("b", (same, other))])
+    assert [one.location.line for one in merged.findings] == [4, 9]

@@ -33,8 +33,9 @@ def add_report_options(
     group.add_argument(
         "--output-format",
         choices=OUTPUT_FORMATS,
+        metavar="FORMAT",
         default="full",
-        help="how the report is written (default: full)",
+        help=f"how the report is written: {', '.join(OUTPUT_FORMATS)} (default: full)",
     )
     group.add_argument(
         "--output-file",

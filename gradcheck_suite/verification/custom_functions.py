@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite import _torch_compat
+from gradcheck_suite._frames import definition_line
 from gradcheck_suite.findings import Location
 from gradcheck_suite.verification.points import match_outputs
 
@@ -89,17 +90,7 @@ def method_location(function: type, name: str) -> Location | None:
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename.startswith("<"):
         return None
-    line = code.co_firstlineno
-    try:
-        source, start = inspect.getsourcelines(code)
-    except (OSError, TypeError):
-        source, start = [], line
-    for offset, text in enumerate(source):
-        # A code object begins at its decorators; the reader looks for the def.
-        if text.lstrip().startswith(("def ", "async def ")):
-            line = start + offset
-            break
-    return Location(path=code.co_filename, line=line, function=method.__qualname__)
+    return Location(code.co_filename, definition_line(code), function=method.__qualname__)
 
 
 def reachable(root: Node) -> list[Node]:

@@ -281,8 +281,8 @@ def _type_name(value: object) -> str:
 def expand(names: Iterable[str], where: str) -> frozenset[str]:
     """Return the codes that are meant by codes, slugs, beginnings of codes, or ``ALL``.
 
-    >>> sorted(expand(["GCS3", "leaf-inplace"], "--select"))
-    ['GCS101', 'GCS301']
+    >>> sorted(expand(["GCS31", "leaf-inplace"], "--select"))
+    ['GCS101', 'GCS310']
 
     Raises:
         UsageError: a name means no rule.

@@ -309,7 +309,8 @@ class _Walk:
     def _call(self, node: ast.Call) -> _State:  # noqa: PLR0911 - one for each kind
         name = _name_of(node)
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
-        given: list[_State] = list(map(self.value, values))
+        given: list[_State] = []
+        given.extend(self.value(value) for value in values)
         inner = _either(given)
         owner: _State = None
         if isinstance(node.func, ast.Attribute):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow
 from gradcheck_suite.auditing.detectors._watched_modules import ModuleWatch
@@ -95,10 +98,13 @@ def called(place: Place) -> str:
 
 
 def none_gradient(function: type) -> Verdict:
-    code = getattr(getattr(function, "backward", None), "__code__", None)
+    backward: Any = getattr(function, "backward", None)
+    method = inspect.unwrap(backward) if callable(backward) else None
+    code = getattr(method, "__code__", None)
     where = None
-    if code is not None:
-        where = Location(path=code.co_filename, line=code.co_firstlineno, function=code.co_name)
+    if method is not None and code is not None:
+        name = method.__qualname__
+        where = Location(path=code.co_filename, line=definition_line(code), function=name)
     return Verdict(
         catalogue.NONE_GRADIENT,
         where,
@@ -165,9 +171,8 @@ def finding_of(watched: Watched, group: Group) -> Finding:
         related=verdict.related,
         hint=verdict.hint,
         evidence={
-            "parameters": len(names),
+            "parameters": tuple(names),
             "of_parameters": watched.parameters,
-            "names": tuple(names[:50]),
             "steps": watched.steps,
             "optimizer": watched.name,
         },

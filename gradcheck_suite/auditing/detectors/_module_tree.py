@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.call_sites import kind_of_file
 from gradcheck_suite.findings import Location
 
@@ -101,7 +102,7 @@ def forward_of(module: nn.Module) -> Location | None:
     if code is None or kind_of_file[code.co_filename]:
         return None
     name = getattr(code, "co_qualname", code.co_name)
-    return Location(path=code.co_filename, line=code.co_firstlineno, function=name)
+    return Location(path=code.co_filename, line=definition_line(code), function=name)
 
 
 def assignment_of(module: nn.Module, name: str) -> Location | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._frames import definition_line
 from gradcheck_suite._torch_compat import custom_function_class, version_of
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
 from gradcheck_suite.auditing.detectors._survey import survey
@@ -167,7 +168,7 @@ def _line_in(function: type, method: str, pattern: str | None) -> Location | Non
     code = getattr(getattr(function, method, None), "__code__", None)
     if code is None:
         return None
-    line = code.co_firstlineno
+    line = definition_line(code)
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
