@@ -19,7 +19,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
-from gradcheck_suite.auditing.detectors._gradients import RESCALING
+from gradcheck_suite.auditing.detectors._gradients import RESCALING, is_nonzero
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
@@ -202,7 +202,7 @@ class StepProtocolDetector:
 
     def _still_holds_the_sum(self, used: _Used) -> bool:
         gradient = used.current()
-        if gradient is None or not _is_nonzero(gradient):
+        if gradient is None or not is_nonzero(gradient):
             return False
         writes = self._recorder.writers.since(used.added_at, gradient)
         return all(write.operation in RESCALING for write in writes)
@@ -222,7 +222,7 @@ def _look_before_backward(state: _OptimizerState) -> None:
     state.left = []
     if not state.used and not state.stale:
         return
-    state.stale = [used for used in state.stale if _is_nonzero(used.current())]
+    state.stale = [used for used in state.stale if is_nonzero(used.current())]
     kept: list[_Used] = []
     with torch.no_grad():
         for used in state.used:
@@ -230,7 +230,7 @@ def _look_before_backward(state: _OptimizerState) -> None:
             # Whoever has written to the gradient since (a decay, a manual momentum) means it.
             if gradient is None or version_of(gradient) != used.version:
                 continue
-            if not _is_nonzero(gradient):
+            if not is_nonzero(gradient):
                 continue
             if used.content is None and not state.proven:
                 # A write through .data moves no version. From the next step on, contents tell.
@@ -271,15 +271,6 @@ def _was_replaced(used: _Used) -> bool:
     used.gradient = weakref.ref(gradient)
     used.version = version_of(gradient)
     return True
-
-
-def _is_nonzero(gradient: Tensor | None) -> bool:
-    if gradient is None:
-        return False
-    gradient = gradient.detach()
-    if gradient.is_sparse:
-        gradient = gradient.coalesce().values()
-    return bool(gradient.any()) if gradient.numel() else False
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
