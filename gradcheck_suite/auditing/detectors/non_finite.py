@@ -1,8 +1,8 @@
 """NaN and infinity that a step writes into parameters, and the op in which they were born.
 
-A step's gradients are looked at in the first steps and in each eighth after: NaN stays, so that it
-is seen there even if it came in between. In the first backwards each node of the graph also says
-whether finite gradients went in and others came out. What a GradScaler skips never gets here.
+A step's gradients are looked at in the first steps and in each sixteenth after: NaN stays, so
+that it is seen there even if it came in between. In the first backwards each node of the graph also
+says whether finite gradients went in and others came out. What a GradScaler skips never gets here.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["NonFiniteDetector"]
 
 _CLOSELY = 2
 """In so many first steps every node is watched."""
-_FIRST_STEPS = 8
-_EVERY = 8
+_FIRST_STEPS = 6
+_EVERY = 16
 _MOST_NODES = 20_000
 _NAMES_SHOWN = 5
 _DEPTH = 64
