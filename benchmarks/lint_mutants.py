@@ -18,12 +18,17 @@ Block = list[ast.stmt]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A file with one seeded mistake: where, by which operator, and which rule should see it."""
+    """A file with one seeded mistake: where, by which operator, and which rule should see it.
+
+    ``first`` and ``last`` are the lines of the loop, method or class that was mutated.
+    """
 
     operator: str
     code: str
     function: str
     source: str
+    first: int
+    last: int
 
 
 class File:
@@ -89,6 +94,14 @@ class File:
         indent = self.indent(node)
         added = [f"{indent}{line}\n" for line in new]
         return "".join([*self.lines[:place], *added, *self.lines[place:]])
+
+    def mutant(
+        self, operator: str, code: str, function: str, source: str, node: ast.stmt
+    ) -> Mutant:
+        """Return a mutant of what is inside ``node``."""
+        # A few lines of room for what an operator has added.
+        last = (node.end_lineno or node.lineno) + 4
+        return Mutant(operator, code, function, source, node.lineno, last)
 
     def moved_out(self, node: ast.stmt, loop: ast.stmt) -> str:
         """Return the source with a statement of a loop's body before the loop."""
@@ -190,10 +203,10 @@ def mutants(text: str) -> Iterator[Mutant]:
     for function, loop, block in file.blocks:
         if len({node.lineno for node in block}) < len(block):
             continue  # statements that share a line can't be moved by lines
-        if loop is not None:
+        if isinstance(loop, (ast.For, ast.While)):
             for operator, code, source in _of_loop(file, loop, block):
                 if source is not None:
-                    yield Mutant(operator, code, function, source)
+                    yield file.mutant(operator, code, function, source, loop)
         yield from _of_block(file, function, block)
     yield from _of_modules(file)
     yield from _of_functions(file)
@@ -202,7 +215,7 @@ def mutants(text: str) -> Iterator[Mutant]:
 Change = tuple[str, str, "str | None"]
 
 
-def _of_loop(file: File, loop: ast.stmt, block: Block) -> Iterator[Change]:
+def _of_loop(file: File, loop: ast.For | ast.While, block: Block) -> Iterator[Change]:
     """Break the order of a training step, one step of one optimizer at a time."""
     steps = _find(block, _is_step)
     backwards = _find(block, _is_backward)
@@ -262,7 +275,7 @@ def _of_step(
 
 
 def _of_single_step(
-    file: File, loop: ast.stmt, block: Block, backward: ast.stmt, step: ast.stmt
+    file: File, loop: ast.For | ast.While, block: Block, backward: ast.stmt, step: ast.stmt
 ) -> Iterator[Change]:
     zeros = _find(block, lambda node: _method(node) == "zero_grad")
     clips = _find(block, _is_clip)
@@ -336,7 +349,7 @@ def _of_block(file: File, function: str, block: Block) -> Iterator[Mutant]:
             source = file.replaced(node.items[0].context_expr, "open('x')")
             if source is not None:
                 source = source.replace("with open('x'):", "if True:")
-                yield Mutant("drop no_grad", "GCS204", function, source)
+                yield file.mutant("drop no_grad", "GCS204", function, source, node)
         if isinstance(node, ast.FunctionDef) and any(
             isinstance(inner, ast.stmt) and _method(inner) == "eval" for inner in ast.walk(node)
         ):
@@ -344,7 +357,7 @@ def _of_block(file: File, function: str, block: Block) -> Iterator[Mutant]:
                 if ast.unparse(decorator) in _NO_GRAD:
                     name = f"{function}.{node.name}" if function else node.name
                     source = file.without_line(decorator)
-                    yield Mutant("drop @no_grad", "GCS204", name, source)
+                    yield file.mutant("drop @no_grad", "GCS204", name, source, node)
 
 
 def _of_modules(file: File) -> Iterator[Mutant]:
@@ -358,11 +371,11 @@ def _of_modules(file: File) -> Iterator[Mutant]:
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 for statement in ast.walk(method):
                     if isinstance(statement, ast.Assign):
-                        yield from _of_attribute(file, node.name, statement)
+                        yield from _of_attribute(file, node, statement)
 
 
-def _of_attribute(file: File, owner: str, node: ast.Assign) -> Iterator[Mutant]:
-    value, function = node.value, f"{owner}.__init__"
+def _of_attribute(file: File, owner: ast.ClassDef, node: ast.Assign) -> Iterator[Mutant]:
+    value, function = node.value, f"{owner.name}.__init__"
     target = ast.unparse(node.targets[0])
     if not isinstance(value, ast.Call) or not target.startswith("self."):
         return
@@ -372,15 +385,15 @@ def _of_attribute(file: File, owner: str, node: ast.Assign) -> Iterator[Mutant]:
         if len(value.args) < 2 and kept.startswith("[") and ("nn." in kept or kept == "[]"):
             source = file.replaced(value, kept)
             if source is not None:
-                yield Mutant("ModuleList to list", "GCS404", function, source)
+                yield file.mutant("ModuleList to list", "GCS404", function, source, owner)
     if called in {"nn.Parameter", "torch.nn.Parameter"} and "requires_grad" not in ast.unparse(
         node
     ):
         source = file.replaced(value, f"{ast.unparse(value)} * 0.02")
         if source is not None:
-            yield Mutant("scale the Parameter", "GCS102", function, source)
+            yield file.mutant("scale the Parameter", "GCS102", function, source, owner)
         written = file.inserted_after(node, f"{target} += 1.0")
-        yield Mutant("write to the Parameter", "GCS101", function, written)
+        yield file.mutant("write to the Parameter", "GCS101", function, written, owner)
 
 
 def _of_functions(file: File) -> Iterator[Mutant]:
@@ -403,20 +416,20 @@ def _of_method(file: File, owner: str, method: ast.FunctionDef) -> Iterator[Muta
     for decorator in method.decorator_list:
         text = ast.unparse(decorator)
         if text.endswith("once_differentiable"):
-            source = file.without_line(decorator)
-            yield Mutant("drop once_differentiable", "GCS504", function, source)
+            dropped = file.without_line(decorator)
+            yield file.mutant("drop once_differentiable", "GCS504", function, dropped, method)
     for statement in ast.walk(method):
         if isinstance(statement, ast.stmt):
             for operator, code, source in _of_statement(file, method, statement):
                 if source is not None:
-                    yield Mutant(operator, code, function, source)
+                    yield file.mutant(operator, code, function, source, method)
     names = [argument.arg for argument in method.args.args[1:]]
     if method.name == "backward" and names:
         source = file.inserted(method.body[-1], f"alias = {names[0]}", "alias.mul_(2)")
-        yield Mutant("write to the gradient", "GCS506", function, source)
+        yield file.mutant("write to the gradient", "GCS506", function, source, method)
     if method.name == "forward" and names and "save_for_backward" in ast.unparse(method):
         source = file.inserted(method.body[-1], f"alias = {names[0]}", "alias.mul_(2)")
-        yield Mutant("write to the input", "GCS503", function, source)
+        yield file.mutant("write to the input", "GCS503", function, source, method)
 
 
 def _of_statement(file: File, method: ast.FunctionDef, node: ast.stmt) -> Iterator[Change]:

@@ -235,31 +235,47 @@ class ModuleModel:
         Methods count as called wherever a method of their name is, since what it is called on is
         not always known. A function that nobody here calls has none.
         """
-        return self._modes_of_callers(scope, frozenset())
-
-    def _modes_of_callers(self, scope: FunctionScope, seen: frozenset[int]) -> frozenset[GradMode]:
-        if id(scope) in seen:
-            return frozenset()
         if self.sets_mode_for_all:
             return frozenset({GradMode.UNKNOWN})
-        name = scope.name.rpartition(".")[2]
         modes: set[GradMode] = set()
-        for caller in list(self.functions()):
-            for event in caller.events():
-                if not isinstance(event, Call):
-                    continue
-                if event.function is not scope and (scope.owner is None or event.method != name):
-                    continue
-                if event.mode is GradMode.AMBIENT and id(caller.scope) in seen | {id(scope)}:
-                    # A function that calls itself says nothing about who called it first.
-                    continue
-                if event.mode is GradMode.AMBIENT:
-                    modes |= self._modes_of_callers(caller.scope, seen | {id(scope)}) or {
-                        GradMode.ENABLED
-                    }
-                else:
-                    modes.add(event.mode)
+        waiting, seen = [scope], {id(scope)}
+        while waiting:
+            called = waiting.pop()
+            calls = [
+                (mode, caller)
+                for mode, caller in self._calls_of(called)
+                # A function that calls itself says nothing about who called it first.
+                if mode is not GradMode.AMBIENT or caller is not called
+            ]
+            if not calls and called is not scope:
+                modes.add(GradMode.ENABLED)
+            for mode, caller in calls:
+                if mode is not GradMode.AMBIENT:
+                    modes.add(mode)
+                elif id(caller) not in seen:
+                    seen.add(id(caller))
+                    waiting.append(caller)
+        if not modes and len(seen) > 1:
+            modes.add(GradMode.ENABLED)
         return frozenset(modes)
+
+    def _calls_of(self, scope: FunctionScope) -> list[tuple[GradMode, FunctionScope]]:
+        """Return the grad mode of every call of a function, with the function that calls it."""
+        key = "calls by name and function"
+        if key not in self.memo:
+            known: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = {}
+            for caller in list(self.functions()):
+                for event in caller.events():
+                    if isinstance(event, Call):
+                        made = (event.mode, caller.scope)
+                        if event.function is not None:
+                            known.setdefault(id(event.function), []).append(made)
+                        if event.method is not None:
+                            known.setdefault(event.method, []).append(made)
+            self.memo[key] = known
+        calls: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = self.memo[key]
+        by_name = scope.name.rpartition(".")[2] if scope.owner is not None else None
+        return [*calls.get(id(scope), []), *calls.get(by_name, [])]
 
 
 def _bind_parameters(reading: Reading) -> None:
