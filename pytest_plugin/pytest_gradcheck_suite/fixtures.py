@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gradcheck_suite.runtime import runtime
+from pytest_gradcheck_suite.options import IN_USE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ def gradient_check(request: pytest.FixtureRequest) -> GradientCheck:
     ``check=False`` it never does. ``gradient_check.snapshot(model, inputs)`` fails if the
     gradients are not those that were stored beside the test.
     """
-    runtime()
-    from pytest_gradcheck_suite.checking import GradientCheck  # noqa: PLC0415 - on first use
+    _load(request)
+    from pytest_gradcheck_suite.checking import GradientCheck  # noqa: PLC0415 - needs torch
 
     return GradientCheck(request.node)
 
@@ -42,8 +42,8 @@ def autograd_audit(request: pytest.FixtureRequest) -> Auditor:
     of ``gradcheck_suite.audit`` and ``fail_on``. If the test raises, its exception passes, and
     the findings follow in a section of the report.
     """
-    runtime()
-    from pytest_gradcheck_suite.auditing import auditor_of  # noqa: PLC0415 - on first use
+    _load(request)
+    from pytest_gradcheck_suite.auditing import auditor_of  # noqa: PLC0415 - needs torch
 
     return auditor_of(request.node)
 
@@ -58,9 +58,18 @@ def autograd_graph(
     and returns the graph. If the test fails, a page that shows each graph is saved beside the
     report, or in a temporary folder, and the failure says where.
     """
-    runtime()
-    from pytest_gradcheck_suite.pictures import pictures_of  # noqa: PLC0415 - on first use
+    _load(request)
+    from pytest_gradcheck_suite.pictures import pictures_of  # noqa: PLC0415 - needs torch
 
     pictures = pictures_of(request.node, tmp_path_factory)
     yield pictures
     pictures.forget()
+
+
+def _load(request: pytest.FixtureRequest) -> None:
+    """Load torch; a fixture that was asked for by ``request.getfixturevalue`` comes unannounced."""
+    __tracebackhide__ = True
+    from pytest_gradcheck_suite.runtime import runtime  # noqa: PLC0415 - on first use
+
+    request.config.stash[IN_USE] = True
+    runtime()

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from gradcheck_suite.severity import Severity
-from pytest_gradcheck_suite.settings import (
-    AUDIT,
-    CHECK,
-    LEAK,
-    nearest,
-    settings_of,
-    severity_from,
-)
+from pytest_gradcheck_suite.options import AUDIT, CHECK, LEAK
+from pytest_gradcheck_suite.settings import nearest, settings_of, severity_from
 
 __all__ = [
     "AUDIT",

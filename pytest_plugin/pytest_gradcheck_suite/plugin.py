@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gradcheck_suite import settings
+from pytest_gradcheck_suite import options
 from pytest_gradcheck_suite.fixtures import autograd_audit, autograd_graph, gradient_check
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         TestReport,
     )
 
+    from pytest_gradcheck_suite.summary import Run
+
 __all__ = [
     "autograd_audit",
     "autograd_graph",
@@ -40,18 +42,16 @@ __all__ = [
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
     "pytest_runtest_teardown",
-    "pytest_sessionfinish",
-    "pytest_terminal_summary",
 ]
 
-_IN_USE = pytest.StashKey[bool]()
+_ASKED = pytest.StashKey[Any]()  # Settings, or None where all are the defaults
 _FIXTURES = frozenset({"autograd_audit", "autograd_graph", "gradient_check"})
 _WORKER_OUTPUT = "gradcheck_suite"
 
 
 def pytest_addoption(parser: Parser) -> None:
     """Add the ``--gradcheck-suite-*`` flags."""
-    settings.add_options(parser)
+    options.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: PytestPluginManager) -> None:
@@ -63,22 +63,29 @@ def pytest_addhooks(pluginmanager: PytestPluginManager) -> None:
 
 def pytest_configure(config: Config) -> None:
     """Register the markers and read the settings."""
-    for line in settings.MARKERS:
+    for line in options.MARKERS:
         config.addinivalue_line("markers", line)
-    asked = settings.read_settings(config)
-    config.stash[_IN_USE] = asked.audit is not None or bool(asked.modules)
-    if config.stash[_IN_USE]:
+    asked = None
+    if options.says_anything(config):
+        from pytest_gradcheck_suite.settings import read_settings  # noqa: PLC0415 - else defaults
+
+        asked = read_settings(config)
+    config.stash[_ASKED] = asked
+    config.stash[options.IN_USE] = asked is not None and (
+        asked.audit is not None or bool(asked.modules)
+    )
+    if config.stash[options.IN_USE]:
         _need_torch()
-    config.pluginmanager.register(_Reports(config), "gradcheck_suite_reports")
+    config.pluginmanager.register(_EndOfRun(config), "gradcheck_suite_end_of_run")
 
 
-def pytest_report_header(config: Config) -> str | None:
-    """Name the seed and what is done to the whole suite; nothing if that is the default."""
-    asked = settings.settings_of(config)
-    parts = [f"seed {asked.seed}"]
-    if asked.audit is not None:
+def pytest_report_header(config: Config) -> str:
+    """Name the seed, and what is done to the whole suite."""
+    asked = config.stash[_ASKED]
+    parts = [f"seed {0 if asked is None else asked.seed}"]
+    if asked is not None and asked.audit is not None:
         parts.append(f"audit of every test, failing on {asked.audit.value}")
-    if asked.modules:
+    if asked is not None and asked.modules:
         parts.append(f"examples of {', '.join(asked.modules)}")
     return f"gradcheck-suite: {'; '.join(parts)}"
 
@@ -86,25 +93,25 @@ def pytest_report_header(config: Config) -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: Session, config: Config, items: list[Item]) -> None:
     """Add the examples of packages, and refuse wrong marker arguments before any test runs."""
-    asked = settings.settings_of(config)
-    if asked.modules:
+    asked = config.stash[_ASKED]
+    if asked is not None and asked.modules:
         from pytest_gradcheck_suite.modules import collect_examples  # noqa: PLC0415 - needs torch
 
         items.extend(collect_examples(session, asked.modules))
     for item in items:
-        marked = any(item.get_closest_marker(name) for name in settings.MARKER_NAMES)
+        marked = any(item.get_closest_marker(name) for name in options.MARKER_NAMES)
         if marked:
             from pytest_gradcheck_suite.marks import check_marks  # noqa: PLC0415 - for marked ones
 
             check_marks(item)
         if marked or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-            config.stash[_IN_USE] = True
+            config.stash[options.IN_USE] = True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: Item) -> Generator[None, Any, Any]:
     """Begin a test anew."""
-    if item.config.stash[_IN_USE]:
+    if item.config.stash[options.IN_USE]:
         from pytest_gradcheck_suite.testing import begin  # noqa: PLC0415 - for runs that use us
 
         begin(item)
@@ -114,7 +121,7 @@ def pytest_runtest_setup(item: Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Item) -> Generator[None, Any, Any]:
     """Audit the body of a test and count the graphs it leaves, where that is asked for."""
-    if not item.config.stash[_IN_USE]:
+    if not item.config.stash[options.IN_USE]:
         return (yield)
     from pytest_gradcheck_suite.testing import around_body  # noqa: PLC0415 - as above
 
@@ -127,7 +134,7 @@ def pytest_runtest_teardown(item: Item) -> Generator[None, Any, Any]:
     try:
         return (yield)
     finally:
-        if item.config.stash[_IN_USE]:
+        if item.config.stash[options.IN_USE]:
             from pytest_gradcheck_suite.testing import end  # noqa: PLC0415 - as above
 
             end(item)
@@ -140,66 +147,69 @@ def pytest_runtest_makereport(
 ) -> Generator[None, TestReport, TestReport]:
     """Add to a test's report what was found beside its outcome."""
     test_report = yield
-    if item.config.stash[_IN_USE]:
+    if item.config.stash[options.IN_USE]:
         from pytest_gradcheck_suite.testing import complete  # noqa: PLC0415 - as above
 
         complete(item, test_report)
     return test_report
 
 
-class _Reports:
-    """The hooks that are not told the configuration."""
+class _EndOfRun:
+    """Hears what the tests have found, and tells of it where there is something to tell."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._has_heard = False
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
         """Hear what a test has found, here or in a worker of xdist's."""
         heard = hasattr(report, "gradcheck_suite") or hasattr(report, "gradcheck_suite_notes")
-        if heard or settings.settings_of(self._config).report is not None:
-            _run_of(self._config).hear(report)
+        if heard or self._file_is_wanted():
+            self._run().hear(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Hear what a worker has to say that concerns no single test."""
         lines = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT)
         if lines:
-            _run_of(self._config).remark(lines)
+            self._run().remark(lines)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """Write the report file; in a worker of xdist's, send what the main process must know."""
+        asked = self._config.stash[_ASKED]
+        lines: list[str] = []
+        if asked is not None and asked.modules:
+            from pytest_gradcheck_suite.modules import remarks_on  # noqa: PLC0415 - needs torch
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: Session) -> None:
-    """Write the report file; in a worker of xdist's, send what the main process must know."""
-    config = session.config
-    asked = settings.settings_of(config)
-    lines: list[str] = []
-    if asked.modules:
-        from pytest_gradcheck_suite.modules import remarks_on  # noqa: PLC0415 - needs torch
+            lines = remarks_on(self._config)
+        output: dict[str, Any] | None = getattr(self._config, "workeroutput", None)
+        if output is not None:
+            output[_WORKER_OUTPUT] = lines
+            return
+        if lines:
+            self._run().remark(lines)
+        if self._file_is_wanted():
+            from pytest_gradcheck_suite.summary import write_report_file  # noqa: PLC0415 - rare
 
-        lines = remarks_on(config)
-    output: dict[str, Any] | None = getattr(config, "workeroutput", None)
-    if output is not None:
-        output[_WORKER_OUTPUT] = lines
-        return
-    if lines:
-        _run_of(config).remark(lines)
-    if asked.report is not None:
-        from pytest_gradcheck_suite.summary import write_report_file  # noqa: PLC0415 - as above
+            write_report_file(self._config)
 
-        write_report_file(config)
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Tell what failed no test."""
+        if self._has_heard or self._file_is_wanted():
+            from pytest_gradcheck_suite.summary import write_summary  # noqa: PLC0415 - rare
 
+            write_summary(terminalreporter, self._config)
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter, config: Config) -> None:
-    """Tell what failed no test."""
-    from pytest_gradcheck_suite.summary import write_summary  # noqa: PLC0415 - at the end
+    def _file_is_wanted(self) -> bool:
+        asked = self._config.stash[_ASKED]
+        return asked is not None and asked.report is not None
 
-    write_summary(terminalreporter, config)
+    def _run(self) -> Run:
+        from pytest_gradcheck_suite.summary import run_of  # noqa: PLC0415 - something was found
 
-
-def _run_of(config: Config) -> Any:
-    from pytest_gradcheck_suite.summary import run_of  # noqa: PLC0415 - where something was found
-
-    return run_of(config)
+        self._has_heard = True
+        return run_of(self._config)
 
 
 def _need_torch() -> None:

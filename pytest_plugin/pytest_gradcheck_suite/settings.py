@@ -1,63 +1,45 @@
 """What the command line, pytest's configuration and pyproject.toml may say.
 
-One table describes each setting once: its flag, its twin in pytest's configuration, and its key
-under ``[tool.gradcheck-suite.pytest]``. The first of these that says something decides.
+A setting may be said by its flag (``options``), by its twin in pytest's configuration, and by its
+key under ``[tool.gradcheck-suite.pytest]``. The first of these that says something decides.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gradcheck_suite.severity import Severity
+from pytest_gradcheck_suite.options import (
+    REPORT_SUFFIXES,
+    SEVERITIES,
+    UPDATE,
+    ini_name,
+    pyproject_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
-    "AUDIT",
-    "CHECK",
-    "LEAK",
-    "MARKERS",
-    "MARKER_NAMES",
     "REPORT_FORMATS",
     "Settings",
-    "add_options",
     "nearest",
     "read_settings",
     "settings_of",
     "severity_from",
 ]
 
-AUDIT = "autograd_audit"
-LEAK = "no_graph_leak"
-CHECK = "gradient_check"
-
-MARKERS = (
-    (
-        f"{AUDIT}(fail_on='error', allow=[]): audit the autograd use of the whole test, and fail "
-        "it on findings at least this severe ('error', 'warning' or 'note'), save for those "
-        "allowed by slug or code."
-    ),
-    (
-        f"{LEAK}(steps=1, limit=0): run the body of the test so many times, and fail it if more "
-        "than limit autograd graphs outlive it."
-    ),
-    (
-        f"{CHECK}(fail_on='error', **options): options of check_gradients for the fixture "
-        "gradient_check in this test."
-    ),
-)
-MARKER_NAMES = (AUDIT, LEAK, CHECK)
-
-SEVERITIES = tuple(severity.value for severity in Severity)
 _OFF = "off"
-REPORT_FORMATS = {".json": "json", ".sarif": "sarif", ".html": "html", ".xml": "junit"}
-_UPDATE = "--gradcheck-suite-update-snapshots"
+REPORT_FORMATS: dict[str, str] = dict(
+    zip(REPORT_SUFFIXES, ("json", "sarif", "html", "junit"), strict=True)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +67,6 @@ class Settings:
 
 
 _KEY = pytest.StashKey[Settings]()
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """One setting: how it is asked for, and how what was said becomes a value."""
-
-    name: str
-    help: str
-    read: Callable[[object, str, Path], Any]
-    flag: dict[str, Any]
-    ini: str = "string"
-
-    @property
-    def attribute(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def ini_name(self) -> str:
-        return f"gradcheck_suite_{self.attribute}"
 
 
 def severity_from(value: object, *, subject: str) -> Severity:
@@ -181,64 +144,14 @@ def _switch(value: object, subject: str, _folder: Path) -> bool:
     return value
 
 
-_SETTINGS = (
-    _Setting(
-        "fail-on",
-        f"fail a test on findings that are at least this severe: {', '.join(SEVERITIES)}",
-        _severity,
-        {"choices": SEVERITIES},
-    ),
-    _Setting(
-        "audit",
-        "audit every test, and fail it on findings that are at least this severe (error if no "
-        "severity is given)",
-        _audit,
-        {"nargs": "?", "const": "error", "metavar": "SEVERITY"},
-    ),
-    _Setting(
-        "modules",
-        "make a test of every example of a module or autograd.Function in these packages",
-        _packages,
-        {"action": "append", "metavar": "PACKAGE"},
-        "linelist",
-    ),
-    _Setting(
-        "seed",
-        "the seed of every random draw of gradcheck-suite, together with the test's id (default 0)",
-        _seed,
-        {"metavar": "N"},
-    ),
-    _Setting(
-        "report",
-        f"write all findings to this file: {', '.join(REPORT_FORMATS)}",
-        _report,
-        {"metavar": "FILE"},
-    ),
-    _Setting(
-        "summary",
-        "tell at the end of findings that failed no test (on unless told otherwise)",
-        _switch,
-        {"action": "store_false", "default": None},
-        "bool",
-    ),
-)
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Add the flags and their twins for pytest's configuration."""
-    group = parser.getgroup("gradcheck-suite", "mistakes in autograd use")
-    for setting in _SETTINGS:
-        switches_off = setting.flag.get("action") == "store_false"
-        flag = f"--gradcheck-suite-{'no-' if switches_off else ''}{setting.name}"
-        explained = f"do not {setting.help}" if switches_off else setting.help
-        group.addoption(flag, dest=setting.ini_name, help=explained, **setting.flag)
-        parser.addini(setting.ini_name, setting.help, type=setting.ini, default=None)  # type: ignore[arg-type]  # a str here
-    group.addoption(
-        _UPDATE,
-        action="store_true",
-        dest="gradcheck_suite_update_snapshots",
-        help="write the snapshots of gradient_check.snapshot(...) anew instead of comparing",
-    )
+_READERS: dict[str, Callable[[object, str, Path], Any]] = {
+    "fail-on": _severity,
+    "audit": _audit,
+    "modules": _packages,
+    "seed": _seed,
+    "report": _report,
+    "summary": _switch,
+}
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -249,33 +162,26 @@ def read_settings(config: pytest.Config) -> Settings:
     """
     table = _pyproject_table(config.rootpath)
     values: dict[str, Any] = {}
-    for setting in _SETTINGS:
-        flag = f"--gradcheck-suite-{setting.name}"
+    for name, read in _READERS.items():
+        ini = ini_name(name)
+        flag = f"--gradcheck-suite-{name}"
         said = (
-            (config.getoption(setting.ini_name), flag, config.invocation_params.dir),
-            (
-                config.getini(setting.ini_name),
-                f"{setting.ini_name} in the configuration file",
-                config.rootpath,
-            ),
-            (
-                table.get(setting.name),
-                f"{setting.name} under [tool.gradcheck-suite.pytest]",
-                config.rootpath,
-            ),
+            (config.getoption(ini), flag, config.invocation_params.dir),
+            (config.getini(ini), f"{ini} in the configuration file", config.rootpath),
+            (table.get(name), f"{name} under [tool.gradcheck-suite.pytest]", config.rootpath),
         )
         for value, subject, folder in said:
             if value is not None and value not in ("", []):
-                values[setting.attribute] = setting.read(value, subject, folder)
+                values[name.replace("-", "_")] = read(value, subject, folder)
                 break
-    values["update_snapshots"] = bool(config.getoption("gradcheck_suite_update_snapshots"))
+    values["update_snapshots"] = bool(config.getoption(UPDATE))
     settings = config.stash[_KEY] = Settings(**values)
     return settings
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """Return the settings of this run."""
-    return config.stash[_KEY]
+    """Return the settings of this run: the defaults where nothing was said."""
+    return config.stash.setdefault(_KEY, Settings())
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
@@ -287,11 +193,7 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
 
 
 def _pyproject_table(root: Path) -> dict[str, Any]:
-    file = root / "pyproject.toml"
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return {}
+    file, text = root / "pyproject.toml", pyproject_text(root)
     if "gradcheck-suite" not in text:  # spares most projects the parser
         return {}
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -304,7 +206,7 @@ def _pyproject_table(root: Path) -> dict[str, Any]:
         table = table.get(part, {})
         if not isinstance(table, dict):
             raise pytest.UsageError(f"{part} in {file} must be a table; got {table!r}")
-    known = tuple(setting.name for setting in _SETTINGS)
+    known = tuple(_READERS)
     for key in table:
         if key not in known:
             raise pytest.UsageError(

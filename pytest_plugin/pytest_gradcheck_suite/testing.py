@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gradcheck_suite.auditing import audit_of, forget_audit
 from pytest_gradcheck_suite.marks import fail_on, leak_mark
+from pytest_gradcheck_suite.options import AUDIT
 from pytest_gradcheck_suite.outcomes import (
     add_to_test_report,
     fail_on_findings,
     forget,
 )
 from pytest_gradcheck_suite.runtime import runtime
-from pytest_gradcheck_suite.settings import AUDIT, settings_of
+from pytest_gradcheck_suite.settings import settings_of
 from pytest_gradcheck_suite.snapshots import forget_snapshots
 from pytest_gradcheck_suite.summary import attach_notes
 from pytest_gradcheck_suite.upkeep import look, notes_of, repair_after
