@@ -7,18 +7,19 @@ gradgradcheck is run as well for mutants whose first order is right.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.harness import Scores, run_as_command
+from benchmarks.kept import Kept
 from gradcheck_suite import Severity
 from gradcheck_suite.verification import check_gradients
 
@@ -30,16 +31,8 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.97
 _MOST_JACOBIAN = 1_000_000
-
-
-@dataclass(slots=True)
-class Score:
-    """What one checker made of the mutants."""
-
-    run: int = 0
-    caught: int = 0
-    seconds: float = 0.0
-    missed: list[str] = field(default_factory=list)
+_SIZE = 100_000
+_MOST_CALLS = 250
 
 
 def run(arguments: argparse.Namespace) -> list[Scores]:
@@ -52,6 +45,7 @@ def run(arguments: argparse.Namespace) -> list[Scores]:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    kept = Kept(arguments.out)
     by_hand = mutants_by_hand()
     automatic = [mutant for name in ORIGINALS for mutant in mutants_of(name)]
     made = len(automatic)
@@ -60,13 +54,14 @@ def run(arguments: argparse.Namespace) -> list[Scores]:
         automatic = draw.sample(automatic, k=min(arguments.automatic, made))
     sampled = f"{len(automatic)} of {made}" if len(automatic) < made else str(made)
     return [
-        _scores(f"{len(by_hand)} wrong backwards made by hand", by_hand, arguments),
-        _scores(f"{sampled} wrong backwards made by syntax tree", automatic, arguments),
-        _kinds(by_hand, arguments),
+        _scores(f"{len(by_hand)} wrong backwards made by hand", by_hand, arguments, kept),
+        _scores(f"{sampled} wrong backwards made by syntax tree", automatic, arguments, kept),
+        _kinds(by_hand),
+        _one_wrong(arguments.draws, kept),
     ]
 
 
-def _scores(title: str, mutants: list[Mutant], arguments: argparse.Namespace) -> Scores:
+def _scores(title: str, mutants: list[Mutant], arguments: argparse.Namespace, kept: Kept) -> Scores:
     checkers: dict[str, Callable[[Mutant], bool | None]] = {
         "check_gradients": _by_us,
         "torch, fast": lambda mutant: _by_torch(mutant, fast=True),
@@ -75,20 +70,19 @@ def _scores(title: str, mutants: list[Mutant], arguments: argparse.Namespace) ->
         checkers["torch, slow"] = lambda mutant: _by_torch(mutant, fast=False)
     rows = []
     for name, checker in checkers.items():
-        score = Score()
-        for mutant in mutants:
-            start = time.process_time()
-            caught = checker(mutant)
-            score.seconds += time.process_time() - start
-            if caught is None:
-                continue
-            score.run += 1
-            score.caught += caught
-            if not caught:
-                score.missed.append(mutant.name)
+        found = {
+            mutant.name: kept.get(
+                f"{name}: {mutant.name}", functools.partial(_timed, checker, mutant)
+            )
+            for mutant in mutants
+        }
+        ran = {mutant: one for mutant, one in found.items() if one["caught"] is not None}
+        missed = [mutant for mutant, one in ran.items() if not one["caught"]]
         if arguments.show_missed:
-            print(f"{name} missed: {', '.join(score.missed)}", file=sys.stderr)
-        rows.append((name, score.run, score.caught, score.caught / score.run, score.seconds))
+            print(f"{title}: {name} missed: {', '.join(missed)}", file=sys.stderr)
+        caught = len(ran) - len(missed)
+        seconds = sum(one["seconds"] for one in ran.values())
+        rows.append((name, len(ran), caught, caught / len(ran), seconds))
     share = float(rows[0][3])
     return Scores(
         title=title,
@@ -100,7 +94,71 @@ def _scores(title: str, mutants: list[Mutant], arguments: argparse.Namespace) ->
     )
 
 
-def _kinds(mutants: list[Mutant], _arguments: argparse.Namespace) -> Scores:
+def _timed(checker: Callable[[Mutant], bool | None], mutant: Mutant) -> dict[str, Any]:
+    start = time.process_time()
+    caught = checker(mutant)
+    return {"caught": caught, "seconds": time.process_time() - start}
+
+
+class _OneWrong(torch.autograd.Function):
+    """Twice the gradient of the sine in one place, and right everywhere else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, place: int) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.place = place
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        grad = grads[0] * x.cos()
+        grad[ctx.place] *= 2
+        return grad, None
+
+
+def _one_wrong(draws: int, kept: Kept) -> Scores:
+    """Look for one wrong entry of a hundred thousand, and count the calls that it takes."""
+
+    def drawn(draw: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(draw)
+        x = torch.randn(_SIZE, generator=generator, dtype=torch.float64).requires_grad_()
+        place = int(torch.randint(_SIZE, (), generator=generator))
+        start = time.process_time()
+        report = check_gradients(_OneWrong, (x, place), seed=draw, order=1, variations=())
+        entries: list[Any] = [finding.evidence.get("entry") or {} for finding in report.findings]
+        return {
+            "found": bool(report.at_least(Severity.ERROR)),
+            "named": [entry.get("input_index") for entry in entries] == [[place]],
+            "evaluations": report.summary["evaluations"],
+            "seconds": time.process_time() - start,
+        }
+
+    results = [
+        kept.get(f"one wrong: {draw}", functools.partial(drawn, draw)) for draw in range(draws)
+    ]
+    found, named = (sum(one[what] for one in results) for what in ("found", "named"))
+    most = max(one["evaluations"] for one in results)
+    return Scores(
+        title=f"One wrong entry of {_SIZE:,}",
+        command="python -m benchmarks.mutants",
+        columns=("", "draws", "found", "named by index", "most calls", "CPU seconds"),
+        rows=(
+            (
+                "check_gradients",
+                draws,
+                found,
+                named,
+                most,
+                sum(one["seconds"] for one in results),
+            ),
+        ),
+        goal=f"never missed, and named by index within {_MOST_CALLS} calls of the function",
+        met=found == named == draws and most <= _MOST_CALLS,
+    )
+
+
+def _kinds(mutants: list[Mutant]) -> Scores:
     """Count how many kinds of mistake are named right, and how many claims are wrong."""
     from tests.verification.mutants.claims import claim_is_true
 
@@ -179,6 +237,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--all", dest="automatic", action="store_const", const=None, help="every one of them"
     )
     parser.add_argument("--seed", type=int, default=0, help="for the draw of mutants")
+    parser.add_argument(
+        "--draws", type=int, default=20, metavar="N", help="of one wrong entry of many (20)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="keep results here, and use those that it holds"
+    )
     parser.add_argument("--no-slow", dest="slow", action="store_false", help="skip torch's slow")
     parser.add_argument("--show-missed", action="store_true", help="name what was missed")
 

@@ -189,3 +189,16 @@ def test_random_outputs_are_not_varied():
     assert (
         "variations of the inputs were not tried, as the outputs are random" in report.not_covered
     )
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_entries_that_repeated_indices_overwrite_are_not_covered(randn, transposed):
+    source = randn(6, 4).detach()
+    source = (source.t() if transposed else source.reshape(4, 6)).requires_grad_()
+    x = randn(4, 9)
+    report = check_gradients(
+        lambda x, index, source: x.index_copy(1, index, source),
+        (x, torch.tensor([8, 0, 3, 1, 7, 2]), source),
+    )
+    assert report.findings == ()
+    assert any("one entry overwrites another" in line for line in report.not_covered)

@@ -69,8 +69,9 @@ def is_overwritten(known: Known, subject: Subject, pair: tuple[int, int]) -> boo
             high, whole = middle, first
         else:
             low, whole = middle, whole - first
-    moved = value.clone()
-    moved.view(-1)[low] += scale
+    offset = torch.zeros(value.numel(), dtype=value.dtype, device=value.device)
+    offset[low] = scale
+    moved = value + offset.view(value.shape)
     values = [moved if index == variable else known for index, known in enumerate(point.values)]
     now = evaluate(subject, values, recorded=point.recorded)
     named = {found.name: found.tensor for found in now}
