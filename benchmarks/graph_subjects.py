@@ -21,9 +21,10 @@ class _Square(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
-        return 2 * x * grad
+        gradient: torch.Tensor = 2 * x * grads[0]
+        return gradient
 
 
 class _Expression(nn.Module):

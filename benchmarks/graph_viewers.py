@@ -11,6 +11,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 SECONDS = 120
 
 
-def _ours(subject: Subject, folder: Path, suffix: str) -> Path:
+def _ours(subject: Subject, folder: Path, suffix: str, *, everything: bool = False) -> Path:
     import gradcheck_suite as gs
 
     model, inputs = subject
-    with gs.record(model) as recording:
-        loss = model(*inputs).sum()
     start = time.perf_counter()
+    with gs.record(model, source=everything, backward=everything) as recording:
+        loss = model(*inputs).sum()
+        if everything:
+            loss.backward()
     recording.trace_graph(loss, model=model).save(folder / f"graph{suffix}")
     _SPENT.append(time.perf_counter() - start)
     return folder / f"graph{suffix}"
@@ -49,9 +52,10 @@ def _torchviz(subject: Subject, folder: Path) -> Path:
     from torchviz import make_dot
 
     model, inputs = subject
-    loss = model(*inputs).sum()
     start = time.perf_counter()
-    dot = make_dot(loss, params=dict(model.named_parameters()))
+    loss = model(*inputs).sum()
+    names = dict(model.named_parameters())
+    dot = make_dot(loss, params=names, show_attrs=True, show_saved=True)
     dot.format = "svg"
     path = Path(dot.render("graph", directory=folder))
     _SPENT.append(time.perf_counter() - start)
@@ -112,6 +116,10 @@ _SPENT: list[float] = []
 VIEWERS: dict[str, tuple[str, Callable[[Subject, Path], Path]]] = {
     "ours, .svg": ("gradcheck_suite", lambda s, f: _ours(s, f, ".svg")),
     "ours, .html": ("gradcheck_suite", lambda s, f: _ours(s, f, ".html")),
+    "ours, all recorded": (
+        "gradcheck_suite",
+        lambda s, f: _ours(s, f, ".html", everything=True),
+    ),
     "torchviz": ("torchviz", _torchviz),
     "torchview": ("torchview", _torchview),
     "torchlens": ("torchlens", _torchlens),
@@ -120,44 +128,73 @@ VIEWERS: dict[str, tuple[str, Callable[[Subject, Path], Path]]] = {
 }
 
 
-def run(arguments: argparse.Namespace) -> Scores:
+_SHOWN: dict[str, str] = {
+    "the ops that backward runs": r"AddmmBackward|LayerNormBackward",
+    "names of parameters": r"norm1\W{1,3}weight|norm1.{0,80}weight",
+    "modules": r"layers\W{1,3}[05]\b|TransformerEncoderLayer",
+    "shapes": r"\b2, ?10, ?64\b|\b2x10x64\b|_output_shapes",
+    "what is saved for backward": r"saved|SavedTensor|result1",
+    "bytes saved": r"\d [KM]?i?B\b|\"bytes\"",
+    "line of each op": r"graph_subjects\.py:\d|linear\.py:\d",
+    "gradients": r"gradient.{0,40}norm|\"norm\"|norm \d",
+}
+"""What a file may show of the transformer, and what text in the file tells that it does."""
+_SHOWN_OF = "6-layer transformer"
+
+
+def run(arguments: argparse.Namespace) -> tuple[Scores, Scores]:
     """Let every viewer that is installed draw every subject."""
     installed = [name for name, (module, _) in VIEWERS.items() if importlib.util.find_spec(module)]
     rows: list[tuple[str, ...]] = []
+    shown: dict[str, list[str]] = {}
     ours_work = True
     for subject in SUBJECTS:
         cells: list[str] = []
         for viewer in installed:
-            seconds, size, failure = _attempt(viewer, subject, limit=arguments.seconds)
-            cells.append(failure or f"{seconds:.2f} s, {size // 1024:,} KiB")
-            ours_work &= not (failure and viewer.startswith("ours"))
+            drawn = _attempt(viewer, subject, limit=arguments.seconds)
+            cells.append(drawn.get("error") or f"{drawn['seconds']:.2f} s, {drawn['size']} KiB")
+            ours_work &= not ("error" in drawn and viewer.startswith("ours"))
+            if subject == _SHOWN_OF:
+                shown[viewer] = drawn.get("shown", [])
         rows.append((subject, *cells))
+        print(subject, *cells, sep=" | ", file=sys.stderr, flush=True)
     missing = [name for name in VIEWERS if name not in installed]
     left_out = f"; not installed here: {', '.join(missing)}" if missing else ""
-    return Scores(
-        title="Viewers of autograd graphs, from the tensor or module to a file",
-        command="python -m benchmarks.graph_viewers",
-        columns=("subject", *installed),
-        rows=tuple(rows),
-        goal=f"all nine subjects drawn by ours{left_out}",
-        met=ours_work,
+    return (
+        Scores(
+            title="Viewers of autograd graphs, from the model and its inputs to a file",
+            command="python -m benchmarks.graph_viewers",
+            columns=("subject", *installed),
+            rows=tuple(rows),
+            goal=f"all nine subjects drawn by ours{left_out}",
+            met=ours_work,
+        ),
+        Scores(
+            title=f"What is in the file of the {_SHOWN_OF}",
+            command="python -m benchmarks.graph_viewers",
+            columns=("", *installed),
+            rows=tuple(
+                (what, *("yes" if what in shown.get(viewer, ()) else "no" for viewer in installed))
+                for what in _SHOWN
+            ),
+            goal="everything where everything was recorded",
+            met=set(shown.get("ours, all recorded", ())) == set(_SHOWN),
+        ),
     )
 
 
-def _attempt(viewer: str, subject: str, *, limit: float) -> tuple[float, int, str]:
+def _attempt(viewer: str, subject: str, *, limit: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.graph_viewers", "--one", viewer, subject]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ
         )
     except subprocess.TimeoutExpired:
-        return 0.0, 0, f"fails: over {limit:.0f} s"
-    if done.returncode:
-        return 0.0, 0, "fails: ends the process"
-    answer = json.loads(done.stdout.splitlines()[-1])
-    if "error" in answer:
-        return 0.0, 0, f"fails: {answer['error']}"
-    return answer["seconds"], answer["bytes"], ""
+        return {"error": f"fails: over {limit:.0f} s"}
+    if done.returncode or not done.stdout.strip():
+        return {"error": "fails: ends the process"}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def _one(viewer: str, subject: str) -> None:
@@ -173,9 +210,14 @@ def _one(viewer: str, subject: str) -> None:
                 contextlib.redirect_stderr(io.StringIO()),
             ):
                 path = VIEWERS[viewer][1](made, Path(folder))
-            answer: dict[str, Any] = {"seconds": _SPENT[-1], "bytes": path.stat().st_size}
+            text = path.read_bytes().decode("utf-8", "replace")
+            answer: dict[str, Any] = {
+                "seconds": _SPENT[-1],
+                "size": f"{path.stat().st_size // 1024:,}",
+                "shown": [what for what, sign in _SHOWN.items() if re.search(sign, text)],
+            }
         except Exception as error:  # noqa: BLE001 - the failure is the figure
-            answer = {"error": type(error).__name__}
+            answer = {"error": f"fails: {type(error).__name__}"}
     print(json.dumps(answer))
     sys.stdout.flush()
     os._exit(0)  # some viewers leave graphs whose release ends the process

@@ -14,6 +14,7 @@ from gradcheck_suite.graph._leaves import Member, members_of
 from gradcheck_suite.graph._packed import Packed, SavedWatch
 from gradcheck_suite.graph._sources import source_lines_noted
 from gradcheck_suite.graph._spans import CallFacts, ModuleWatch, paths_of
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,6 +220,13 @@ class Recording:
                 "what in-place writes into views saved: saved-tensors hooks of yours were in place "
                 "when record() was entered"
             )
+        if self._backward is not None:
+            unread = sum(watched.figures.unread for watched in self._backward.backwards)
+            if unread:
+                gaps.append(
+                    f"{plural(unread, 'gradient')} of a kind whose numbers can't be read, or "
+                    "overwritten on the way"
+                )
         return gaps
 
     # What tracing asks for.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +21,7 @@ from gradcheck_suite.graph._report import Observed, report_of
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
 from gradcheck_suite.graph._saved import HIDES_SAVED, RecordedSaves, SavedReader
 from gradcheck_suite.graph._sources import source_of
-from gradcheck_suite.graph._walk import Walked, walk
+from gradcheck_suite.graph._walk import Walked, collector_paused, walk
 from gradcheck_suite.graph.model import (
     AutogradGraph,
     Edge,
@@ -33,7 +31,7 @@ from gradcheck_suite.graph.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import torch
     from torch.autograd.graph import Node as TorchNode
@@ -90,7 +88,7 @@ def trace_graph(
         )
     names = _names(model, recording)
     roots = find_roots(tensors)
-    with _collector_paused():
+    with collector_paused():
         walked = walk(start.node for start in roots.starts)
         release_without_recursion(walked)
         return _describe(walked, roots, names=names, model=model, recording=recording)
@@ -101,7 +99,7 @@ def trace_named(
 ) -> AutogradGraph:
     """Trace the graph behind ``tensors``, whose leaves have these names."""
     roots = find_roots(tensors)
-    with _collector_paused():
+    with collector_paused():
         walked = walk(start.node for start in roots.starts)
         release_without_recursion(walked)
         return _describe(
@@ -118,19 +116,17 @@ def graph_of_backward(
     watched: WatchedBackward, *, model: torch.nn.Module | None, recording: Recording
 ) -> AutogradGraph:
     """Describe the graph that a recorded backward went through, and let go of it."""
-    walked = watched.walked
-    if walked is None:
+    if not watched.links:
         raise RuntimeError("a watched backward is described once")
-    with _collector_paused():
+    with collector_paused():
         graph = _describe(
-            walked,
+            watched.walked(),
             watched.found,
             names=_names(model, recording),
             model=model,
             recording=recording,
         )
-    watched.walked = None
-    watched.found = FoundRoots((), ())
+    watched.let_go()
     return graph
 
 
@@ -138,18 +134,6 @@ def _names(model: torch.nn.Module | None, recording: Recording | None) -> ModelN
     if model is None and recording is not None:
         return names_among(recording.members())
     return names_of(model)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause cyclic garbage collection, which doubles the time that a large graph takes."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _describe(

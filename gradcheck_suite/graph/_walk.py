@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch.autograd.graph import Node
 
 from gradcheck_suite._torch_compat import node_sequence_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Walked", "walk"]
+__all__ = ["Link", "Links", "Walked", "collect", "collector_paused", "in_order", "walk"]
 
-Link = tuple["Node | None", int]
+Link: TypeAlias = "tuple[Node | None, int]"
+Links: TypeAlias = "dict[Node, tuple[Link, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +41,37 @@ def walk(starts: Iterable[Node]) -> Walked:
     into it are there; of those that are ready the one that forward made last runs first, and a
     leaf runs at once.
     """
-    # A node's Python object must stay alive for its identity to last; keys of a dict do.
-    links: dict[Node, tuple[Link, ...]] = {}
-    waiting_for: dict[Node, int] = {}
     starts = tuple(dict.fromkeys(starts))
-    pending = list(reversed(starts))
+    return in_order(collect(starts), starts)
+
+
+def collect(starts: Iterable[Node]) -> Links:
+    """Find every node from ``starts`` to the leaves, in no order that means anything."""
+    # A node's Python object must stay alive for its identity to last; keys of a dict do.
+    links: Links = {}
+    pending = list(starts)
+    pending.reverse()
     while pending:
         node = pending.pop()
         if node in links:
             continue
-        links[node] = tuple(node.next_functions)
-        for target, _ in links[node]:
+        found = links[node] = tuple(node.next_functions)
+        for target, _ in found:
+            if target is not None and target not in links:
+                pending.append(target)
+    return links
+
+
+def in_order(links: Links, starts: Iterable[Node]) -> Walked:
+    """Number what was collected from ``starts``; see :func:`walk`."""
+    waiting_for: dict[Node, int] = {}
+    for found in links.values():
+        for target, _ in found:
             if target is not None:
                 waiting_for[target] = waiting_for.get(target, 0) + 1
-                if target not in links:
-                    pending.append(target)
-
     ready: list[tuple[float, int, Node]] = []
     met = 0
-    for node in starts:
+    for node in dict.fromkeys(starts):
         if node not in waiting_for:
             heapq.heappush(ready, (_priority(node), met, node))
             met += 1
@@ -77,3 +92,15 @@ def walk(starts: Iterable[Node]) -> Walked:
 def _priority(node: Node) -> float:
     number = node_sequence_number(node)
     return float("-inf") if number is None else -number
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause cyclic garbage collection, which doubles the time that a large graph takes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -322,14 +322,134 @@ class TestGradients:
             table(torch.tensor([1, 1])).sum().backward()
         assert recording.graph.edges[-1].gradient.norm == pytest.approx((4 + 4) ** 0.5)
 
-    def test_zeros_of_large_gradients_are_counted_if_all_are(self):
-        x = torch.ones(20_000, requires_grad=True)
-        for factor, zeros in ((0, 20_000), (torch.arange(20_000.0), None)):
-            with gs.record(backward=True) as recording:
-                (x * factor).sum().backward()
+    @pytest.mark.parametrize("elements", [7, 20_000, (1 << 24) + 3])
+    def test_zeros_are_counted_whatever_the_size(self, elements):
+        x = torch.ones(elements, requires_grad=True)
+        factor = torch.ones(elements)
+        factor[1::2] = 0
+        for mask, zeros in ((factor, elements // 2), (torch.zeros(()), elements)):
+            with gs.record(saved=False, backward=True) as recording:
+                (x * mask).sum().backward()
             gradient = recording.graph.edges[-1].gradient
             assert gradient.zeros == zeros
-            assert gradient.is_zero is (zeros is not None)
+            assert gradient.is_zero is (zeros == elements)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+    def test_zeros_in_other_dtypes(self, dtype):
+        x = torch.ones(3, 1000, requires_grad=True, dtype=dtype)
+        factor = torch.ones(3, 1000, dtype=dtype)
+        factor[:, ::3] = 0
+        with gs.record(backward=True) as recording:
+            (x * factor).sum().abs().backward()
+        assert recording.graph.edges[-1].gradient.zeros == 3 * 334
+
+    def test_figures_are_those_of_each_gradient_by_itself(self):
+        """Views, transposes, expansions and slices of the same memory are told apart."""
+        torch.manual_seed(0)
+        x = torch.randn(6, 6, requires_grad=True)
+        kept = []
+        with gs.record(backward=True) as recording:
+            parts = [
+                x.t() * torch.randn(6, 6),
+                x.reshape(36)[::2].relu() * 2,
+                x[:3].expand(4, 3, 6) * 3,
+                x.diagonal().sin(),
+                x.flatten().view(4, 9).t()[1:5],
+                x.unfold(0, 2, 1),
+            ]
+            for part in parts:
+                part.register_hook(lambda g: kept.append((g.norm().item(), int((g == 0).sum()))))
+            sum(part.sum() for part in parts).backward()
+        graph = recording.graph
+
+        # Hooks see what enters the node of their tensor; each has one edge that leads there.
+        into = {}
+        for edge in graph.edges:
+            into.setdefault(edge.target, []).append(edge.gradient)
+        seen = {
+            (round(gradients[0].norm, 4), gradients[0].zeros)
+            for gradients in into.values()
+            if len(gradients) == 1
+        }
+        assert {(round(norm, 4), zeros) for norm, zeros in kept} <= seen
+        assert all(edge.gradient is not None for edge in graph.edges)
+
+    def test_gradients_that_a_hook_overwrites_are_not_told(self):
+        x = torch.ones(3, requires_grad=True)
+
+        def overwrite(gradient):
+            gradient.mul_(0)
+
+        with gs.record(backward=True) as recording:
+            y = x.sin()
+            y.register_hook(overwrite)
+            (y * torch.arange(3.0)).sum().backward()
+        graph = recording.graph
+
+        (edge,) = (edge for edge in graph.edges if graph.node(edge.target).op == "SinBackward0")
+        assert edge.gradient is None
+        assert "or overwritten on the way" in graph.report.not_covered[0]
+        assert torch.equal(x.grad, torch.zeros(3))
+
+    def test_little_is_held_at_a_time(self):
+        """Recording adds megabytes to what backward takes, not the size of all its gradients."""
+        y = torch.ones(1 << 20, requires_grad=True)
+        for _ in range(40):
+            y = y * 1.5
+        peak = 0
+        alive = weakref.WeakSet()
+
+        def count(gradient):
+            nonlocal peak
+            alive.add(gradient.untyped_storage())
+            peak = max(peak, len(alive))
+
+        node = y.grad_fn
+        handles = []
+        while node.next_functions:
+            handles.append(node.register_prehook(lambda gradients: count(gradients[0])))
+            node = node.next_functions[0][0]
+        with gs.record(backward=True):
+            y.sum().backward()
+        assert peak < 6
+
+    @pytest.mark.parametrize("value", [1e200, 1e-200])
+    def test_extreme_doubles(self, value):
+        x = torch.ones(9, requires_grad=True, dtype=torch.float64)
+        with gs.record(backward=True) as recording:
+            (x * value).sum().backward()
+        gradient = recording.graph.edges[-1].gradient
+        assert gradient.non_finite is None
+        assert gradient.norm == pytest.approx(3 * value)
+
+    @pytest.mark.parametrize("value", ["nan", "inf"])
+    @pytest.mark.parametrize("elements", [4, 40_000])
+    def test_non_finite(self, value, elements):
+        x = torch.ones(elements, requires_grad=True)
+        factor = torch.zeros(elements)
+        factor[1] = float(value)
+        with gs.record(backward=True) as recording:
+            (x * factor).sum().backward()
+        gradient = recording.graph.edges[-1].gradient
+        assert gradient == gs.graph.EdgeGradient(
+            norm=None, zeros=elements - 1, elements=elements, non_finite=value
+        )
+
+    def test_hooks_of_the_user_stay_and_ours_go(self):
+        x = torch.ones(3, requires_grad=True)
+        calls = []
+        loss = x.exp().sum()
+        node = loss.grad_fn.next_functions[0][0]
+        node.register_hook(lambda *_: calls.append("before"))
+        with gs.record(saved=False, backward=True) as recording:
+            loss.backward(retain_graph=True)
+        node.register_hook(lambda *_: calls.append("after"))
+        graph = recording.graph
+        loss.backward()
+
+        assert calls == ["before", "before", "after"]
+        assert all(edge.gradient.norm == pytest.approx(3**0.5, rel=2) for edge in graph.edges)
+        assert torch.allclose(x.grad, 2 * torch.ones(3).exp())
 
     def test_the_last_backward_is_the_graph(self):
         x = torch.ones(2, requires_grad=True)

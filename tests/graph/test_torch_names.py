@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
 
 from gradcheck_suite._torch_compat import (
     HOOKED,
+    add_post_hooks,
     custom_function_class,
     is_view,
     next_sequence_number,
@@ -147,3 +149,45 @@ def test_a_process_that_ends_with_deep_graphs_ends_well():
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "last line\n", "")
+
+
+class TestPostHooks:
+    @pytest.mark.parametrize("present", [True, False])
+    def test_many_are_added_and_taken_away(self, present, monkeypatch):
+        if not present:
+            monkeypatch.delattr(torch.autograd.function, "_HookMixin")
+        x = torch.ones(3, requires_grad=True)
+        loss = x.exp().sum()
+        nodes = [loss.grad_fn, loss.grad_fn.next_functions[0][0]]
+        seen = []
+        handle = nodes[0].register_hook(lambda *_: seen.append("mine"))
+
+        remove = add_post_hooks(
+            [(node, lambda *_, node=node: seen.append(node.name())) for node in nodes]
+        )
+        later = nodes[1].register_hook(lambda *_: seen.append("later"))
+        loss.backward(retain_graph=True)
+        assert seen == ["mine", "SumBackward0", "ExpBackward0", "later"]
+
+        remove()
+        handle.remove()
+        loss.backward(retain_graph=True)
+        assert seen[4:] == ["later"]
+        later.remove()
+        loss.backward()
+        assert len(seen) == 5
+
+    def test_hooks_of_other_threads_keep_their_handles(self):
+        loss = torch.ones(3, requires_grad=True).exp().sum()
+        handles = []
+
+        def hooks():
+            thread = threading.Thread(
+                target=lambda: handles.append(loss.grad_fn.register_hook(lambda *_: None))
+            )
+            thread.start()
+            thread.join()
+            yield loss.grad_fn, lambda *_: None
+
+        add_post_hooks(hooks())()
+        handles[0].remove()
