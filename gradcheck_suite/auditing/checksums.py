@@ -19,7 +19,7 @@ from gradcheck_suite._torch_compat import copy_of_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Fingerprint", "fingerprint", "same_content"]
+__all__ = ["Fingerprint", "fingerprint", "same_content", "same_fingerprint"]
 
 BLOCK = 509
 """The number of 64-bit words in a row of sums: a prime, for the reason given above."""
@@ -70,7 +70,14 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
         now: tuple[Tensor, ...] = left
     else:
         now = (rows.sum(1), rows.sum(0), *left)
-    return len(before) == len(now) and all(map(_equal, before, now))
+    return same_fingerprint(before, now)
+
+
+def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
+    """Return whether two fingerprints are of the same contents."""
+    if isinstance(one, bytes) or isinstance(other, bytes):
+        return one == other
+    return len(one) == len(other) and all(map(_equal, one, other))
 
 
 def _is_readable(tensor: Tensor) -> bool:

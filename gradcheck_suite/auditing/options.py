@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from gradcheck_suite.errors import UsageError
 
@@ -25,18 +26,25 @@ class AuditOptions:
             it, where ``checksum_every`` is None.
         name_writers: whether in-place methods are watched, so that a finding can name the line
             that overwrote a tensor.
-        graph_limit: the number of graphs of earlier backwards in one holder that makes it worth
-            a look.
+        watch_writers: when saved tensors are watched line by line for who overwrites them, where
+            writers take no note: ``"after_corruption"``, on the steps after one on which that was
+            found; ``"from_start"``, on the first steps as well, for code that runs once, such as
+            tests; or ``"never"``.
+        graph_limit: the number of steps whose graphs one holder keeps that makes it worth a look.
         max_steps: watch so many steps and then no more, for the first of a long run; None watches
             all.
+        stream: a file that each finding is appended to the moment it is known, as one line of
+            JSON, so that a process that is killed loses none.
     """
 
     checksum_first_steps: int = 3
     checksum_every: int | None = None
     overhead: float = 0.5
     name_writers: bool = True
-    graph_limit: int = 4
+    watch_writers: Literal["after_corruption", "from_start", "never"] = "after_corruption"
+    graph_limit: int = 3
     max_steps: int | None = None
+    stream: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -54,6 +62,14 @@ class AuditOptions:
                 )
         if not isinstance(self.name_writers, bool):
             raise UsageError(f"audit: name_writers must be a bool, got {self.name_writers!r}")
+        if self.watch_writers not in _WATCHES:
+            raise UsageError(
+                f"audit: watch_writers must be one of {', '.join(map(repr, _WATCHES))}, got "
+                f"{self.watch_writers!r}"
+            )
+        path: object = self.stream
+        if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
+            raise UsageError(f"audit: stream must be the path of a file, got {path!r}")
         target: object = self.overhead
         is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
         if not is_number or not 0 <= self.overhead < math.inf:
@@ -85,6 +101,7 @@ class AuditOptions:
 
 
 _APART = 20
+_WATCHES = ("after_corruption", "from_start", "never")
 
 
 def options_from(values: dict[str, Any]) -> AuditOptions:

@@ -19,8 +19,10 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
+from gradcheck_suite.auditing.close_watch import CloseWatch
 from gradcheck_suite.auditing.events import SessionEnded, StepMarked
 from gradcheck_suite.auditing.generations import Generations
+from gradcheck_suite.auditing.module_calls import ModuleCalls
 from gradcheck_suite.auditing.optimizers import Optimizers
 from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.saved_tensors import SavedTensors
@@ -62,6 +64,7 @@ class Recorder:
         optimizer_steps: the number of finished ``optimizer.step()``, whatever counts as a step.
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
+        module_calls: who listens to the calls of which module.
         running: whether the audit watches now.
         installed: whether anything of torch is replaced.
         finished: whether as many steps are done as were to be watched.
@@ -86,7 +89,9 @@ class Recorder:
         self.was_disabled = False
         self.generations = Generations(self.clock)
         self.optimizers = Optimizers(model, optimizers)
+        self.module_calls = ModuleCalls(self.note_failure)
         self.writers = Writers(self)
+        self.watch = CloseWatch(self)
         self.saved_tensors = SavedTensors(self)
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.thread = 0
@@ -133,6 +138,7 @@ class Recorder:
             source.install(self._patches)
         if self.options.name_writers:
             self.writers.install(self._patches)
+        self.watch.begin()
 
     def stop(self) -> None:
         """Take everything away again."""
@@ -140,7 +146,9 @@ class Recorder:
             return
         self.installed = False
         self.running = self.writers.listening = False
+        self.watch.end()
         self._rested_since = perf_counter()
+        self.module_calls.close()
         for source in self._sources:
             source.uninstall()
         self._sources = []
@@ -204,6 +212,7 @@ class Recorder:
         self.emit(SessionEnded(failed=False))
         self.finished = True
         self.running = self.writers.listening = False
+        self.watch.end()
         remove_saved_tensors_hooks(self.saved_tensors.hooks)
 
     def _set_fingerprints(self) -> None:
@@ -211,7 +220,7 @@ class Recorder:
         now = perf_counter()
         share = saved.checksum_seconds / max(now - self._began, 1e-9)
         due = self.options.checksums_on(self.step, last=self._last_checksums, share=share)
-        saved.take_fingerprints = due or saved.want_fingerprints
+        saved.take_fingerprints = due or saved.want_fingerprints or self.watch.armed
         saved.want_fingerprints = False
         if saved.take_fingerprints:
             self._last_checksums = self.step

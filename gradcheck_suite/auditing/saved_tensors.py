@@ -136,6 +136,8 @@ class SavedTensors:
             holder.fingerprint = taken
             holder.checked_address = address
             holder.address = CHECKSUMMED
+            if self._recorder.watch.armed:
+                self._recorder.watch.add(holder)
         self.checksum_seconds += perf_counter() - began
 
     def _unpack(self, holder: Holder) -> Tensor:
@@ -258,6 +260,10 @@ def _may_read(tensor: Tensor) -> bool:
 def _is_rewritten_by_its_op(node: Node, holder: Holder) -> bool:
     name = saved_as(node, holder)
     if (operation_of(node.name()), name) in _WRITTEN_BY_THEIR_OP:
+        return True
+    if name is not None and name.startswith(_OUTPUT_NAMES) and holder.tensor.dtype is torch.uint8:
+        # The workspace of a fused kernel, such as oneDNN's LSTM: bytes that nobody else is given,
+        # and that its backward uses as scratch memory.
         return True
     # In training mode the op itself rewrites the running statistics that it saves, without moving
     # their version counter; backward does not read them then. In evaluation mode it does.

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import current_node, saved_as
-from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.detectors._overwritten import (
+    Use,
+    Writer,
+    finding_of,
+    line_of,
+    source_words,
+)
 from gradcheck_suite.auditing.events import (
+    BackwardFinished,
     SavedTensorCorrupted,
     SavedTensorModified,
     WriteRefused,
 )
 from gradcheck_suite.auditing.names import local_name, operation_words
-from gradcheck_suite.auditing.saved_tensors import operation_of
-from gradcheck_suite.findings import JSON, Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,31 +33,13 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.names import ParameterNames
     from gradcheck_suite.auditing.packed import Holder
     from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.findings import Location
 
 __all__ = ["InPlaceDetector"]
 
-_MOST_FINDINGS = 50
+_MOST_USES = 200
 
-
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    what: str
-    site: CallSite | None
-    by_optimizer: bool = False
-    indexed: bool = False
-
-
-@dataclass(slots=True)
-class _Occurrence:
-    event: SavedTensorModified | SavedTensorCorrupted
-    subject: str
-    writer: _Writer | None
-    shape: tuple[int, ...]
-    dtype: str
-    kind: catalogue.Entry
-    count: int = 1
-    steps: set[int] = field(default_factory=set)
+_Key: TypeAlias = "tuple[object, object]"
+"""What was saved where and by which operation, and the line that wrote, if it is known."""
 
 
 class InPlaceDetector:
@@ -65,7 +54,8 @@ class InPlaceDetector:
     def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
         self._recorder = recorder
         self._names = names
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._uses: dict[_Key, Use] = {}
+        self._seen: dict[_Key, _Key] = {}
         self._refused: dict[object, Finding] = {}
         self.left_out = 0
 
@@ -75,32 +65,58 @@ class InPlaceDetector:
             SavedTensorModified: self._note,
             SavedTensorCorrupted: self._note,
             WriteRefused: self._note_refusal,
+            BackwardFinished: self._recorder.watch.after_backward,
         }
 
     def _note(self, event: SavedTensorModified | SavedTensorCorrupted) -> None:
-        """Note each use of an overwritten tensor, one occurrence for each pair of lines."""
-        writer = self._writer_of(event.holder)
-        subject = self._subject(event.holder.tensor)
-        # Several ops may have saved what one line overwrote: that is one mistake.
-        place = event.holder.site if subject is None else event.site
-        key = (type(event), subject, place if writer is None else writer.site)
-        known = self._occurrences.get(key)
+        """Note each use of an overwritten tensor, one for each line and operation that saved."""
+        holder = event.holder
+        tensor = holder.tensor
+        noted = self._noted_writers(holder)
+        guess = noted[0] if noted else None
+        writer = self._seen_writer(holder, noted) or guess
+        self._ask_for_a_watch(event, writer)
+        same = (type(event), holder.site, event.node, tensor.shape)
+        guessed = (same, line_of(guess))
+        if writer is None or not writer.seen:
+            key = self._seen.get(guessed, guessed)
+        else:
+            key = (same, line_of(writer))
+        known = self._uses.get(key)
         if known is None:
-            if len(self._occurrences) >= _MOST_FINDINGS:
+            if len(self._uses) >= _MOST_USES:
                 self.left_out += 1
                 return
-            tensor = event.holder.tensor
-            known = self._occurrences[key] = _Occurrence(
+            known = self._uses[key] = Use(
                 event=event,
-                subject=subject or "a tensor",
+                subject=self._subject(tensor),
                 writer=writer,
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype),
                 kind=_kind_of(event, writer),
             )
-        else:
-            known.count += 1
-        known.steps.add(event.step)
+        known.add(event)
+        if writer is not None and writer.seen:
+            known.writer = writer
+            self._replace_guess(guessed, key, known)
+
+    def _replace_guess(self, guessed: _Key, key: _Key, known: Use) -> None:
+        """Let what was seen stand for what was guessed before of the same tensors, or will be."""
+        self._seen[guessed] = key
+        if guessed != key and guessed in self._uses:
+            guess = self._uses.pop(guessed)
+            known.count += guess.count
+            known.steps |= guess.steps
+
+    def _ask_for_a_watch(
+        self, event: SavedTensorModified | SavedTensorCorrupted, writer: Writer | None
+    ) -> None:
+        watch = self._recorder.watch
+        if writer is not None and writer.seen:
+            watch.settle(event.holder)
+        elif writer is None or isinstance(event, SavedTensorCorrupted):
+            # A write that took note may have left everything as it was.
+            watch.suspect(event.holder, named=writer is not None)
 
     def _note_refusal(self, event: WriteRefused) -> None:
         """Note a write into a leaf, or a view of one; torch's error goes on unchanged."""
@@ -128,14 +144,26 @@ class InPlaceDetector:
         name = self._names.of(tensor) or local_name(tensor)
         return None if name is None else f"`{name}`"
 
-    def _writer_of(self, holder: Holder) -> _Writer | None:
-        """Return who wrote into the saved tensor's memory first after it was saved."""
-        found: list[tuple[int, _Writer]] = []
+    def _seen_writer(self, holder: Holder, noted: list[Writer]) -> Writer | None:
+        """Return the line that was seen to overwrite the tensor, if its memory was watched."""
+        change = self._recorder.watch.change_of(holder)
+        if change is None or change.site is None:
+            return None
+        line = location_of(change.site)
+        for writer in noted:
+            inside = change.in_step and writer.by_optimizer
+            if inside or location_of(writer.site) == line:
+                return replace(writer, seen=True)
+        words = source_words(change.site)
+        return Writer(words, change.site, certain=change.certain, seen=True)
+
+    def _noted_writers(self, holder: Holder) -> list[Writer]:
+        """Return who took note of a write into this memory since it was saved, oldest first."""
+        found: list[tuple[int, Writer]] = []
         for write in self._recorder.writers.since(holder.moment.sequence, holder.tensor):
             indexed = write.operation == "__setitem__"
             words = operation_words(write.operation)
-            found.append((write.sequence, _Writer(words, write.site, indexed=indexed)))
-            break
+            found.append((write.sequence, Writer(words, write.site, indexed=indexed)))
         for step in self._recorder.recent_steps:
             optimizer = step.optimizer()
             if step.sequence <= holder.moment.sequence or optimizer is None:
@@ -147,22 +175,20 @@ class InPlaceDetector:
                 if parameter.grad is not None
             ):
                 name = f"{type(optimizer).__name__}.step()"
-                found.append((step.sequence, _Writer(name, step.site, by_optimizer=True)))
+                found.append((step.sequence, Writer(name, step.site, by_optimizer=True)))
                 break
-        return min(found, key=lambda item: item[0])[1] if found else None
+        return [writer for _, writer in sorted(found, key=lambda item: item[0])]
 
     def findings(self) -> list[Finding]:
-        """Return one finding for each pair of a saving and a writing line."""
-        return list(self._refused.values()) + [
-            _modified(occurrence, occurrence.event)
-            if isinstance(occurrence.event, SavedTensorModified)
-            else _corrupted(occurrence, occurrence.event)
-            for occurrence in self._occurrences.values()
-        ]
+        """Return one finding for each line that wrote, or for each tensor if none was seen to."""
+        mistakes: dict[object, list[Use]] = {}
+        for use in self._uses.values():
+            mistakes.setdefault(use.mistake(), []).append(use)
+        return [*self._refused.values(), *map(finding_of, mistakes.values())]
 
 
 def _kind_of(
-    event: SavedTensorModified | SavedTensorCorrupted, writer: _Writer | None
+    event: SavedTensorModified | SavedTensorCorrupted, writer: Writer | None
 ) -> catalogue.Entry:
     if isinstance(event, SavedTensorCorrupted):
         return catalogue.SAVED_TENSOR_CORRUPTED
@@ -190,121 +216,3 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
         return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return False
-
-
-def _modified(occurrence: _Occurrence, event: SavedTensorModified) -> Finding:
-    holder = event.holder
-    writer = occurrence.writer
-    message = _story(occurrence, holder, event.node)
-    moved = event.version - holder.version
-    message += (
-        f"; its version is {event.version}, expected {holder.version}, and backward cannot go on"
-    )
-    if occurrence.kind is catalogue.INPLACE_ON_SAVED_OUTPUT:
-        message += f"; {operation_of(event.node or '')} needs its own output for its gradient"
-        hint = (
-            "leave the output as it is (inplace=False, `y = y * 2`), or follow an op that saves "
-            "its input"
-        )
-    elif occurrence.kind is catalogue.SLICE_READ_THEN_WRITE:
-        message += "; all slices of a tensor share one version"
-        hint = "collect the slices in a list and torch.stack them, or clone() what is read"
-    elif writer is not None and writer.by_optimizer:
-        hint = (
-            "run every backward() that needs the old parameters before this step, or run the "
-            "forward again after it"
-        )
-    else:
-        hint = "write out of place (`x = x + y` in place of `x += y`), or clone() before writing"
-    return _finding(
-        occurrence,
-        entry=occurrence.kind,
-        message=message,
-        hint=hint,
-        evidence={"version": event.version, "expected_version": holder.version, "writes": moved},
-    )
-
-
-def _corrupted(occurrence: _Occurrence, event: SavedTensorCorrupted) -> Finding:
-    holder = event.holder
-    if event.change == "memory":
-        route = "the tensor was given other memory (.data = ... or set_()), with other contents"
-    else:
-        route = (
-            "version counter unchanged: written through .data, numpy, DLPack, the storage or an "
-            "extension"
-        )
-    message = _story(occurrence, holder, event.node)
-    message += f", so that the gradient is silently wrong ({route})"
-    if occurrence.writer is None:
-        message += "; the writer was not seen"
-    return _finding(
-        occurrence,
-        entry=catalogue.SAVED_TENSOR_CORRUPTED,
-        message=message,
-        hint=(
-            "move the write after backward(), or give it a copy: "
-            "tensor.detach().clone(), numpy().copy()"
-        ),
-        evidence={
-            "route": "other memory" if event.change == "memory" else "no version bump",
-            "version": holder.version,
-        },
-    )
-
-
-def _story(occurrence: _Occurrence, holder: Holder, node: str | None) -> str:
-    shape = "x".join(map(str, occurrence.shape)) or "scalar"
-    saver = location_of(holder.site)
-    op = "" if node is None else f" by {operation_of(node)}"
-    producer = occurrence.event.producer
-    made = "" if producer is None else f", made by {producer}"
-    text = f"{occurrence.subject} ({shape}{made}) was saved for backward{op}{_at(saver)}"
-    writer = occurrence.writer
-    if writer is None:
-        return f"{text} and overwritten before backward used it"
-    return f"{text} and overwritten by {writer.what}{_at(location_of(writer.site))}"
-
-
-def _at(place: Location | None) -> str:
-    if place is None:
-        return ""
-    return f" at {place.path.replace(chr(92), '/').rpartition('/')[2]}:{place.line}"
-
-
-def _finding(
-    occurrence: _Occurrence,
-    *,
-    entry: catalogue.Entry,
-    message: str,
-    hint: str,
-    evidence: dict[str, JSON],
-) -> Finding:
-    holder = occurrence.event.holder
-    saved = location_of(holder.site)
-    used = location_of(occurrence.event.site)
-    written = location_of(occurrence.writer.site) if occurrence.writer else None
-    related = []
-    if saved is not None:
-        related.append(Related(saved, "saved for backward here"))
-    if written is not None:
-        related.append(Related(written, "overwritten here"))
-    if used is not None:
-        related.append(Related(used, "used by this backward"))
-    return Finding.of(
-        entry,
-        message,
-        detector="audit",
-        location=written or saved or used,
-        related=[place for place in related if place.location != (written or saved or used)],
-        hint=hint,
-        evidence={
-            "count": occurrence.count,
-            "first_step": min(occurrence.steps),
-            "shape": occurrence.shape,
-            "dtype": occurrence.dtype,
-            "operation": occurrence.event.node,
-            "writer": occurrence.writer.what if occurrence.writer else None,
-            **evidence,
-        },
-    )

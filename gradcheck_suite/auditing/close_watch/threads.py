@@ -1,0 +1,49 @@
+"""What other threads may have written while a line ran."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from gradcheck_suite._frames import Owner, owner_of_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+__all__ = ["another_may_have_written"]
+
+_POOLS = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
+
+
+def another_may_have_written(follows: Callable[[int], bool]) -> bool:
+    """Return whether a thread other than this one may have written since this one last looked.
+
+    A thread that waits inside the standard library (for a lock, a queue, a socket) is idle. It may
+    have been at work a moment before: if its lines are followed, it has looked itself by then; if
+    not, that is taken to be possible where it runs the user's code, or is a worker of a pool.
+
+    Args:
+        follows: whether the lines of the thread of this number are followed.
+    """
+    own = threading.get_ident()
+    return any(
+        _is_at_work(frame) or (not follows(thread) and _works_for_the_user(frame))
+        for thread, frame in sys._current_frames().items()  # noqa: SLF001 - its public name
+        if thread != own
+    )
+
+
+def _is_at_work(frame: FrameType) -> bool:
+    return owner_of_file(frame.f_code.co_filename) is not Owner.PYTHON
+
+
+def _works_for_the_user(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if owner_of_file(name) is Owner.USER or name.replace("\\", "/").endswith(_POOLS):
+            return True
+        frame = frame.f_back
+    return False

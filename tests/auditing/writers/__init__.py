@@ -1,0 +1,1 @@
+"""A bank of programs that overwrite a tensor between its forward and its backward."""
