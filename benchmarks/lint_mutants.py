@@ -1,7 +1,15 @@
 """Seed mistakes in training loops, modules and Functions, one in one place of a file each.
 
-Every operator makes a mistake that some rule should see. Mutants that torch runs just as the
-original (a second ``zero_grad()``, say) are no mistakes, and none is made.
+Every operator makes a mistake that some rule should see. Left out are, by rule and not by hand:
+
+- what torch runs just as the original, such as a second ``zero_grad()``;
+- what fails at once without any linter: a plain list whose ``add_module`` is called, a write to an
+  input that is a function;
+- loops in files that import an engine which may manage them (Accelerate, DeepSpeed ...): the
+  linter says that it does not judge these;
+- ``no_grad`` taken from where the model that is in evaluation mode is not seen to run repeatedly
+  (unit tests, one forward of a script, a function of another file that is handed the model):
+  nothing shows there that graphs are built.
 """
 
 from __future__ import annotations
@@ -10,8 +18,10 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Block = list[ast.stmt]
 
@@ -38,6 +48,16 @@ class File:
         self.lines = text.splitlines(keepends=True)
         self.tree = ast.parse(text)
         self.blocks = list(_blocks(self.tree, ""))
+        self.torch = next(
+            (
+                alias.asname
+                for node in ast.walk(self.tree)
+                if isinstance(node, ast.Import)
+                for alias in node.names
+                if alias.name == "torch" and alias.asname
+            ),
+            "torch",
+        )
 
     def without(self, node: ast.stmt) -> str:
         """Return the source with ``pass`` in place of a statement."""
@@ -200,16 +220,31 @@ def _find(block: Block, test: Callable[[ast.stmt], bool]) -> list[ast.stmt]:
 def mutants(text: str) -> Iterator[Mutant]:
     """Yield every mutant of one file."""
     file = File(text)
+    managed = _imports_engine(file.tree)
     for function, loop, block in file.blocks:
         if len({node.lineno for node in block}) < len(block):
             continue  # statements that share a line can't be moved by lines
-        if isinstance(loop, (ast.For, ast.While)):
+        if not managed and isinstance(loop, (ast.For, ast.While)):
             for operator, code, source in _of_loop(file, loop, block):
                 if source is not None:
                     yield file.mutant(operator, code, function, source, loop)
-        yield from _of_block(file, function, block)
+        yield from _of_block(file, function, block, is_repeated=loop is not None)
     yield from _of_modules(file)
     yield from _of_functions(file)
+
+
+def _imports_engine(tree: ast.Module) -> bool:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return any(
+        name.partition(".")[0] in ENGINE_PACKAGES
+        or any(name == module or name.startswith(f"{module}.") for module in ENGINE_MODULES)
+        for name in names
+    )
 
 
 Change = tuple[str, str, "str | None"]
@@ -264,7 +299,7 @@ def _of_step(
                 for node in group
             ):
                 indent = " " * made[0].col_offset
-                under = f"with torch.no_grad():\n{indent}    {text}"
+                under = f"with {file.torch}.no_grad():\n{indent}    {text}"
                 if all(character == " " for character in file.indent(made[0])):
                     yield "loss under no_grad", "GCS402", file.replaced(made[0], under)
     if len(zeros) == 1 and group.index(zeros[0]) < group.index(backward):
@@ -338,20 +373,41 @@ def _without_item(file: File, statement: ast.stmt, differentiated: set[str]) -> 
 _NO_GRAD = {"torch.no_grad()", "no_grad()", "torch.inference_mode()"}
 
 
-def _of_block(file: File, function: str, block: Block) -> Iterator[Mutant]:
+def _evaluated(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the models that are put into evaluation mode."""
+    return {
+        _owner(node) for node in nodes if isinstance(node, ast.stmt) and _method(node) == "eval"
+    }
+
+
+def _runs_repeatedly(node: ast.stmt, models: set[str], function: str, *, is_repeated: bool) -> bool:
+    """Tell whether one of these models is called in a loop below, and not in a test."""
+    if function.rpartition(".")[2].lstrip("_").startswith("test_") or ".Test" in f".{function}":
+        return False
+    return any(
+        isinstance(call, ast.Call) and ast.unparse(call.func) in models
+        for loop in ast.walk(node)
+        if isinstance(loop, (ast.For, ast.While)) or (is_repeated and loop is node)
+        for call in ast.walk(loop)
+    )
+
+
+def _of_block(file: File, function: str, block: Block, *, is_repeated: bool) -> Iterator[Mutant]:
     for node in block:
         if (
             isinstance(node, ast.With)
             and len(node.items) == 1
             and ast.unparse(node.items[0].context_expr) in _NO_GRAD
-            and any(_method(other) == "eval" for other in block[: block.index(node)])
+            and _runs_repeatedly(
+                node, _evaluated(block[: block.index(node)]), function, is_repeated=is_repeated
+            )
         ):
             source = file.replaced(node.items[0].context_expr, "open('x')")
             if source is not None:
                 source = source.replace("with open('x'):", "if True:")
                 yield file.mutant("drop no_grad", "GCS204", function, source, node)
-        if isinstance(node, ast.FunctionDef) and any(
-            isinstance(inner, ast.stmt) and _method(inner) == "eval" for inner in ast.walk(node)
+        if isinstance(node, ast.FunctionDef) and _runs_repeatedly(
+            node, _evaluated(ast.walk(node)), node.name, is_repeated=False
         ):
             for decorator in node.decorator_list:
                 if ast.unparse(decorator) in _NO_GRAD:
@@ -382,7 +438,9 @@ def _of_attribute(file: File, owner: ast.ClassDef, node: ast.Assign) -> Iterator
     called = ast.unparse(value.func)
     if called in {"nn.ModuleList", "torch.nn.ModuleList"}:
         kept = ast.unparse(value.args[0]) if value.args else "[]"
-        if len(value.args) < 2 and kept.startswith("[") and ("nn." in kept or kept == "[]"):
+        registers = f"{target}.add_module" in ast.unparse(owner)
+        is_list = kept.startswith("[") and ("nn." in kept or kept == "[]")
+        if len(value.args) < 2 and is_list and not registers:
             source = file.replaced(value, kept)
             if source is not None:
                 yield file.mutant("ModuleList to list", "GCS404", function, source, owner)
@@ -427,8 +485,16 @@ def _of_method(file: File, owner: str, method: ast.FunctionDef) -> Iterator[Muta
     if method.name == "backward" and names:
         source = file.inserted(method.body[-1], f"alias = {names[0]}", "alias.mul_(2)")
         yield file.mutant("write to the gradient", "GCS506", function, source, method)
-    if method.name == "forward" and names and "save_for_backward" in ast.unparse(method):
-        source = file.inserted(method.body[-1], f"alias = {names[0]}", "alias.mul_(2)")
+    saved = {
+        node.id
+        for call in ast.walk(method)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".save_for_backward")
+        for node in ast.walk(call)
+        if isinstance(node, ast.Name)
+    }
+    inputs = [name for name in names if name in saved]
+    if method.name == "forward" and inputs:
+        source = file.inserted(method.body[-1], f"alias = {inputs[0]}", "alias.mul_(2)")
         yield file.mutant("write to the input", "GCS503", function, source, method)
 
 

@@ -3,7 +3,7 @@
 A crash, a failure of the linter or a second answer that differs from the first is a defect. The
 two runs have different hash seeds, so that nothing may depend on the order of a set.
 
-    python -m benchmarks.lint_robustness [DIRECTORY ...] [--fuzz MINUTES]
+    python -m benchmarks.lint_robustness [DIRECTORY ...] [--fuzz MINUTES] [--part 1/4]
 """
 
 from __future__ import annotations
@@ -45,19 +45,22 @@ def main() -> int:
     parser.add_argument("--fuzz", type=float, default=10, metavar="MINUTES")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="stop after so many files")
+    parser.add_argument("--part", default="1/1", help="every fourth file: 1/4, 2/4, ...")
+    parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     directories = arguments.directories or [
         Path(sysconfig.get_path("purelib")),
         Path(sysconfig.get_path("stdlib")),
     ]
     files = [path for folder in directories for path in sorted(folder.rglob("*.py"))]
-    files = [path for path in files if path.is_file()][: arguments.limit]
-    defects = _sweep(files)
-    defects += _fuzz(files, minutes=arguments.fuzz, seed=arguments.seed)
+    part, parts = map(int, arguments.part.split("/"))
+    files = [path for path in files if path.is_file()][part - 1 : arguments.limit : parts]
+    defects = _sweep(files, jobs=arguments.jobs) if files else 0
+    defects += _fuzz(files, minutes=arguments.fuzz, seed=arguments.seed, jobs=arguments.jobs)
     return 1 if defects else 0
 
 
-def _sweep(files: Sequence[Path]) -> int:
+def _sweep(files: Sequence[Path], *, jobs: int) -> int:
     """Lint all files twice, each with a mark so that none is passed over unread."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -65,7 +68,7 @@ def _sweep(files: Sequence[Path]) -> int:
             source = file.read_bytes()
             marked = source if MARK in source else source + b"\n# torch backward step for nn.\n"
             (folder / f"{number}.py").write_bytes(marked)
-        command = [sys.executable, "-m", "gradcheck_lint", "--isolated", "--no-cache", "-j2"]
+        command = [sys.executable, "-m", "gradcheck_lint", "--isolated", "--no-cache", f"-j{jobs}"]
         digests = []
         for seed in ("1", "2"):
             done = subprocess.run(
@@ -84,7 +87,7 @@ def _sweep(files: Sequence[Path]) -> int:
     return int(digests[0] != digests[1])
 
 
-def _fuzz(files: Sequence[Path], *, minutes: float, seed: int) -> int:
+def _fuzz(files: Sequence[Path], *, minutes: float, seed: int, jobs: int) -> int:
     """Lint spoilt sources until the time is up; workers outlive what kills one of them."""
     chance = random.Random(seed)
     torch_files = [file for file in files if MARK in file.read_bytes()]
@@ -98,7 +101,7 @@ def _fuzz(files: Sequence[Path], *, minutes: float, seed: int) -> int:
             yield Task(f"{number}.py", source + b"\n# torch\n", None)
 
     seen, failures = 0, 0
-    for task, outcome in perform_all(tasks(), workers=2):
+    for task, outcome in perform_all(tasks(), workers=jobs):
         seen += 1
         if outcome.failure is not None:
             failures += 1

@@ -54,3 +54,23 @@ def main():
         outer()
 """
     assert lint_source(source.encode(), "x.py") == ()
+
+
+def test_another_class_that_calls_the_maker_of_its_base_says_nothing_about_ours():
+    source = """
+import torch
+from torch import nn
+from .config import register
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.weight += 1
+
+class Model(nn.Module):
+    @register
+    def __init__(self):
+        super().__init__()
+"""
+    assert [finding.code for finding in lint_source(source.encode(), "x.py")] == ["GCS101"]

@@ -28,6 +28,7 @@ from gradcheck_lint.model.values import (
     Origin,
     Values,
     all_are,
+    cut_of,
     held_by,
     mentioned_by,
 )
@@ -86,6 +87,11 @@ def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Argume
         return container(reading, node, [frozenset({pair})])
     if name in _NUMBER_BUILTINS:
         return frozenset({make(Kind.NUMBER, node)})
+    if name == "sum" and len(arguments.positional) == 1:
+        added = element_of(reading, arguments.positional[0], node)
+        if all_are(added, Kind.NUMBER):
+            return frozenset({make(Kind.NUMBER, node, cut=cut_of(added))})
+        return same_graph(reading, node, added)
     if name == "setattr" or (name == "getattr" and "grad" in _second_string(node)):
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
     hands_on = name in {"getattr", "next", "filter", "map"}

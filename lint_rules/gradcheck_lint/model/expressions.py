@@ -26,11 +26,13 @@ from gradcheck_lint.model.syntax import (
     string_index,
 )
 from gradcheck_lint.model.values import (
+    NO_SITES,
     NOTHING,
     Kind,
     Origin,
     Value,
     Values,
+    aliased_by,
     all_are,
     carried_by_all,
     cut_of,
@@ -244,6 +246,7 @@ def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
         loops=value.loops if literal is not None else recorder.loops,
         mentions=value.mentions | {value.site},
         holds=value.holds | {site},
+        aliases=aliased_by(frozenset({value})) if is_basic_index(node) else NO_SITES,
         **history_of(value),
     )
     return frozenset({made})

@@ -16,7 +16,14 @@ from gradcheck_lint.model.knowledge import (
 )
 from gradcheck_lint.model.module import ModuleModel
 from gradcheck_lint.model.scopes import ClassScope
-from gradcheck_lint.model.syntax import children, dotted_name, positional
+from gradcheck_lint.model.syntax import (
+    children,
+    dotted_name,
+    integer,
+    is_none,
+    keyword,
+    positional,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +46,8 @@ _TENSOR_WORDS: Final = (
     "detach",
     "stride",
     "is_contiguous",
+    "ndim",
+    "grad_fn",
 }
 
 
@@ -148,6 +157,28 @@ class AutogradFunction:
         )
 
     @cached_property
+    def differentiated(self) -> frozenset[int]:
+        """Return the places of the inputs that backward has a gradient for, or asks whether."""
+        if self.backward is None:
+            return frozenset()
+        found: set[int] = set()
+        bound = assignments(self.backward)
+        empty = {name for name, values in bound.items() if all(map(is_none, values))}
+        for node in body_of(self.backward):
+            if isinstance(node, cst.Return):
+                for place, element in enumerate(_before_star(node.value)):
+                    if not is_none(element) and dotted_name(element) not in empty:
+                        found.add(place)
+            elif (
+                isinstance(node, cst.Subscript)
+                and (dotted_name(node.value) or "").endswith(".needs_input_grad")
+                and isinstance(node.slice[0].slice, cst.Index)
+            ):
+                asked = integer(node.slice[0].slice.value)
+                found.update(() if asked is None else (asked,))
+        return frozenset(found)
+
+    @cached_property
     def tensors(self) -> frozenset[str]:
         """Return the names in forward that are shown to hold tensors."""
         return tensor_names(self)
@@ -218,6 +249,17 @@ def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
     return [] if node is None else [node]
 
 
+def _before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
+    """Yield the elements of a tuple display up to a starred one, or the expression itself."""
+    if not isinstance(node, cst.Tuple):
+        yield from elements_of(node)
+        return
+    for element in node.elements:
+        if isinstance(element, cst.StarredElement):
+            return
+        yield element.value
+
+
 def assignments(scope: FunctionScope) -> dict[str, list[cst.BaseExpression]]:
     """Return what each plain name of a function is assigned, in source order."""
     found: dict[str, list[cst.BaseExpression]] = {}
@@ -254,6 +296,7 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
     if len(names) == 1:
         # A Function of something that is no tensor would have nothing to differentiate.
         known |= names
+    known |= {item.name for place, item in enumerate(inputs) if place in function.differentiated}
     for item in inputs:
         if item.node.annotation is not None:
             text = dotted_name(item.node.annotation.annotation) or ""
@@ -273,4 +316,15 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
                 and isinstance(first[0], (cst.Name, cst.UnaryOperation, cst.BinaryOperation))
             ):
                 known.update(names_in(first[0]) & names)
+            if qualified.startswith("torch.nn.functional."):
+                known.update(_handed_to_layer(node) & names)
     return frozenset(known)
+
+
+def _handed_to_layer(node: cst.Call) -> set[str]:
+    """Return the plain names that a function of ``torch.nn.functional`` takes as tensors."""
+    handed = [*positional(node)[:1], *(keyword(node, name) for name in _LAYER_TENSORS)]
+    return {value.value for value in handed if isinstance(value, cst.Name)}
+
+
+_LAYER_TENSORS: Final = ("input", "weight", "bias", "grid", "target")

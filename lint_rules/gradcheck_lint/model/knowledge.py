@@ -62,6 +62,14 @@ VIEW_METHODS: Final = _words(
     movedim moveaxis swapaxes swapdims adjoint
     """
 )
+MAYBE_ITSELF_METHODS: Final = _words(
+    """
+    to cuda cpu float double half bfloat16 contiguous type_as type reshape reshape_as flatten
+    requires_grad_ ravel
+    """
+)
+"""Methods that return the tensor itself, or a view of it, where there is nothing to change."""
+
 VIEW_ATTRIBUTES: Final = frozenset({"T", "mT", "H", "mH"})
 
 SAME_GRAPH_METHODS: Final = _words(

@@ -15,6 +15,7 @@ from gradcheck_lint.model.knowledge import (
     CUTTING_METHODS,
     INPLACE_METHODS,
     KEPT_MODULE_METHODS,
+    MAYBE_ITSELF_METHODS,
     OWNER_METHODS,
     SAME_GRAPH_METHODS,
     SAME_MODULE_METHODS,
@@ -40,6 +41,7 @@ from gradcheck_lint.model.values import (
     Origin,
     Value,
     Values,
+    aliased_by,
     all_are,
     cut_of,
     implied_by_all,
@@ -76,10 +78,13 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
             return frozenset({reading.recorder.value(Kind.NUMBER, node)})
     if method in INPLACE_METHODS:
         return _write_in_place(reading, node, func, receiver, arguments)
-    tensor = _tensor_method(reading, node, method, receiver)
-    if tensor is not None:
-        return tensor
-    return _read_other_method(reading, node, func, receiver, arguments)
+    made = _tensor_method(reading, node, method, receiver)
+    if made is None:
+        made = _read_other_method(reading, node, func, receiver, arguments)
+    if method in _SHARES_MEMORY:
+        shared = aliased_by(receiver)
+        made = frozenset(replace(value, aliases=value.aliases | shared) for value in made)
+    return made
 
 
 def _without_none(values: Values) -> Values:
@@ -145,7 +150,7 @@ def _tensor_method(
     if method in VIEW_METHODS | SAME_GRAPH_METHODS and (
         all_are(receiver, *tensors, Kind.NUMBER) or method in {"mean", "sum", "clone"}
     ):
-        if method in _MAYBE_ITSELF and any(value.kind in _LEAVES for value in receiver):
+        if method in MAYBE_ITSELF_METHODS and any(value.kind in _LEAVES for value in receiver):
             return reading.recorder.unknown(node, origin=Origin.CALL)
         return same_graph(reading, node, receiver)
     return None
@@ -158,10 +163,7 @@ def _cut(receiver: Values, node: cst.Call) -> cst.CSTNode | None:
 
 
 _SETTINGS_METHODS = frozenset({"parse_args", "parse_intermixed_args"})
-_MAYBE_ITSELF = frozenset(
-    {"to", "cuda", "cpu", "float", "double", "half", "bfloat16"}
-    | {"contiguous", "type_as", "reshape", "flatten"}
-)
+_SHARES_MEMORY = VIEW_METHODS | MAYBE_ITSELF_METHODS | {"detach", "chunk", "split", "unbind"}
 
 
 def _change(reading: Reading, values: Values, kind: Kind) -> None:

@@ -259,6 +259,11 @@ class ModuleModel:
             modes.add(GradMode.ENABLED)
         return frozenset(modes)
 
+    def _inherited(self, owner: ClassScope | None, name: str) -> FunctionScope | None:
+        """Return the method of this file that ``super().<name>`` means."""
+        bases = [scope for scope in self.scopes.lineage(owner) if scope is not owner]
+        return next((base.methods[name] for base in bases if name in base.methods), None)
+
     def _calls_of(self, scope: FunctionScope) -> list[tuple[GradMode, FunctionScope]]:
         """Return the grad mode of every call of a function, with the function that calls it."""
         key = "calls by name and function"
@@ -268,14 +273,24 @@ class ModuleModel:
                 for event in caller.events():
                     if isinstance(event, Call):
                         made = (event.mode, caller.scope)
-                        if event.function is not None:
-                            known.setdefault(id(event.function), []).append(made)
-                        if event.method is not None:
-                            known.setdefault(event.method, []).append(made)
+                        called, name = event.function, event.method
+                        if name is not None and _is_on_super(event.node):
+                            called, name = self._inherited(caller.scope.owner, name), None
+                        if called is not None:
+                            known.setdefault(id(called), []).append(made)
+                        if name is not None:
+                            known.setdefault(name, []).append(made)
             self.memo[key] = known
         calls: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = self.memo[key]
         by_name = scope.name.rpartition(".")[2] if scope.owner is not None else None
         return [*calls.get(id(scope), []), *calls.get(by_name, [])]
+
+
+def _is_on_super(node: cst.CSTNode) -> bool:
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    owner = node.func.value
+    return isinstance(owner, cst.Call) and dotted_name(owner.func) == "super"
 
 
 def _bind_parameters(reading: Reading) -> None:

@@ -279,6 +279,7 @@ _ALIASES: Mapping[str, str] = {
     "torch.autograd.enable_grad": "torch.enable_grad",
     "torch.autograd.inference_mode": "torch.inference_mode",
     "torch.autograd.set_grad_enabled": "torch.set_grad_enabled",
+    "torch.autograd.function.Function": "torch.autograd.Function",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch.nn.modules.module.Module": "torch.nn.Module",
 }

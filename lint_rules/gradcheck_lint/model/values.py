@@ -60,7 +60,7 @@ class Value:
     possible elements of a container. ``certain`` is False where frozen parameters are possible.
     ``through`` are the sites of the models that its graph may go through; ``cut`` is the call that
     took the graph away, if one did; ``result_of`` is the call of a model that returned it, alone
-    or with others.
+    or with others. ``aliases`` are the sites of tensors whose memory it has, or may have.
     """
 
     kind: Kind
@@ -79,6 +79,7 @@ class Value:
     cut: cst.CSTNode | None = field(default=None, compare=False, repr=False)
     result_of: int = field(default=0, compare=False)
     function: FunctionScope | None = field(default=None, compare=False, repr=False)
+    aliases: frozenset[int] = field(default=frozenset(), compare=False)
 
     def __hash__(self) -> int:
         """Hash the site alone: nearly all that differ have different ones."""
@@ -87,6 +88,7 @@ class Value:
 
 Values: TypeAlias = frozenset[Value]
 NOTHING: Values = frozenset()
+NO_SITES: frozenset[int] = frozenset()
 
 
 def join(left: Values, right: Values) -> Values:
@@ -121,6 +123,7 @@ def _merge(left: Value, right: Value) -> Value:
         through=left.through | right.through,
         cut=left.cut or right.cut,
         result_of=left.result_of or right.result_of,
+        aliases=left.aliases | right.aliases,
     )
 
 
@@ -164,6 +167,11 @@ def implied_by_all(values: Values) -> frozenset[int]:
 def mentioned_by(values: Values) -> frozenset[int]:
     """Return every site that may have flowed into these values."""
     return frozenset().union(*(value.mentions | {value.site} for value in values))
+
+
+def aliased_by(values: Values) -> frozenset[int]:
+    """Return every tensor whose memory these values have, or may have, themselves included."""
+    return frozenset().union(*(value.aliases | {value.site} for value in values))
 
 
 def through_all(values: Values) -> frozenset[int]:

@@ -189,7 +189,9 @@ def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forw
         return True
     for event in events:
         if isinstance(event, Call) and event.function is not None:
-            if event.mentions & sites(forward.result):
+            if event.mentions & sites(forward.result) and _differentiates(
+                function.module.function(event.function)
+            ):
                 return True
             if not is_top and id(event.function) in inside:
                 return True
@@ -213,10 +215,25 @@ def _statements_around(
     return None
 
 
+def _differentiates(called: FunctionModel) -> bool:
+    """Tell whether a function of the file, or one that it calls, may use gradients."""
+    memo = called.module.memo
+    key = ("differentiates", id(called.scope))
+    if key not in memo:
+        memo[key] = False
+        memo[key] = any(map(_is_gradient_word, walk(called.scope.node))) or any(
+            _differentiates(called.module.function(event.function))
+            for event in called.events()
+            if isinstance(event, Call) and event.function is not None
+        )
+    return bool(memo[key])
+
+
 def _is_gradient_word(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.Attribute):
         return node.attr.value in _GRADIENT_WORDS
-    return isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS
+    # `for step in range(n)` and `f(step=n)` count steps.
+    return isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS - {"step"}
 
 
 _EVALUATES = re.compile("test|eval|valid|predict|infer")

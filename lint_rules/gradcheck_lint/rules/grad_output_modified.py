@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import InPlace
 from gradcheck_lint.model.function_class import function_with
+from gradcheck_lint.rules._aliases import name_written
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -31,8 +32,7 @@ class GradOutputModified(Rule):
         for event in function.events():
             if not isinstance(event, InPlace):
                 continue
-            names = {sites.get(value.site) for value in event.values}
-            name = names.pop() if len(names) == 1 else None
+            name, certain = name_written(event.values, sites)
             if name is None or name in seen:
                 continue
             seen.add(name)
@@ -40,7 +40,7 @@ class GradOutputModified(Rule):
                 event.node,
                 f"backward modifies `{name}` in place by {event.operation}: the same tensor may be "
                 "on its way to other operations, which then get wrong gradients",
-                Severity.WARNING if event.arms else Severity.ERROR,
+                Severity.ERROR if certain and not event.arms else Severity.WARNING,
                 f"work on a copy: `{name} = {name}.clone()`",
             )
 

@@ -227,7 +227,11 @@ def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
     if event.mode is GradMode.AMBIENT:
         callers = function.module.modes_of_callers(function.scope)
         if callers and GradMode.ENABLED not in callers:
-            return None
+            # Hardly any decorator of a constructor turns recording off, but one may.
+            is_maker = function.scope.name.endswith("__init__")
+            if not is_maker or GradMode.DISABLED in callers:
+                return None
+            certain = False
         if not callers and not _is_forward_or_local(function, event):
             certain = False
     elif event.mode is not GradMode.ENABLED:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import InPlace
 from gradcheck_lint.model.function_class import AutogradFunction, function_with
+from gradcheck_lint.rules._aliases import name_written
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -31,8 +32,7 @@ class MissingMarkDirty(Rule):
         for event in function.events():
             if not isinstance(event, InPlace) or event.expects_error:
                 continue
-            names = {sites.get(value.site) for value in event.values}
-            name = names.pop() if len(names) == 1 else None
+            name, certain = name_written(event.values, sites)
             if name is None or name in seen or not _is_tensor(event, name, known):
                 continue
             seen.add(name)
@@ -41,7 +41,7 @@ class MissingMarkDirty(Rule):
                 f"forward modifies its input `{name}` in place by {event.operation} without "
                 "`ctx.mark_dirty`: the caller's tensor changes, and torch does not notice that "
                 "saved copies of it are out of date",
-                Severity.WARNING if event.arms else Severity.ERROR,
+                Severity.ERROR if certain and not event.arms else Severity.WARNING,
                 f"work on a copy, or call `ctx.mark_dirty({name})` and return `{name}`",
             )
 

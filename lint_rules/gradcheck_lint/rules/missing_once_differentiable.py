@@ -125,6 +125,9 @@ class Cube(Function):
     )
 
 
+_OPERATOR = re.compile(r"torch\.ops\.(?!aten\.|prims\.)\w+\.\w*backward")
+"""An operator of an extension that is itself somebody's backward."""
+
 _EXTENSION = re.compile(r"(?:^|[._])(?:_C|_ext|ext_module|\w+_cuda|\w+_ext|\w+_cpp)\.\w+$")
 
 
@@ -140,7 +143,9 @@ def _leaves(function: FunctionModel) -> cst.CSTNode | None:
             name = dotted_name(node.func) or ""
             method = node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
             imported = function.module.scopes.resolve_import(name)
-            if method in {"numpy", "detach"} or (imported and _EXTENSION.search(name)):
+            if method in {"numpy", "detach"} or (
+                imported and (_EXTENSION.search(name) or _OPERATOR.match(imported))
+            ):
                 found = node
         elif isinstance(node, cst.Attribute) and node.attr.value == "data":
             found = node

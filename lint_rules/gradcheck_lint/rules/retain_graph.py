@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return
+from gradcheck_lint.model.paths import turns
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
 from gradcheck_lint.model.values import Origin, mentioned_by, sites, through_all
@@ -47,7 +48,7 @@ class RetainGraph(Rule):
         if (
             (function.scope.nested and not backward.loops)
             or _differentiates_by_hand(function, events, backward)
-            or any(_may_share(backward, other, calls) for other in events)
+            or any(_may_share(backward, other, calls) for other in _later(function, backward))
             or _may_differentiate_again(events, backward)
             or (not backward.loops and _is_called(function))
         ):
@@ -128,6 +129,27 @@ def jacobian(y, x):
             why="each iteration walks the same graph",
         ),
     )
+
+
+def _later(function: FunctionModel, backward: Backward) -> list[Event]:
+    """Return the backwards that may come after this one while its graph is still the same.
+
+    That of a value which each iteration makes anew is not reached by the next one.
+    """
+    everything: list[Event] = [event for event in function.events() if isinstance(event, Backward)]
+    if not backward.loops:
+        return everything
+    loop = next(known for known in function.loops() if known.identity == backward.loops[-1])
+    paths = turns(loop, function)
+    on_paths = [[item.event for item in path if item.turn == 0] for path in paths]
+    if not any(backward in path for path in on_paths):
+        return everything
+    after = {id(event) for path in on_paths if backward in path for event in _after(path, backward)}
+    return [event for event in everything if id(event) in after or loop.identity not in event.loops]
+
+
+def _after(path: list[Event], event: Event) -> list[Event]:
+    return path[path.index(event) + 1 :]
 
 
 def _may_share(backward: Backward, other: Event, calls: frozenset[int]) -> bool:

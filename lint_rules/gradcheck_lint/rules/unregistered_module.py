@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.function_class import assignments, body_of, returns
+from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
 from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -42,7 +42,8 @@ class UnregisteredModule(Rule):
             if not elements:
                 continue
             kinds = {_kind(element, function) for element in elements}
-            if None in kinds or _is_registered(target.attr.value, function, first or ""):
+            severity = _severity(kinds)
+            if severity is None or _is_registered(target.attr.value, function, first or ""):
                 continue
             what, wrapper = _names(kinds, node.value)
             yield Violation(
@@ -50,7 +51,7 @@ class UnregisteredModule(Rule):
                 f"`{first}.{target.attr.value}` is a plain {_form(node.value)} of {what}: "
                 "`parameters()` does not find them, so no optimizer trains them and no state_dict "
                 "or `.to()` reaches them",
-                Severity.ERROR,
+                severity,
                 f"wrap it: `nn.{wrapper}(...)`",
                 fix=_fix(node.value, wrapper, function),
             )
@@ -307,6 +308,13 @@ def _elements(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     return []
 
 
+def _severity(kinds: set[str | None]) -> Severity | None:
+    """Return how sure it is that the container holds parameters; None if nothing says so."""
+    if kinds & {"module", "parameter"}:
+        return Severity.ERROR
+    return Severity.WARNING if kinds == {"likely"} else None
+
+
 def _appended(
     node: cst.Assign, target: cst.Attribute, function: FunctionModel
 ) -> list[cst.BaseExpression]:
@@ -325,9 +333,17 @@ def _appended(
             targets = [other.target] if isinstance(other, cst.AugAssign) else other.targets
             if any(dotted_name(getattr(item, "target", item)) == path for item in targets):
                 return []
+    registered = {
+        dotted_name(other.value)
+        for other in body_of(function.scope)
+        if isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Attribute)
+    }
     found: list[cst.BaseExpression] = []
     for value in appended:
-        found.extend(assigned.get(dotted_name(value) or "") or [value])
+        name = dotted_name(value)
+        if name is not None and name in registered:
+            return []
+        found.extend(assigned.get(name or "") or [value])
     return found
 
 
@@ -335,9 +351,12 @@ def _form(node: cst.BaseExpression) -> str:
     return _FORMS[type(node)]
 
 
-def _kind(node: cst.BaseExpression, function: FunctionModel) -> str | None:
-    """Say whether an element is a new layer with weights or a parameter; None for neither."""
-    if not isinstance(node, cst.Call):
+def _kind(node: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> str | None:
+    """Say whether an element is a new layer with weights or a parameter; None for neither.
+
+    "likely" is a class of another file that has the name of one of torch's layers with weights.
+    """
+    if not isinstance(node, cst.Call) or depth > _MOST_CALLS:
         return None
     scopes = function.module.scopes
     name = dotted_name(node.func) or ""
@@ -346,19 +365,59 @@ def _kind(node: cst.BaseExpression, function: FunctionModel) -> str | None:
     if qualified in PARAMETER_CLASSES:
         return "parameter"
     if qualified == "torch.nn.Sequential":
-        inner = [_kind(argument, function) for argument in positional(node)]
-        return "module" if "module" in inner else None
+        inner = {_kind(layer, function, depth) for layer in _layers(node, function)}
+        return "module" if "module" in inner else "likely" if "likely" in inner else None
     if qualified.startswith("torch.nn.") and last[:1].isupper():
         has_weights = last not in _WITHOUT_WEIGHTS and "Loss" not in last
         return "module" if has_weights else None
     own = scopes.classes.get(name)
-    if (
-        own is not None
-        and scopes.derives_from(own, "torch.nn.Module")
-        and _has_weights(name, function)
-    ):
-        return "module"
-    return None
+    if own is not None:
+        is_module = scopes.derives_from(own, "torch.nn.Module") and _has_weights(name, function)
+        return "module" if is_module else None
+    is_likely = f"torch.nn.{last}" in TORCH_MODULES_WITH_WEIGHTS
+    return "likely" if is_likely else _made_by(name, function, depth + 1)
+
+
+_MOST_CALLS = 3
+
+
+def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
+    """Return what a Sequential is made of, also where that is a list with a name."""
+    found = positional(node)
+    starred = {dotted_name(argument.value) for argument in node.args if argument.star}
+    for other in body_of(function.scope):
+        if isinstance(other, cst.Assign) and len(other.targets) == 1:
+            if dotted_name(other.targets[0].target) in starred:
+                found.extend(_elements(other.value))
+        elif isinstance(other, cst.AugAssign) and dotted_name(other.target) in starred:
+            found.extend(_elements(other.value))
+        elif (
+            isinstance(other, cst.Call)
+            and isinstance(other.func, cst.Attribute)
+            and other.func.attr.value == "append"
+            and dotted_name(other.func.value) in starred
+        ):
+            found.extend(positional(other))
+    return found
+
+
+def _made_by(name: str, function: FunctionModel, depth: int) -> str | None:
+    """Return what a function or method of this file returns, if it is always the same."""
+    scopes, scope = function.module.scopes, function.scope
+    owner, _, method = name.rpartition(".")
+    called = scope.nested.get(name) or scopes.top.nested.get(name)
+    if owner and owner == scope.first_parameter:
+        called = scopes.method(scope.owner, method)
+    if called is None or isinstance(called.node, cst.Module):
+        return None
+    inside = function.module.function(called)
+    bound = assignments(called)
+    kinds: set[str | None] = set()
+    for returned in returns(called):
+        value = returned.value or cst.Name("None")
+        sources = bound.get(dotted_name(value) or "") or [value]
+        kinds.update(_kind(source, inside, depth) for source in sources)
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _has_weights(name: str, function: FunctionModel) -> bool:
