@@ -133,11 +133,11 @@ class ModeSwitch(Event):
 
 @dataclass(slots=True, eq=False)
 class Forward(Event):
-    """A model is called; ``values`` are the model, ``passed`` what it is given."""
+    """A model is called; ``values`` are the model, ``passed`` each thing that it is given."""
 
     receiver: str = ""
     values: Values = NOTHING
-    passed: Values = NOTHING
+    passed: tuple[Values, ...] = ()
     result: Values = NOTHING
 
 

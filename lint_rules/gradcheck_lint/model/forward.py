@@ -73,7 +73,7 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
             reading.state.mode,
             receiver=dotted_name(node.func) or "",
             values=callee,
-            passed=arguments.everything,
+            passed=(*arguments.positional, *arguments.keywords.values()),
             result=made,
         )
     return made

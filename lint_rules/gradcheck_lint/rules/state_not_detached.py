@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import Kind, through_all
+from gradcheck_lint.model.values import Kind, Values, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -35,10 +35,7 @@ class StateNotDetached(Rule):
             if event.mode is GradMode.DISABLED:
                 continue
             own = id(event.node)
-            carried = [value for value in event.passed if value.result_of == own]
-            if not carried or any(
-                value.cut is not None or value.kind is Kind.PLAIN for value in carried
-            ):
+            if not any(_is_carried(values, own, event.loops) for values in event.passed):
                 continue
             proofs = [
                 backward
@@ -119,6 +116,33 @@ def train(model, batches, optimizer):
 import torch
 from torch import nn
 
+def train(batches, optimizer):
+    rnn, state = nn.LSTM(3, 4), None
+    for x in batches:
+        if state is not None:
+            state = tuple(part.detach() for part in state)
+        out, state = rnn(x, state)
+        optimizer.zero_grad()
+        out.mean().backward()
+        optimizer.step()
+
+def train_in_place(batches, optimizer):
+    rnn, state = nn.LSTM(3, 4), None
+    for x in batches:
+        out, state = rnn(x, state)
+        optimizer.zero_grad()
+        out.mean().backward()
+        optimizer.step()
+        for part in state:
+            part.detach_()
+""",
+            why="detached part by part, where there is a state",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
 def train(cell, batches, optimizer):
     for xs in batches:
         state = torch.zeros(2, 8)
@@ -147,4 +171,18 @@ def train(model, batches, optimizer, k):
 """,
             why="detached at the end",
         ),
+    )
+
+
+def _is_carried(values: Values, call: int, loops: tuple[int, ...]) -> bool:
+    """Tell whether an argument of ``call`` is what the call before has returned, on every path.
+
+    What the loop puts in its place on some path may be there whenever there is a graph:
+    ``if state is not None: state = tuple(part.detach() for part in state)``.
+    """
+    carried = [value for value in values if value.result_of == call]
+    made_in_loop = [value for value in values if value.loops[: len(loops)] == loops]
+    return bool(carried) and all(
+        value.result_of == call and value.cut is None and value.kind is not Kind.PLAIN
+        for value in (*carried, *made_in_loop)
     )
