@@ -27,6 +27,7 @@ SchedulerStepped           after ``scheduler.step()``; not for the one in its co
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
 LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
+NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
@@ -69,6 +70,7 @@ __all__ = [
     "LayerRanInTrainingMode",
     "LossScaled",
     "ModeChanged",
+    "NonLeafGradientRead",
     "OptimizerConstructed",
     "ParameterGroupAdded",
     "SavedTensorCorrupted",
@@ -236,6 +238,12 @@ class SchedulerStepped(NamedTuple):
     site: CallSite | None
 
 
+class NonLeafGradientRead(NamedTuple):
+    """The user's code has read ``.grad`` of a tensor that has a graph and does not retain it."""
+
+    site: CallSite
+
+
 class ModeChanged(NamedTuple):
     """A module and its children were set to training or evaluation mode."""
 
@@ -350,6 +358,7 @@ Event: TypeAlias = (
     | ModeChanged
     | ForwardFinished
     | LayerRanInTrainingMode
+    | NonLeafGradientRead
     | GradModeChanged
     | Written
     | WriteRefused

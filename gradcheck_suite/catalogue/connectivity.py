@@ -371,8 +371,8 @@ def activation_gradient(encoder: nn.Module, head: nn.Module, x):
 In source: `.grad` is read from a name whose value is shown to be the result of an operation or
 module, and `retain_grad()` is called on it on no path.
 
-At run time: the attribute is read from a tensor that has a `grad_fn` and does not retain its
-gradient.
+At run time: torch warns that the attribute is read from a tensor that has a `grad_fn` and does not
+retain its gradient. A warning that the program filters out is not seen.
 
 Severity: warning.
 """,

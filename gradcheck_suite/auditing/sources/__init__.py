@@ -14,6 +14,7 @@ from gradcheck_suite.auditing.sources.modules import ForwardSource, ModeSource
 from gradcheck_suite.auditing.sources.optimizers import OptimizerSource
 from gradcheck_suite.auditing.sources.scaling import ScalingSource
 from gradcheck_suite.auditing.sources.schedulers import SchedulerSource
+from gradcheck_suite.auditing.sources.torch_warnings import TorchWarningSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,4 +32,5 @@ SOURCES: Sequence[type[Source]] = (
     ModeLayerSource,
     ForwardSource,
     GradModeSource,
+    TorchWarningSource,
 )
