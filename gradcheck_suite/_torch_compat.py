@@ -609,3 +609,9 @@ def jit_is_tracing() -> bool:
     """
     get = getattr(torch._C, "_get_tracing_state", None)
     return get is not None and get() is not None
+
+
+def transform_is_active() -> bool:
+    """Whether a transform of ``torch.func`` runs here (torch 2.13); without the name, never."""
+    get = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return get is not None and bool(get())

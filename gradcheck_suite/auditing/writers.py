@@ -21,6 +21,7 @@ from gradcheck_suite._torch_compat import (
     forget_torchscript,
     function_mode_is_active,
     in_place_functions,
+    jit_is_tracing,
     teach_torchscript,
     without_torch_function,
 )
@@ -157,6 +158,8 @@ class Writers:
 
     def note(self, written: object, name: str) -> None:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
+        if jit_is_tracing():
+            return  # what is asked of a tensor now would become a part of the program
         targets = written if isinstance(written, (list, tuple)) else (written,)
         for tensor in targets:
             if not isinstance(tensor, torch.Tensor) or type(tensor) not in _PLAIN:

@@ -189,3 +189,12 @@ def test_a_trace_in_progress_is_seen(monkeypatch):
     assert not compat.jit_is_tracing()
     monkeypatch.delattr(torch._C, "_get_tracing_state")
     assert not compat.jit_is_tracing()
+
+
+def test_whether_a_transform_runs(monkeypatch):
+    seen = []
+    torch.func.grad(lambda x: seen.append(compat.transform_is_active()) or x * x)(torch.ones(()))
+    assert seen == [True]
+    assert not compat.transform_is_active()
+    monkeypatch.delattr(torch._C, "_are_functorch_transforms_active")
+    assert not compat.transform_is_active()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
 
 import pytest
@@ -739,14 +740,20 @@ def test_nothing_is_said_of_loops_that_train_what_they_own(audited, loop):
     assert audited(loop).findings == ()
 
 
-def test_a_hook_for_one_step_is_taken_away_again(audited):
+def test_nothing_is_left_on_modules_that_a_copy_or_a_file_would_keep(audited):
     net = Unused()
     optimizer = sgd(net)
+    call = nn.Module.__call__
 
     def loop():
         for x, y in data():
             update(optimizer, F.cross_entropy(net(x), y))
             copy.deepcopy(net)
+            file = io.BytesIO()
+            torch.save(net.eval(), file)
+            assert b"gradcheck_suite" not in file.getvalue()
+            net.train()
+            assert not any(module._forward_hooks for module in net.modules())
 
     audited(loop)
-    assert not any(module._forward_hooks for module in net.modules())
+    assert nn.Module.__call__ is call

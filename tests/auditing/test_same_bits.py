@@ -6,6 +6,7 @@ import contextlib
 import copy
 import pickle
 import random
+import re
 
 import numpy as np
 import pytest
@@ -246,6 +247,43 @@ def test_torchscript_compiles_under_and_after_an_audit():
     with gs.audit():
         make()(torch.randn(2, 3)).sum().backward()
     make()(torch.randn(2, 3)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("grad", [True, False])
+def test_tracers_record_the_same_program(grad):
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Dropout(0.1)
+        )
+
+    def programs():
+        model, x = net(), torch.randn(2, 1, 5, 5)
+        model(x).sum().backward()
+        with torch.set_grad_enabled(grad):
+            texts = [str(torch.fx.symbolic_trace(model).graph)]
+            model.eval()
+            texts.append(str(torch.jit.trace(model, x, check_trace=True).graph))
+            texts.append(str(torch.export.export(model, (x,)).graph))
+        return [re.sub(r" at 0x\w+|\.___torch_mangle_\d+", "", text) for text in texts]
+
+    bare = programs()
+    with gs.audit():
+        assert programs() == bare
+
+
+def test_gradients_inside_transforms_are_nobodys_loop():
+    def per_sample(w, x):
+        return torch.func.vmap(torch.func.grad(lambda w, x: (w @ x).tanh().sum()), (None, 0))(w, x)
+
+    w, x = torch.randn(3, 3), torch.randn(5, 3)
+    expected = per_sample(w, x)
+    with gs.audit() as session:
+        assert torch.equal(per_sample(w, x), expected)
+        torch.randn(3, requires_grad=True).exp().sum().backward()
+    assert session.report.summary["backwards"] == 1
+    assert not [line for line in session.report.not_covered if "bug in" in line]
 
 
 class Operators(TorchDispatchMode):

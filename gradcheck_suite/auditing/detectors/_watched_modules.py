@@ -1,4 +1,4 @@
-"""Hooks on a few suspected modules, for one step: were they called, and how?"""
+"""The calls of a few suspected modules, for one step: were they called, and how?"""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch.utils import checkpoint
 from gradcheck_suite.auditing.call_sites import CallSite, is_user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
-    from torch.utils.hooks import RemovableHandle
+
+    from gradcheck_suite.auditing.module_calls import ModuleCalls
 
 __all__ = ["Call", "ModuleWatch", "user_sites"]
 
@@ -41,27 +42,18 @@ class Call:
 
 
 class ModuleWatch:
-    """Notes the calls of some modules until it is taken away.
+    """Notes the calls of some modules until it is closed."""
 
-    A model may be copied while it is watched; the copy then has the same hook, which does nothing
-    once this is closed.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], listening: ModuleCalls) -> None:
         self.calls: dict[int, list[Call]] = {}
-        self._open = True
-        self._handles: list[RemovableHandle] = []
+        self._ends: list[Callable[[], None]] = []
         for module in modules:
             self.calls[id(module)] = []
-            self._handles.append(module.register_forward_hook(self))
+            self._ends.append(listening.listen(module, self._note))
 
-    def __deepcopy__(self, _memo: object) -> ModuleWatch:
-        return self
-
-    def __call__(self, module: nn.Module, _inputs: object, output: object) -> None:
-        """Note a call; this is the forward hook."""
-        calls = self.calls.get(id(module))
-        if not self._open or calls is None or len(calls) >= _MOST_CALLS:
+    def _note(self, module: nn.Module, output: object) -> None:
+        calls = self.calls[id(module)]
+        if len(calls) >= _MOST_CALLS:
             return
         sites, files = user_sites()
         calls.append(
@@ -74,11 +66,10 @@ class ModuleWatch:
         )
 
     def close(self) -> None:
-        """Take the hooks away."""
-        self._open = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """Listen no more."""
+        for end in self._ends:
+            end()
+        self._ends = []
 
 
 def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:

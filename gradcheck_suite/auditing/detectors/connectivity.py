@@ -310,7 +310,7 @@ class ConnectivityDetector:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
                 place = Place(name, None, (), True, frozenset(), None)
             watched.places[identity] = place
-        watched.watch = ModuleWatch(modules.values())
+        watched.watch = ModuleWatch(modules.values(), self._recorder.module_calls)
 
     # What can be said by now.
 

@@ -7,12 +7,12 @@ graph of a ``create_graph=True`` into the next step.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_metadata
@@ -56,10 +56,10 @@ class _Evaluated:
 
 @dataclass(slots=True)
 class _Phase:
-    """A module in evaluation mode, and the hook that listens to its calls."""
+    """A module in evaluation mode; ``stop`` ends listening to its calls."""
 
     module: weakref.ref[nn.Module]
-    handle: RemovableHandle | None = None
+    stop: Callable[[], None] | None = None
     calls: int = 0
     of_phase: int = 0
 
@@ -71,21 +71,6 @@ class _Cycle:
     seen: int = 0
     parameters: int = 0
     counted: set[int] = field(default_factory=set)
-
-
-class _Listener:
-    """The forward hook; a copy of the module shares it."""
-
-    def __init__(self, detector: UnusedGraphDetector) -> None:
-        self._detector = weakref.ref(detector)
-
-    def __deepcopy__(self, _memo: object) -> _Listener:
-        return self
-
-    def __call__(self, module: nn.Module, _inputs: object, output: object) -> None:
-        detector = self._detector()
-        if detector is not None:
-            detector.note_evaluation(module, output)
 
 
 class UnusedGraphDetector:
@@ -189,14 +174,14 @@ class UnusedGraphDetector:
             return
         if phase is None or phase.module() is not event.module:
             phase = self._phases[key] = _Phase(weakref.ref(event.module))
-        if phase.handle is None and phase.calls < _CALLS_OF_A_MODULE:
+        if phase.stop is None and phase.calls < _CALLS_OF_A_MODULE:
             phase.of_phase = 0
-            phase.handle = event.module.register_forward_hook(_Listener(self))
+            phase.stop = self._recorder.module_calls.listen(event.module, self._note_evaluation)
 
-    def note_evaluation(self, module: nn.Module, output: Any) -> None:
+    def _note_evaluation(self, module: nn.Module, output: Any) -> None:
         """Note a call of a module that was set to evaluation mode."""
         phase = self._phases.get(id(module))
-        if phase is None or phase.handle is None or not self._recorder.running:
+        if phase is None or phase.stop is None or not self._recorder.running:
             return
         phase.calls += 1
         phase.of_phase += 1
@@ -219,7 +204,7 @@ class UnusedGraphDetector:
 
     def _close_phases(self) -> None:
         for phase in self._phases.values():
-            if phase.handle is not None and phase.of_phase:
+            if phase.stop is not None and phase.of_phase:
                 _close(phase)
 
     def _look_for_marks(self, event: BackwardStarted) -> None:
@@ -242,9 +227,9 @@ class UnusedGraphDetector:
 
 
 def _close(phase: _Phase) -> None:
-    if phase.handle is not None:
-        phase.handle.remove()
-        phase.handle = None
+    if phase.stop is not None:
+        phase.stop()
+        phase.stop = None
 
 
 def _node_of(output: Any) -> Node | None:

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcheck_suite._torch_compat import engine_entry_points, inside_backward
+from gradcheck_suite._torch_compat import (
+    engine_entry_points,
+    inside_backward,
+    transform_is_active,
+)
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.generations import Generation
@@ -43,6 +47,9 @@ class BackwardSource(Source):
         @functools.wraps(original)
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.running or inside_backward() or is_compiling():
+                return original(t_outputs, *args, **kwargs)
+            if transform_is_active():
+                # What passes here are the transform's own wrapped tensors.
                 return original(t_outputs, *args, **kwargs)
             keeps, creates = _keeps_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))

@@ -36,19 +36,21 @@ class ModeLayerSource(Source):
     def install(self, patches: Patches) -> None:
         """Replace the method that a call of such a layer runs."""
         for owner in _CLASSES:
-            patches.replace(owner, "__call__", self._calling(owner.__call__))
+            patches.replace(owner, "__call__", self._calling())
 
-    def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _calling(self) -> Callable[..., Any]:
         recorder = self.recorder
         is_recording = torch.is_grad_enabled
+        module_class = nn.Module
 
-        @functools.wraps(original)
+        @functools.wraps(module_class.__call__)
         def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not is_recording() and layer.training and recorder.running and not is_compiling():
                 model, site_frame = _outermost(layer)
                 site = call_site(site_frame)
                 recorder.emit(LayerRanInTrainingMode(layer, model, recorder.step, site))
-            return original(layer, *args, **kwargs)
+            # Looked up each time: torch.fx replaces it while it traces.
+            return module_class.__call__(layer, *args, **kwargs)
 
         return call
 
