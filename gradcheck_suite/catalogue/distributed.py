@@ -66,7 +66,7 @@ GRADIENT_NOT_SYNCHRONIZED = Entry(
     code="GCS802",
     slug="gradient-not-synchronized",
     severity=Severity.ERROR,
-    in_source=False,
+    in_source=True,
     at_run_time=True,
     title="An optimizer steps on gradients that were not reduced over ranks",
     what="""
@@ -104,6 +104,10 @@ def train(ddp, optimizer, loader, window=2):
             optimizer.zero_grad()
 """,
     detection="""
+In source: all forwards of a model in a function that has its backward and its step are under
+`no_sync()`, or go through the `module` of a `DistributedDataParallel`, and nothing else is handed
+the model.
+
 At run time: a checksum of the gradients is exchanged between the ranks of the process group when
 an optimizer steps on parameters that should be equal, and compared.
 

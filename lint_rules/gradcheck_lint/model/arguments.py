@@ -16,6 +16,7 @@ from gradcheck_lint.model.values import (
     Kind,
     Origin,
     Values,
+    carrying,
     cut_of,
     held_by,
     join_all,
@@ -124,6 +125,8 @@ def record_call(
         through=through,
         cut=cut_of(arguments.everything),
     )
+    if is_loss(node):
+        return carrying(frozenset({made}), *arguments.positional[:1])
     return frozenset({made})
 
 

@@ -16,6 +16,7 @@ from gradcheck_lint.model.knowledge import (
     TORCH_MODULES_WITH_WEIGHTS,
     VIEW_ATTRIBUTES,
 )
+from gradcheck_lint.model.saving import note_arithmetic
 from gradcheck_lint.model.state import history_of
 from gradcheck_lint.model.syntax import (
     bound_names,
@@ -104,6 +105,9 @@ def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
     }
     if value.kind in kinds:
         return frozenset({make(kinds[value.kind], node, cut=value.cut)})
+    if value.kind is Kind.MODULE and value.name in {"torch.nn.ModuleList", "torch.nn.Sequential"}:
+        # A layer whose kind is not known.
+        return frozenset({make(Kind.MODULE, node, name="torch.nn.Module", holds=value.holds)})
     mentions = value.mentions | {value.site}
     return reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions, part_of=value)
 
@@ -130,7 +134,8 @@ def _note_holder(reading: Reading, name: str, values: Values) -> None:
 def _read_attribute(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Attribute)
     path = dotted_name(node)
-    if "zero_grad" in node.attr.value:
+    # A method that is named in a statement of its own, and not called, does nothing.
+    if "zero_grad" in node.attr.value and reading.statement_value is not node:
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
     if path is None:
         base = read(reading, node.value)
@@ -277,6 +282,8 @@ def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.BinaryOperation)
     left = read(reading, node.left)
     right = read(reading, node.right)
+    if reading.notes_saves:
+        note_arithmetic(reading, node, left, right)
     return combine(reading, node, node.operator, left, right)
 
 

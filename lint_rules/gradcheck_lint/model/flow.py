@@ -180,6 +180,14 @@ class InPlace(Event):
 
 
 @dataclass(slots=True, eq=False)
+class Save(Event):
+    """The operation at ``node`` saves ``values`` for backward; ``is_tensor`` if they surely are."""
+
+    values: Values = NOTHING
+    is_tensor: bool = True
+
+
+@dataclass(slots=True, eq=False)
 class Call(Event):
     """A function is called that may be looked into (``function``) or not (None).
 

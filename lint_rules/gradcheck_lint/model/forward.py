@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.model.arguments import Arguments, record_call
 from gradcheck_lint.model.expressions import same_graph
 from gradcheck_lint.model.flow import Forward, GradMode
+from gradcheck_lint.model.saving import note_layer
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.model.values import Kind, Values, all_are, cut_of, mentioned_by
+from gradcheck_lint.model.values import (
+    Kind,
+    Values,
+    all_are,
+    carrying,
+    cut_of,
+    mentioned_by,
+)
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -62,7 +70,12 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
         )
     if is_loss and arguments.positional:
         made = loss_of(reading, node, arguments)
-    elif reading.state.mode is GradMode.DISABLED:
+    elif reading.state.mode is not GradMode.DISABLED:
+        if reading.notes_saves:
+            note_layer(reading, node, callee, arguments)
+        if all_are(callee, Kind.MODULE):
+            made = carrying(made, *arguments.positional[:1])
+    else:
         mentions = mentioned_by(arguments.everything)
         cut = reading.recorder.cut_by_mode(node)
         made = frozenset({reading.recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)})

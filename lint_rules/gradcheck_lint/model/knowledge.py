@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-INPLACE_METHODS: Final = _words(
+INPLACE_METHODS: Final = words(
     """
     abs_ absolute_ acos_ acosh_ add_ addbmm_ addcdiv_ addcmul_ addmm_ addmv_ addr_ arccos_
     arccosh_ arcsin_ arcsinh_ arctan2_ arctan_ arctanh_ as_strided_ asin_ asinh_ atan2_ atan_
@@ -40,7 +41,7 @@ SETTINGS: Final = "settings"
 
 FACTORIES: Final = frozenset(
     f"torch.{name}"
-    for name in _words(
+    for name in words(
         """
     arange empty empty_like empty_strided eye full full_like linspace logspace normal ones
     ones_like rand rand_like randint randint_like randn randn_like randperm tensor zeros
@@ -56,13 +57,13 @@ MAY_KEEP_THE_GRAPH: Final = frozenset({"torch.as_tensor", "torch.normal", "torch
 PARAMETER_CLASSES: Final = frozenset({"torch.nn.Parameter", "torch.nn.parameter.Parameter"})
 VARIABLE_CLASSES: Final = frozenset({"torch.autograd.Variable", "torch.autograd.variable.Variable"})
 
-VIEW_METHODS: Final = _words(
+VIEW_METHODS: Final = words(
     """
     view view_as t transpose permute squeeze unsqueeze expand expand_as narrow select diagonal
     movedim moveaxis swapaxes swapdims adjoint
     """
 )
-MAYBE_ITSELF_METHODS: Final = _words(
+MAYBE_ITSELF_METHODS: Final = words(
     """
     to cuda cpu float double half bfloat16 contiguous type_as type reshape reshape_as flatten
     requires_grad_ ravel
@@ -72,7 +73,7 @@ MAYBE_ITSELF_METHODS: Final = _words(
 
 VIEW_ATTRIBUTES: Final = frozenset({"T", "mT", "H", "mH"})
 
-SAME_GRAPH_METHODS: Final = _words(
+SAME_GRAPH_METHODS: Final = words(
     """
     mean sum clone squeeze unsqueeze view view_as reshape flatten to cuda cpu float double
     half bfloat16 contiguous type_as neg abs sqrt log exp square pow t transpose permute
@@ -89,7 +90,7 @@ SCALAR_ATTRIBUTES: Final = frozenset(
     {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 )
 
-KEPT_MODULE_METHODS: Final = _words(
+KEPT_MODULE_METHODS: Final = words(
     """
     train eval parameters named_parameters buffers named_buffers children named_children
     modules named_modules state_dict load_state_dict to cuda cpu half float double bfloat16
@@ -100,14 +101,14 @@ KEPT_MODULE_METHODS: Final = _words(
 )
 """Methods of modules and optimizers that neither clear gradients nor hand the object on."""
 
-SAME_MODULE_METHODS: Final = _words(
+SAME_MODULE_METHODS: Final = words(
     "to cuda cpu half float double bfloat16 requires_grad_ share_memory apply"
 )
 """Methods of modules that return the module itself."""
 
 TORCH_MODULES_WITH_WEIGHTS: Final = frozenset(
     f"torch.nn.{name}"
-    for name in _words(
+    for name in words(
         """
     Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d
     Embedding EmbeddingBag LayerNorm BatchNorm1d BatchNorm2d BatchNorm3d GroupNorm
@@ -115,7 +116,7 @@ TORCH_MODULES_WITH_WEIGHTS: Final = frozenset(
     )
 )
 
-TENSOR_METHODS: Final = _words(
+TENSOR_METHODS: Final = words(
     """
     all allclose amax amin any argmin argsort bmm bool byte ceil char chunk clamp clamp_max
     clamp_min clip cross cummax cummin cumprod cumsum dist div dot eq equal expm1 fill flip
@@ -130,7 +131,7 @@ TENSOR_METHODS: Final = _words(
 )
 """More methods that tensors have, and that are handed no model to change."""
 
-OWNER_METHODS: Final = _words(
+OWNER_METHODS: Final = words(
     """
     children eval forward load_state_dict modules named_children named_modules
     named_parameters no_sync parameters state_dict train
@@ -145,7 +146,7 @@ GRAD_MODE_CONTEXTS: Final = {
     "set_grad_enabled": True,
 }
 
-HARMLESS_PACKAGES: Final = _words(
+HARMLESS_PACKAGES: Final = words(
     """
     apex argparse collections contextlib copy csv dataclasses datetime functools gc gym
     gymnasium io itertools json logging math matplotlib numpy operator os pandas pathlib
@@ -155,7 +156,7 @@ HARMLESS_PACKAGES: Final = _words(
 )
 """Packages whose functions leave the gradients of what they are handed alone."""
 
-ENGINE_PACKAGES: Final = _words(
+ENGINE_PACKAGES: Final = words(
     """
     accelerate catalyst colossalai composer deepspeed fastai ignite lightning lightning_fabric
     poptorch pytorch_lightning skorch
@@ -166,7 +167,7 @@ ENGINE_MODULES: Final = frozenset(
 )
 """Whoever imports one of these lets it decide when gradients are cleared."""
 
-HARMLESS_BUILTINS: Final = _words(
+HARMLESS_BUILTINS: Final = words(
     """
     abs all any bool dict dir divmod enumerate filter float format getattr hasattr hash id int
     isinstance issubclass iter len list map max min next print range repr reversed round set

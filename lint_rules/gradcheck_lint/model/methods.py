@@ -25,6 +25,7 @@ from gradcheck_lint.model.knowledge import (
     TENSOR_METHODS,
     VIEW_METHODS,
 )
+from gradcheck_lint.model.saving import note_method
 from gradcheck_lint.model.state import as_kind
 from gradcheck_lint.model.syntax import boolean, dotted_name, is_none, positional
 from gradcheck_lint.model.training_calls import (
@@ -43,6 +44,7 @@ from gradcheck_lint.model.values import (
     Values,
     aliased_by,
     all_are,
+    carrying,
     cut_of,
     implied_by_all,
     mentioned_by,
@@ -78,6 +80,8 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
             return frozenset({reading.recorder.value(Kind.NUMBER, node)})
     if method in INPLACE_METHODS:
         return _write_in_place(reading, node, func, receiver, arguments)
+    if reading.notes_saves:
+        note_method(reading, node, receiver, arguments)
     made = _tensor_method(reading, node, method, receiver)
     if made is None:
         made = _read_other_method(reading, node, func, receiver, arguments)
@@ -112,7 +116,10 @@ def _read_other_method(
     if method in KEPT_MODULE_METHODS and function is None:
         return record_call(reading, node, arguments, method=method, harmless=not node.args)
     if method in TENSOR_METHODS and function is None:
-        return record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
+        made = record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
+        flowed = mentioned_by(receiver)
+        made = frozenset(replace(value, mentions=value.mentions | flowed) for value in made)
+        return carrying(made, receiver)
     if function is None:
         path = dotted_name(func)
         callee = reading.look_up(path) if path is not None else NOTHING
@@ -140,6 +147,7 @@ def _tensor_method(
     if method in {"detach", "detach_"}:
         if method == "detach_":
             _change(reading, receiver, Kind.PLAIN)
+            _cut_containers(reading, receiver, node)
         return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=node)})
     if method in SCALAR_METHODS:
         cut = _cut(receiver, node) if method in CUTTING_METHODS else None
@@ -169,6 +177,17 @@ _SHARES_MEMORY = VIEW_METHODS | MAYBE_ITSELF_METHODS | {"detach", "chunk", "spli
 def _change(reading: Reading, values: Values, kind: Kind) -> None:
     for value in values:
         reading.state.replace_site(value.site, as_kind(kind))
+
+
+def _cut_containers(reading: Reading, elements: Values, node: cst.Call) -> None:
+    """Note for each container that ``for state in states: state.detach_()`` goes through it."""
+    for element in elements:
+        if element.origin is Origin.ELEMENT:
+            for site in element.mentions - {element.site}:
+                # Values are compared without their cuts: only what is uncertain is another value.
+                reading.state.replace_site(
+                    site, lambda value: replace(value, cut=node, certain=False)
+                )
 
 
 def _write_in_place(

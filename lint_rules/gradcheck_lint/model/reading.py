@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gradcheck_lint.model.calls import read_call
 from gradcheck_lint.model.expressions import look_up
 from gradcheck_lint.model.flow import Block, GradMode
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.state import Recorder, State
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
 
@@ -58,6 +59,8 @@ class Reading:
         self.bindings: dict[str, Values] = {}
         self.statement_value: cst.CSTNode | None = None
         """The expression that is a statement of its own, so that nobody uses its value."""
+        self.notes_saves = Part.WRITE in scope.parts
+        """Whether what operations save is of interest: only where something is written to."""
         self.reads_context = False
         """Whether the expression being read is what a ``with`` statement enters."""
 

@@ -16,7 +16,9 @@ from gradcheck_lint.model.knowledge import (
     PARAMETER_CLASSES,
     SAME_GRAPH_METHODS,
     VARIABLE_CLASSES,
+    words,
 )
+from gradcheck_lint.model.saving import note_function
 from gradcheck_lint.model.syntax import boolean, has_star, is_none, keyword, positional
 from gradcheck_lint.model.training_calls import note_clip, retains_graph
 from gradcheck_lint.model.values import (
@@ -24,6 +26,7 @@ from gradcheck_lint.model.values import (
     Kind,
     Values,
     all_are,
+    carrying,
     cut_of,
     held_by,
 )
@@ -56,6 +59,8 @@ def read_torch_call(
             # A tensor made of a number or tensor that was computed: its graph ends here.
             details = {"cut": node if has_graph_or_cut(first) else cut_of(first)}
         return frozenset({reading.recorder.value(made, node, **details)})
+    if reading.notes_saves:
+        note_function(reading, node, last, arguments)
     if last in _CLIPPERS and ".nn.utils." in qualified:
         note_clip(reading, node, arguments)
     if "zero" in last and "_foreach" in last:
@@ -69,7 +74,16 @@ def read_torch_call(
     if qualified.startswith("torch.nn.functional.") and first:
         record_call(reading, node, arguments, harmless=True)
         return loss_of(reading, node, arguments)
-    return record_call(reading, node, arguments, harmless=True)
+    made_of = record_call(reading, node, arguments, harmless=True)
+    if last in _JOINING and qualified == f"torch.{last}":
+        return carrying(made_of, *arguments.positional)
+    return made_of
+
+
+_JOINING = words(
+    "cat concat concatenate stack hstack vstack dstack add sub mul div matmul mm bmm einsum"
+)
+"""Functions whose result has the graphs of all their arguments."""
 
 
 _COPIES = frozenset({"torch.tensor", "torch.Tensor", "torch.FloatTensor", "torch.from_numpy"})

@@ -157,6 +157,12 @@ def carried_by_all(values: Values) -> frozenset[int]:
     return frozenset.intersection(*(value.carries for value in values))
 
 
+def carrying(made: Values, *operands: Values) -> Values:
+    """Return values that hold on to the graphs of these operands as well."""
+    carried = frozenset[int]().union(*map(carried_by_all, operands))
+    return frozenset(replace(value, carries=value.carries | carried) for value in made)
+
+
 def implied_by_all(values: Values) -> frozenset[int]:
     """Return the sites that have a graph if the value has one, whichever of these it is."""
     if not values:

@@ -68,6 +68,13 @@ RULES: Final = (
         ((b"requires_grad", b"Parameter"),),
     ),
     RuleReference(
+        "GCS103",
+        "saved-tensor-modified",
+        "gradcheck_lint.rules.saved_tensor_modified",
+        "SavedTensorModified",
+        ((BACKWARD_CALL, b"def forward"), (WRITE_IN_PLACE,), (b"requires_grad", b"nn.")),
+    ),
+    RuleReference(
         "GCS105",
         "data-write",
         "gradcheck_lint.rules.data_write",
@@ -349,6 +356,13 @@ RULES: Final = (
         "gradcheck_lint.rules.stuck_in_eval",
         "StuckInEval",
         ((b".eval()",), (BACKWARD_CALL,), (b"step(",)),
+    ),
+    RuleReference(
+        "GCS802",
+        "gradient-not-synchronized",
+        "gradcheck_lint.rules.gradient_not_synchronized",
+        "GradientNotSynchronized",
+        ((b".no_sync()", b".module("), (BACKWARD_CALL,), (STEP_CALL,)),
     ),
     RuleReference(
         "GCS901",

@@ -1,0 +1,230 @@
+"""GCS103: a tensor is overwritten after an operation has saved it for backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward, Event, GradMode, InPlace, Return, Save
+from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.values import (
+    Kind,
+    Values,
+    aliased_by,
+    all_are,
+    carried_by_all,
+    join_all,
+    sites,
+)
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class SavedTensorModified(Rule):
+    """A tensor that backward needs is written to between forward and backward."""
+
+    entry = catalogue.SAVED_TENSOR_MODIFIED
+    part = Part.WRITE
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every write to a saved tensor that a backward or the caller comes after."""
+        events = list(function.events())
+        saves = [
+            (place, event)
+            for place, event in enumerate(events)
+            if isinstance(event, Save) and not event.expects_error
+        ]
+        if not saves:
+            return
+        for place, write in enumerate(events):
+            if not isinstance(write, InPlace) or write.expects_error:
+                continue
+            written = _written(write)
+            if not written or not _counts(write, written):
+                continue
+            for earlier, save in saves:
+                if earlier < place and _hits(save, write, written):
+                    use = _use(events[place + 1 :], save, write, function)
+                    if use is not None:
+                        yield _violation(function, save, write, written, use)
+                        break
+
+    invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+w = torch.randn(3, requires_grad=True)
+x = torch.ones(3)
+loss = (w * x).sum()
+x += 1
+loss.backward()
+""",
+            lines=(6,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def step(data):
+    w = torch.randn(3, requires_grad=True)
+    hidden = w + data
+    energy = hidden.pow(2).mean()
+    hidden.clamp_(min=0)
+    (energy + hidden.sum()).backward()
+    return w.grad
+""",
+            lines=(7,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(x)
+        out = self.second(h)
+        h += 1
+        return out + h
+""",
+            lines=(13,),
+            severity=Severity.WARNING,
+        ),
+    )
+
+    valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(x)
+        out = self.second(h)
+        out += h
+        return out
+
+def train(x):
+    w = torch.randn(3, requires_grad=True)
+    loss = (w * x).sum()
+    loss.backward()
+    x += 1
+    y = w + x
+    total = 2 * y
+    y += 1
+    total.sum().backward()
+    z = w * x
+    x = x + 1
+    z.sum().backward()
+    seen = (w * x).detach()
+    x.add_(1)
+    (seen + w).sum().backward()
+""",
+            why="written after backward, never saved, bound anew, or cut off",
+        ),
+    )
+
+
+def _written(write: InPlace) -> Values:
+    """Return the tensors that are written to: `maps[i] += x` writes to an element of a list."""
+    if not all_are(write.values, Kind.CONTAINER):
+        return write.values
+    node = write.node
+    if not isinstance(node, cst.AugAssign) or not isinstance(node.target, cst.Subscript):
+        return frozenset()
+    return join_all(value.parts[0] if value.parts else frozenset() for value in write.values)
+
+
+def _counts(write: InPlace, written: Values) -> bool:
+    """Tell whether this is a write to a tensor that torch lets happen."""
+    if any(value.kind in {Kind.NUMBER, Kind.CONTAINER, Kind.TUPLE} for value in written):
+        return False
+    raises_here = any(value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in written)
+    return not raises_here or write.mode is GradMode.DISABLED
+
+
+def _hits(save: Save, write: InPlace, written: Values) -> bool:
+    """Tell whether what is written is what was saved, on whichever path."""
+    if not (save.is_tensor or write.operation.endswith("()")) or _exclude(save, write):
+        return False
+    saved = sites(save.values)
+    return all(aliased_by(frozenset({value})) & saved for value in written)
+
+
+def _exclude(first: Event, second: Event) -> bool:
+    """Tell whether two events are in different arms of one branch."""
+    arms = dict(first.arms)
+    return any(arms.get(branch, arm) != arm for branch, arm in second.arms)
+
+
+def _use(
+    later: Sequence[Event], save: Save, write: InPlace, function: FunctionModel
+) -> Event | None:
+    """Return the backward, or the return of a forward, that the saved tensor is needed for."""
+    result = id(save.node)
+    is_forward = function.scope.name.endswith(".forward") and function.module.scopes.derives_from(
+        function.scope.owner, "torch.nn."
+    )
+    for event in later:
+        if _exclude(save, event) or _exclude(write, event) or event.expects_error:
+            continue
+        if isinstance(event, Backward) and result in carried_by_all(event.values):
+            return event
+        if is_forward and isinstance(event, Return) and result in carried_by_all(event.values):
+            return event
+    return None
+
+
+def _violation(
+    function: FunctionModel, save: Save, write: InPlace, written: Values, use: Event
+) -> Violation:
+    tree = function.module.tree
+    is_backward = isinstance(use, Backward)
+    text = source_of(tree, write.target or write.node)
+    when = "before backward() runs" if is_backward else "before the caller can run backward()"
+    return Violation(
+        write.node,
+        f"`{text}` is modified in place by {write.operation} after an operation saved it, and "
+        f"{when}: torch raises in backward()",
+        _severity(function, save, write, written, use),
+        "make a new tensor in place of the old one, or write to a clone",
+        (
+            (save.node, "saved for backward here"),
+            (use.node, "backward() needs it here" if is_backward else "returned here"),
+        ),
+    )
+
+
+def _severity(
+    function: FunctionModel, save: Save, write: InPlace, written: Values, use: Event
+) -> Severity:
+    """Return an error if the three events happen on every path, in eager code."""
+    happens = all(
+        set(event.arms) <= set(use.arms) and set(event.loops) <= set(use.loops)
+        for event in (save, write)
+    )
+    exactly = sites(written) == sites(save.values) and len(written) == 1
+    # Under autocast a layer may have saved a copy of its own.
+    is_eager = b"autocast" not in function.module.source
+    certain = isinstance(use, Backward) and happens and exactly and is_eager
+    return Severity.ERROR if certain else Severity.WARNING
