@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import libcst as cst
+
 from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Store, StoreKind
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import (
@@ -14,6 +16,7 @@ from gradcheck_lint.model.values import (
     mentioned_by,
     sites,
 )
+from gradcheck_lint.rules._keepers import Keeper, keepers
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -41,13 +44,48 @@ class GraphKept(Rule):
             if not isinstance(store, Store) or not store.loops:
                 continue
             proofs = [backward for backward in backwards if _proves_graph(backward, store)]
-            if not proofs or not _keeps(store):
+            if not proofs or not _keeps(store) or _is_of_this_iteration(function, store):
                 continue
             if any(_consumes(backward, store) for backward in backwards):
                 continue
             if any(proof.retains_graph for proof in proofs) and _escapes(function, store):
                 continue
             yield self._violation(function, store, proofs)
+        for keeper in keepers(function):
+            kept = [backward for backward in backwards if _proves_graph_of(backward, keeper)]
+            if kept and not any(proof.retains_graph for proof in kept):
+                yield self._violation_in_callee(function, keeper, kept)
+
+    def _violation_in_callee(
+        self, function: FunctionModel, keeper: Keeper, proofs: list[Backward]
+    ) -> Violation:
+        proof = next((known for known in proofs if _always_meets(known, keeper.call)), proofs[0])
+        call = keeper.call.node
+        given = call.args if isinstance(call, cst.Call) else ()
+        value = next(
+            (
+                argument.value
+                for position, argument in enumerate(given)
+                if keeper.argument in {position, argument.keyword and argument.keyword.value}
+            ),
+            None,
+        )
+        what = source_of(function.module.tree, value) if value is not None else "the value"
+        verb = "adds" if keeper.store.how is StoreKind.ACCUMULATE else "puts"
+        hint = "hand over the number alone: `.item()`, or `.detach()` to stay on the device"
+        if what.isidentifier():
+            hint = f"hand over the number alone: `{what}.item()`, or `{what}.detach()`"
+        return Violation(
+            call,
+            f"this call {verb} `{what}` with its graph into `{keeper.store.target}`, so the graphs "
+            "of all iterations stay in memory as long as that does",
+            Severity.ERROR if _always_meets(proof, keeper.call) else Severity.WARNING,
+            hint,
+            (
+                (keeper.store.node, "it is kept here"),
+                (proof.node, "it has a graph: backward() is called on it here"),
+            ),
+        )
 
     def _violation(
         self, function: FunctionModel, store: Store, proofs: list[Backward]
@@ -146,9 +184,77 @@ def train(model, loader, history, optimizer):
             lines=(9,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+class AverageMeter:
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.sum = 0
+        self.count = 0
+
+    def update(self, value, n=1):
+        self.sum += value * n
+        self.count += n
+
+def log(history, value):
+    history.append(value)
+
+def train(model, loader, optimizer):
+    meter, history = AverageMeter(), []
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        meter.update(loss, len(x))
+        log(history, loss)
+    return meter, history
+""",
+            lines=(25, 26),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+class Meter:
+    def __init__(self):
+        self.values = []
+        self.last = None
+
+    def add(self, value):
+        if torch.is_tensor(value):
+            value = value.item()
+        self.values.append(value)
+
+    def note(self, value):
+        self.values.append(value.detach())
+
+    def remember(self, value):
+        self.last = value
+
+def train(model, loader, optimizer):
+    meter = Meter()
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        meter.add(loss)
+        meter.note(loss)
+        meter.remember(loss)
+        meter.values.append(loss.item())
+        of_this_batch = Meter()
+        of_this_batch.values.append(loss)
+""",
+            why="the number alone is kept, or one graph, or as long as the iteration",
+        ),
         Valid(
             """\
 import torch
@@ -255,12 +361,22 @@ def _proves_graph(backward: Backward, store: Store) -> bool:
     return bool(store.stored) and all(value.carries & proven for value in store.stored)
 
 
-def _exclude_each_other(left: Backward, right: Store) -> bool:
+def _proves_graph_of(backward: Backward, keeper: Keeper) -> bool:
+    """Tell whether ``backward`` is called, in a loop with the call, on what that keeps."""
+    call = keeper.call
+    if not set(backward.loops) & set(call.loops) or _exclude_each_other(backward, call):
+        return False
+    proven = frozenset[int]().union(*(value.implies for value in backward.values))
+    proven |= implied_by_all(backward.values)
+    return all(value.carries & proven for value in keeper.handed)
+
+
+def _exclude_each_other(left: Backward, right: Store | Call) -> bool:
     arms = dict(left.arms)
     return any(arms.get(branch, arm) != arm for branch, arm in right.arms)
 
 
-def _always_meets(backward: Backward, store: Store) -> bool:
+def _always_meets(backward: Backward, store: Store | Call) -> bool:
     """Tell whether ``backward`` is called on every path on which the value is stored."""
     return store.arms[: len(backward.arms)] == backward.arms
 
@@ -284,6 +400,14 @@ def _keeps(store: Store) -> bool:
         if store.loops[-1] in value.loops and not _continues(value.mentions, own, value.site):
             return False
     return any(store.loops[-1] not in value.loops for value in store.target_values)
+
+
+def _is_of_this_iteration(function: FunctionModel, store: Store) -> bool:
+    """Tell whether the loop itself makes the object whose attribute it's stored in."""
+    root, _, attribute = store.target.partition(".")
+    return bool(attribute) and any(
+        store.loops[-1] in value.loops for value in function.bindings.get(root, ())
+    )
 
 
 def _continues(mentions: frozenset[int], own: frozenset[int], site: int) -> bool:

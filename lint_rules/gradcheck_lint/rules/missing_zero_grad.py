@@ -129,6 +129,19 @@ def train(model, loader, criterion, optimizer):
         Invalid(
             """\
 import torch
+
+def train(model, loader, criterion, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(8,),
+        ),
+        Invalid(
+            """\
+import torch
 from torch import optim
 
 model = torch.nn.Linear(3, 1)

@@ -1,0 +1,111 @@
+"""Functions of the same file that keep what they are handed: ``meter.update(loss)``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
+from gradcheck_lint.model.values import Kind, Origin, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+__all__ = ["Keeper", "keepers"]
+
+_EMPTIES = re.compile(r"reset|clear|flush|pop|drain|empty|finish|close", re.IGNORECASE)
+
+
+class Keeper(NamedTuple):
+    """A call that stores an argument in something that outlives the iteration.
+
+    Attributes:
+        call: the call.
+        handed: what is stored.
+        argument: which argument that is, by position or by name.
+        store: where the function stores it.
+    """
+
+    call: Call
+    handed: Values
+    argument: int | str
+    store: Store
+
+
+def keepers(function: FunctionModel) -> Iterator[Keeper]:
+    """Yield the calls in loops whose callee, on every path, keeps what it is handed."""
+    calls = [event for event in function.events() if isinstance(event, Call)]
+    for call in calls:
+        if not call.loops or call.function is None or call.referenced or call.is_constructor:
+            continue
+        names = _names_of(call.function)
+        callee = function.module.function(call.function)
+        for store in callee.events():
+            if not isinstance(store, Store) or store.arms or store.mode is GradMode.DISABLED:
+                continue
+            if not _outlives(store, call, calls, callee, names):
+                continue
+            for index, values in call.arguments:
+                name = names.get(index)
+                if name is not None and values and _is_stored(callee.bindings.get(name), store):
+                    yield Keeper(call, values, index, store)
+
+
+def _is_stored(parameter: Values | None, store: Store) -> bool:
+    """Tell whether the parameter, which nothing else is bound to, is part of what is stored."""
+    if parameter is None or len(parameter) != 1 or not store.stored:
+        return False
+    (value,) = parameter
+    if value.origin is not Origin.ARGUMENT:
+        return False
+    return all(value.site in stored.carries for stored in store.stored)
+
+
+def _outlives(
+    store: Store, call: Call, calls: list[Call], callee: FunctionModel, names: dict[int | str, str]
+) -> bool:
+    root, _, attribute = store.target.partition(".")
+    if any(value.origin is Origin.BOUNDED for value in store.target_values):
+        return False
+    if attribute and root == callee.scope.first_parameter and callee.scope.owner is not None:
+        kinds = {Kind.CONTAINER} if store.how is StoreKind.APPEND else {Kind.NUMBER, Kind.CONTAINER}
+        if not store.target_values or any(value.kind not in kinds for value in store.target_values):
+            return False
+        return bool(call.on) and not any(_renews(other, call) for other in calls)
+    for index, values in call.arguments:
+        if names.get(index) == store.target:
+            return bool(values) and all(
+                value.kind is Kind.CONTAINER
+                and value.origin is not Origin.BOUNDED
+                and call.loops[-1] not in value.loops
+                for value in values
+            )
+    return False
+
+
+def _renews(other: Call, call: Call) -> bool:
+    """Tell whether the loop makes the object anew, or may empty it."""
+    if call.loops[-1] not in other.loops:
+        return False
+    if other.is_constructor:
+        return id(other.node) in call.on
+    return bool(other.on & call.on) and _EMPTIES.search(other.method or "") is not None
+
+
+def _names_of(scope: FunctionScope) -> dict[int | str, str]:
+    """Return the parameters by position and by name, without the object of a method."""
+    node = scope.node
+    if isinstance(node, (cst.Module, cst.Lambda)) or node.decorators:
+        return {}
+    positional = [each.name.value for each in (*node.params.posonly_params, *node.params.params)]
+    if scope.owner is not None:
+        positional = positional[1:]
+    names: dict[int | str, str] = dict(enumerate(positional))
+    names.update((each, each) for each in positional)
+    names.update((each.name.value, each.name.value) for each in node.params.kwonly_params)
+    return names
