@@ -72,7 +72,7 @@ class AnalyticJacobian:
         """
         values = [self._values[block.variable] for block in wanted]
         results = [
-            torch.zeros(self.rows, block.size, dtype=value.dtype, device=value.device)
+            torch.empty(self.rows, block.size, dtype=value.dtype, device=value.device)
             for block, value in zip(wanted, values, strict=True)
         ]
         width = max(1, sum(value.numel() * value.element_size() for value in values))
@@ -86,8 +86,8 @@ class AnalyticJacobian:
                 parts = self._rows(output, low, high, variables)
                 for block, result in zip(wanted, results, strict=True):
                     part = parts.get(block.variable)
-                    if part is not None:
-                        result[start + low : start + high] = part[:, block.low : block.high]
+                    rows = slice(start + low, start + high)
+                    result[rows] = 0.0 if part is None else part[:, block.low : block.high]
             start += size
         return results
 

@@ -16,7 +16,8 @@ import torch
 from gradcheck_suite.verification.bisection import WrongEntry
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.jacobian.analytic import AnalyticJacobian, Block
-from gradcheck_suite.verification.jacobian.grouping import group_columns
+from gradcheck_suite.verification.jacobian.confirming import Confirmed, confirm_columns
+from gradcheck_suite.verification.jacobian.grouping import Grouping, group_columns
 from gradcheck_suite.verification.jacobian.numeric import Columns, NumericJacobian
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _ROUNDINGS = 8.0
 _SAFETY = 4.0
 _LADDER = 4.0
 _KEPT = 2**16
+_FEW = 2**11
 _NUDGE = 7010
 
 
@@ -144,6 +146,9 @@ class _Comparer:
                 for output, noise in zip(point.outputs, point.noise, strict=True)
             ]
         )
+        # What rounding may do to a value of each output, and to the difference of two.
+        self._values_rounding = _ROUNDINGS * precision.eps * self._size + 2.0 * self._noise
+        self._allowed = torch.where(self._finite, 2.0 * self._values_rounding, math.inf)
         self._found = {
             (output, variable): self._empty(high - low, value.numel(), keep)
             for output, (low, high) in enumerate(self._spans)
@@ -202,7 +207,7 @@ class _Comparer:
 
     def _compare(self, block: Block, numeric: NumericJacobian, dense: torch.Tensor) -> None:
         step = self._precision.eps ** (1.0 / 3.0) * self._scales[block.variable]
-        entries = self._without_groups(block, numeric, dense, step)
+        entries = self._told_together(block, numeric, dense, step)
         done = 0
         for columns in numeric.columns(entries, step):
             chosen = entries[done : done + columns.entries.numel()] - block.low
@@ -234,21 +239,85 @@ class _Comparer:
             if self._deadline.passed:
                 return
 
-    def _without_groups(
+    def _told_together(
         self, block: Block, numeric: NumericJacobian, dense: torch.Tensor, step: float
     ) -> torch.Tensor:
-        """Compare columns together that share no output; return those to compare one by one."""
+        """Compare columns together; return the entries whose columns have to be measured alone."""
         everything = torch.arange(block.low, block.high)
-        grouping = group_columns(dense)
-        if grouping is None:
-            return everything
+        # Reading the pattern of few columns off takes longer than what it saves.
+        grouping = group_columns(dense) if block.size > _FEW else None
+        confirmed = confirm_columns(
+            dense,
+            None if grouping is None else grouping.columns,
+            numeric,
+            first=block.low,
+            step=step,
+            allowed=self._allowed,
+            late=lambda: self._deadline.passed,
+            keep=any(
+                self._found[output, block.variable].numeric is not None
+                for output in range(len(self._spans))
+            ),
+        )
+        done = torch.zeros(block.size, dtype=torch.bool)
+        if confirmed is not None:
+            self._note_confirmed(block, dense, confirmed)
+            done |= confirmed.columns
+        if not bool(done.all()) and not self._deadline.passed:
+            grouping = group_columns(dense) if grouping is None else grouping
+            if grouping is not None:
+                done |= self._grouped(block, numeric, dense, step, grouping=grouping, done=done)
+        return everything[~done]
+
+    def _note_confirmed(self, block: Block, dense: torch.Tensor, confirmed: Confirmed) -> None:
+        columns = confirmed.columns
+        if not bool(columns.any()):
+            return
+        # One over the distance that each column was moved.
+        shares = 1.0 / confirmed.moved[columns]
+        spread = float(shares.square().sum())
+        kept = dense if bool(columns.all()) else dense[columns.to(dense.device)]
+        for output, (low, high) in enumerate(self._spans):
+            found = self._found[output, block.variable]
+            part = slice(low, high)
+            found.compared += len(shares) * (high - low)
+            found.numeric_norm += _squares(kept[:, part])
+            allowed = self._allowed[part]
+            allowed = allowed[torch.isfinite(allowed)]
+            found.bound_norm += spread * float(allowed.square().sum()) / 4.0
+            beyond = float(shares.abs().max()) * _largest(confirmed.largest[part])
+            found.largest = max(found.largest, beyond)
+            if found.numeric is None or found.analytic is None or confirmed.deviations is None:
+                continue
+            expected = kept[:, part].double().cpu()
+            off = confirmed.deviations[confirmed.group[columns], part].cpu()
+            place = torch.nonzero(columns).flatten() + block.low
+            found.numeric[:, place] = (expected + off * shares.unsqueeze(1)).t()
+            found.analytic[:, place] = expected.t()
+
+    def _grouped(
+        self,
+        block: Block,
+        numeric: NumericJacobian,
+        dense: torch.Tensor,
+        step: float,
+        *,
+        grouping: Grouping,
+        done: torch.Tensor,
+    ) -> torch.Tensor:
+        """Measure columns together that share no output; return which of them are right."""
         columns, blocks = grouping.columns, grouping.block_of_output
-        numeric.prepare(block.low, step)
+        columns = torch.where((columns >= 0) & ~done[columns.clamp(min=0)], columns, -1)
+        left = (columns >= 0).any(dim=1)
+        columns, weights = columns[left], grouping.weights[left]
         groups = torch.where(columns < 0, -1, columns + block.low)
+        agreed = torch.zeros(block.size, dtype=torch.bool)
         try:
-            differences, displaced = numeric.together(groups, grouping.weights, step)
+            parts = list(numeric.together(groups, weights.unsqueeze(1), step))
         except Exception:  # noqa: BLE001 - the user's function may fail off the given point
-            return everything
+            return agreed
+        differences = torch.cat([part[1].squeeze(1) for part in parts])
+        displaced = torch.cat([part[2].squeeze(1) for part in parts])
         reached = blocks >= 0
         place = blocks.clamp(min=0)
         column = columns[:, place]
@@ -258,19 +327,17 @@ class _Comparer:
         outputs = torch.arange(dense.shape[1])
         expected = dense[column.clamp(min=0), outputs].double().where(reached, 0.0)
         slopes = differences / span
-        rounding = _ROUNDINGS * self._precision.eps * self._size + 2.0 * self._noise
-        bounds = 2.0 * rounding / span.abs()
+        bounds = 2.0 * self._values_rounding / span.abs()
         difference = (slopes - expected).abs()
         small = self._precision.rtol * torch.maximum(slopes.abs(), expected.abs())
         right = (difference <= bounds + small) | ~self._finite
         good = right.all(dim=1)
-        done = torch.zeros(block.size, dtype=torch.bool)
         members = columns[good]
-        done[members[members >= 0]] = True
+        agreed[members[members >= 0]] = True
         for output, (low, high) in enumerate(self._spans):
             part = slice(low, high)
             found = self._found[output, block.variable]
-            found.compared += int(done.sum()) * (high - low)
+            found.compared += int(agreed.sum()) * (high - low)
             inside = reached[:, part][good]
             found.numeric_norm += _squares(slopes[:, part][good].where(inside, 0.0))
             found.bound_norm += _squares(bounds[:, part][good])
@@ -280,12 +347,11 @@ class _Comparer:
                 place = column[:, part][good][group, row] + block.low
                 found.numeric[row, place] = slopes[:, part][good][group, row].cpu()
                 found.analytic[row, place] = expected[:, part][good][group, row].cpu()
-        return everything[~done]
+        return agreed
 
     def _rounding(self, columns: Columns) -> torch.Tensor:
         """Return what rounding of the function's values may do to each slope."""
-        spans = columns.widths.unsqueeze(1)
-        return (_ROUNDINGS * self._precision.eps * self._size + 2.0 * self._noise) / spans
+        return self._values_rounding / columns.widths.unsqueeze(1)
 
     def _measured(
         self, numeric: NumericJacobian, columns: Columns, step: float

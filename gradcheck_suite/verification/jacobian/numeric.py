@@ -114,44 +114,47 @@ class NumericJacobian:
 
     def together(
         self, groups: torch.Tensor, weights: torch.Tensor, step: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return how the outputs differ when several entries move at a time.
+    ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Yield how the outputs differ when several entries move at a time.
 
         Args:
             groups: ``[groups, places]``, the entries that move together; -1 for none.
-            weights: by how many steps each moves.
+            weights: ``[groups, draws, places]``, by how many steps each moves, each draw apart.
             step: the step.
 
-        Returns:
-            The outputs' differences, ``[groups, outputs]``, and the entries' displacements,
-            ``[groups, places]``.
+        Yields:
+            For some groups at a time which they are, the outputs' differences, ``[groups, draws,
+            outputs]``, and the distances between the entries' two places, shaped as the weights.
         """
         value = self._value.reshape(-1)
-        present = groups >= 0
-        entries = groups.clamp(min=0)
-        shift = (step * weights).to(value.dtype)
-        ahead, behind = value[entries] + shift, value[entries] - shift
-        differences = []
-        start = 0
+        draws, start = weights.shape[1], 0
         while start < groups.shape[0]:
-            size = self._chunk if self._batched else 1
-            part = slice(start, start + size)
-            count = groups[part].shape[0]
+            size = max(1, (_FEWEST if self._batched is False else self._chunk) // draws)
+            part = slice(start, min(groups.shape[0], start + size))
+            chosen = groups[part].repeat_interleave(draws, 0)
+            present = chosen >= 0
+            entries = chosen.clamp(min=0)
+            shift = (step * weights[part].flatten(0, 1)).to(value)
+            ahead, behind = value[entries] + shift, value[entries] - shift
+            count = len(entries)
             began = time.perf_counter()
+            place, which = torch.nonzero(present, as_tuple=True)
+            moved = entries[place, which]
             rows = self._rows(count)
-            place, which = torch.nonzero(present[part], as_tuple=True)
-            moved = entries[part][place, which]
-            rows[place, moved] = ahead[part][place, which]
-            rows[count + place, moved] = behind[part][place, which]
+            rows[place, moved] = ahead[place, which]
+            rows[count + place, moved] = behind[place, which]
             shaped = rows.view(2 * count, *self._value.shape)
-            values = self._evaluate(shaped) if self._batched else self._looped(shaped)
+            values = self._all_at_once(shaped) if self._batched is not False else None
+            if values is None:
+                values = self._looped(shaped)
             rows[place, moved] = rows[count + place, moved] = value[moved]
-            differences.append((values[:count] - values[count:]).double())
-            if self._batched and count == size:
-                self._tune(size, (time.perf_counter() - began) / size)
-            start += size
-        displaced = (ahead.double() - behind.double()).where(present, 0.0)
-        return torch.cat(differences), displaced
+            if self._batched and count == self._chunk:
+                self._tune(count, (time.perf_counter() - began) / count)
+            differences = (values[:count] - values[count:]).double()
+            displaced = (ahead.double() - behind.double()).where(present.to(value.device), 0.0)
+            shape = (part.stop - start, draws, -1)
+            yield part, differences.reshape(shape), displaced.reshape(shape)
+            start = part.stop
 
     def _looped(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.stack([self._single(row) for row in rows.unbind()])
@@ -160,13 +163,21 @@ class NumericJacobian:
         values = [value.clone() for value in self._point.values]
         values[self._variable] = moved.clone()
         produced = evaluate(self._subject, values, recorded=self._point.recorded)
-        tensors = match_outputs(self._subject, self._point.outputs, produced)
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return _flat(match_outputs(self._subject, self._point.outputs, produced))
 
-    def prepare(self, entry: int, step: float) -> None:
-        """Find out whether many copies can be evaluated in one go."""
-        if self._batched is None:
-            self._checked(torch.tensor([entry]), step)
+    def _all_at_once(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """Evaluate rows in one go; None if it turns out, the first time, that this won't do."""
+        if self._batched:
+            return self._evaluate(rows)
+        self._batched = False
+        if self._point.recorded:
+            return None
+        try:
+            values = self._evaluate(rows)
+        except Exception:  # noqa: BLE001 - vmap refuses functions in any way
+            return None
+        self._batched = _is_same(values[0], self._single(rows[0]))
+        return values if self._batched else None
 
     def _checked(self, entries: torch.Tensor, step: float) -> Columns:
         """Measure; the first time, compare with a single call what was evaluated in one go."""
@@ -228,8 +239,7 @@ class NumericJacobian:
         def call(row: torch.Tensor) -> torch.Tensor:
             values = list(self._point.values)
             values[self._variable] = row
-            found = match_outputs(self._subject, self._point.outputs, self._subject(values))
-            return torch.cat([tensor.reshape(-1) for tensor in found])
+            return _flat(match_outputs(self._subject, self._point.outputs, self._subject(values)))
 
         with torch.no_grad(), warnings.catch_warnings():
             # vmap warns where it has to loop itself, which is as good as our loop.
@@ -253,8 +263,7 @@ class NumericJacobian:
                 else:
                     moved[where] = side[place]
                 produced = evaluate(self._subject, values, recorded=self._point.recorded)
-                tensors = match_outputs(self._subject, self._point.outputs, produced)
-                found.append(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+                found.append(_flat(match_outputs(self._subject, self._point.outputs, produced)))
             moved[where] = before
         return torch.stack(results[0]), torch.stack(results[1])
 
@@ -264,8 +273,17 @@ class NumericJacobian:
         entry = int(together.entries[0])
         where = torch.unravel_index(torch.tensor(entry), moved.shape) if moved.dim() else ()
         moved[where] = self._value[where] + step
-        single = self._single(moved)
-        size = float(torch.nan_to_num(single).abs().max()) if single.numel() else 0.0
-        allowed = _SAME * torch.finfo(single.dtype).eps * size
-        difference = (together.high[0].double() - single.double()).abs()
-        return bool((torch.nan_to_num(difference, nan=0.0) <= allowed).all())
+        return _is_same(together.high[0], self._single(moved))
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _is_same(one: torch.Tensor, single: torch.Tensor) -> bool:
+    size = float(torch.nan_to_num(single).abs().max()) if single.numel() else 0.0
+    allowed = _SAME * torch.finfo(single.dtype).eps * size
+    difference = (one.double() - single.double()).abs()
+    return bool((torch.nan_to_num(difference, nan=0.0) <= allowed).all())

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_full_jacobians", "pattern_of"]
 
-_COARSEST = torch.finfo(torch.float32).eps
-_HALF = (
-    "single entries of the Jacobian can't be resolved in half precision; dtype='float32' or "
-    "'float64' would"
-)
 _FEW_UNDECIDED = 1e-2
 _CLOSE = 1e-5
 
@@ -36,8 +31,6 @@ def compare_full_jacobians(known: Known) -> StageResult:
     """
     if not known.options.full:
         return StageResult()
-    if known.survey.precision.eps > _COARSEST:
-        return StageResult(not_covered=(_HALF,))
     found = compare_jacobians(
         known.subject,
         known.survey.point,
