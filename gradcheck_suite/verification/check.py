@@ -62,6 +62,14 @@ _HALF_NOT_COVERED = (
 )
 
 
+_ON_REQUEST = {
+    "full": "the whole Jacobian (full=True)",
+    "forward_mode": "forward mode",
+    "batched": "batched gradients",
+    "compiled": "compiled code",
+}
+
+
 def check_gradients(
     fn_or_module: Any,
     inputs: Any,
@@ -216,7 +224,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             )
         known = Known(subject, survey, conclusions, options, deadline, tuple(findings))
         if precision.is_half:
-            lines.append(_HALF_NOT_COVERED)
+            lines += _not_in_half_precision(options)
         asked = [stage for stage, is_asked in _LATER_STAGES if is_asked(options)]
         for stage in () if precision.is_half else asked:
             doing = stage.__name__.replace("_", " ")
@@ -231,6 +239,16 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             lines += result.not_covered
             known = replace(known, findings=tuple(findings))
     return so_far(None)
+
+
+def _not_in_half_precision(options: CheckOptions) -> Iterator[str]:
+    yield _HALF_NOT_COVERED
+    asked = [words for name, words in _ON_REQUEST.items() if getattr(options, name)]
+    if asked:
+        yield (
+            f"{', '.join(asked)}: left out, as half precision can't resolve them; they need "
+            "float32 or float64 (dtype='float64')"
+        )
 
 
 def _unmeasured(subject: Subject, outputs: Sequence[Output]) -> list[Verdict]:

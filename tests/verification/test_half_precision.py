@@ -35,6 +35,15 @@ def test_right_gradients_pass_and_the_limits_are_told(dtype):
     assert "not of single entries" in report.not_covered[-1]
 
 
+def test_what_was_asked_for_and_half_precision_cannot_show_is_told():
+    report = check_gradients(torch.sin, drawn(8, 16), full=True, batched=True, forward_mode=True)
+    assert report.not_covered[-1] == (
+        "the whole Jacobian (full=True), forward mode, batched gradients: left out, as half "
+        "precision can't resolve them; they need float32 or float64 (dtype='float64')"
+    )
+    assert "covered" not in report.summary
+
+
 @pytest.mark.parametrize("factor", [1.05, 0.0, -1.0, None])
 def test_an_error_of_five_percent_fails(factor):
     report = check_gradients(lambda x: Scaled.apply(x, factor).sin(), drawn(8, 16))

@@ -11,18 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
-from gradcheck_suite.verification.contracts.comparison import (
-    REVERSED_AND_SCALED,
-    added,
-    noise_floors,
-    row_differences,
-)
-from gradcheck_suite.verification.contracts.pullback import Recording
+from gradcheck_suite.verification.contracts.comparison import REVERSED_AND_SCALED, difference
+from gradcheck_suite.verification.contracts.undefined import undefined_outputs
 from gradcheck_suite.verification.probes import Gradients, differentiate
 
 if TYPE_CHECKING:
+    import torch
+
     from gradcheck_suite.verification.calling import Subject
     from gradcheck_suite.verification.options import Precision
     from gradcheck_suite.verification.points import Point
@@ -80,7 +75,7 @@ def check_contracts(
         return ContractBreaches({}, frozenset(), {}, written, {})
     again = differentiate(subject, point, cotangents)
     unequal = _differences(gradients, again, factor=1.0)
-    undefined = _undefined(subject, point, cotangents, gradients, precision=precision)
+    undefined = undefined_outputs(subject, point, cotangents, gradients, precision=precision)
     scaled = differentiate(subject, point, cotangents, scale=REVERSED_AND_SCALED)
     differences = _differences(gradients, scaled, factor=REVERSED_AND_SCALED)
     nonlinear = {
@@ -103,56 +98,14 @@ def check_contracts(
     )
 
 
-def _undefined(
-    subject: Subject,
-    point: Point,
-    cotangents: Sequence[torch.Tensor],
-    gradients: Gradients,
-    *,
-    precision: Precision,
-) -> dict[int, float]:
-    """Compare the gradients of each output alone with those for zeros in place of the others.
-
-    Where they add up to the gradients of all outputs together, there is nothing to look for.
-    """
-    if sum(gradients.attached) < 2:  # noqa: PLR2004 - several outputs
-        return {}
-    try:
-        recording = Recording.of(subject, point)
-        together = recording.pull({index: given.clone() for index, given in enumerate(cotangents)})
-        summed = [added(column) for column in zip(*gradients.rows, strict=True)]
-        floors = noise_floors(point, cotangents, precision)
-        total = [sum(column) for column in zip(*floors, strict=True)]
-        if max(row_differences(together, summed, total)) <= precision.linearity:
-            return {}
-        found = {}
-        for output in recording.attached:
-            given = {
-                index: cotangents[index] * float(index == output) for index in recording.attached
-            }
-            apart = max(
-                row_differences(recording.pull(given), gradients.rows[output], floors[output])
-            )
-            if apart > precision.linearity:
-                found[output] = apart
-    except Exception:  # noqa: BLE001 - such as a backward that fails on explicit zeros
-        return {}
-    return {output: apart for output, apart in found.items() if math.isfinite(apart)}
-
-
 def _differences(first: Gradients, second: Gradients, *, factor: float) -> dict[Pair, float]:
     """Return the largest difference of each pair that has one, relative to its largest entry."""
     found = {}
     for output, (row, other) in enumerate(zip(first.rows, second.rows, strict=True)):
         for variable, (one, two) in enumerate(zip(row, other, strict=True)):
-            if one is None or two is None or one.numel() == 0:
+            if one is None or two is None:
                 continue
-            rescaled = two.double() / factor
-            if not bool(torch.isfinite(one).all() & torch.isfinite(rescaled).all()):
-                continue
-            difference = float((one.double() - rescaled).abs().max())
-            size = max(float(one.abs().max()), float(rescaled.abs().max()))
-            # Numbers this small lose digits when they are scaled.
-            if difference > 0.0 and size > torch.finfo(one.dtype).tiny * 2.0**40:
-                found[output, variable] = difference / size
+            apart = difference(one, two.double() / factor)
+            if 0.0 < apart < math.inf:
+                found[output, variable] = apart
     return found

@@ -12,6 +12,7 @@ from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.contracts.outputs import find_unmarked_writes
 from gradcheck_suite.verification.custom_functions import backward_location
 from gradcheck_suite.verification.directions import generator_for, spread_signs
+from gradcheck_suite.verification.one_line import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ def _told(node: Node, gradients: tuple[Any, ...], error: BaseException) -> Findi
     backward: Any = getattr(function, "backward", None)
     if function is None or backward is None:
         return None
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+    text = one_line(error, longest=_LONGEST)
     name = f"{function.__qualname__}.backward"
     try:
         returned = backward(node, *gradients)

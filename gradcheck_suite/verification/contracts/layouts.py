@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.contracts.pulling import Breach
+from gradcheck_suite.verification.one_line import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["probe_aliasing", "probe_layouts"]
 
-_LONGEST = 100
 _GAP = -3.75
 
 
@@ -63,8 +63,7 @@ def _compared(probed: Probed, varied: Given, expected: Row, words: str) -> Itera
     try:
         seen = probed.pullback.pull(varied)
     except Exception as error:  # noqa: BLE001 - whatever the user's backward raises
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-        yield Breach("layout", words, None, error=text)
+        yield Breach("layout", words, None, error=one_line(error))
         return
     apart = probed.apart(expected, seen)
     if apart > probed.allowed:

@@ -22,6 +22,7 @@ from gradcheck_suite.verification.contracts.undefined import (
 )
 from gradcheck_suite.verification.contracts.writing import probe_writing
 from gradcheck_suite.verification.custom_functions import graph_path
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.stages import Known, StageResult
 from gradcheck_suite.verification.variations.names import chosen_variations
 
@@ -46,7 +47,8 @@ def probe_contracts(known: Known) -> StageResult:
     try:
         recording = Recording.of(known.subject, known.survey.point)
     except Exception as error:  # noqa: BLE001 - the user's function, which ran before
-        return StageResult(not_covered=(f"the contract of backward was not probed: {error!r}",))
+        line = f"the contract of backward was not probed: {one_line(error)}"
+        return StageResult(not_covered=(line,))
     if not recording.attached:
         return StageResult()
     probe = _Probe(known, recording)
