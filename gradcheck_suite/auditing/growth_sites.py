@@ -1,112 +1,282 @@
-"""Find the one statement of a file that makes a named thing grow."""
+"""Find the statements of a file that make a named thing grow, and those that let it shrink."""
 
 from __future__ import annotations
 
 import ast
 import linecache
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["growth_site"]
+__all__ = ["Growth", "growth_of"]
 
-_GROWING_METHODS = frozenset(
-    {"add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"}
+_ADDING_METHODS = frozenset(
+    {"add", "append", "appendleft", "extend", "extendleft", "insert", "put", "put_nowait"}
 )
+_KEYED_METHODS = frozenset({"setdefault", "update"})
+_SHRINKING_METHODS = frozenset(
+    {"clear", "discard", "get", "get_nowait", "pop", "popitem", "popleft", "remove", "rotate"}
+)
+_BUILDERS = frozenset({"__init__", "__new__", "__post_init__"})
 
 
-def growth_site(
-    file: str, name: str, *, function: str | None = None, attribute: bool = False
-) -> Location | None:
-    """Return the statement that adds to ``name``, if the source has exactly one.
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a file says about a name.
+
+    Attributes:
+        site: the statement that adds to it, if there is exactly one.
+        adds: whether each statement that adds to it makes it longer: none sets an item whose key
+            may have been there.
+        shrinks: whether some statement may take things out of it, or begins it anew.
+    """
+
+    site: Location | None = None
+    adds: bool = False
+    shrinks: bool = False
+
+    @property
+    def is_endless(self) -> bool:
+        """Return whether the file adds to it and never takes anything away."""
+        return self.adds and not self.shrinks
+
+
+def growth_of(
+    file: str,
+    name: str,
+    *,
+    function: str | None = None,
+    attribute: bool = False,
+    classes: frozenset[str] = frozenset(),
+    base: str | None = None,
+) -> Growth:
+    """Return what the source says of how ``name`` grows and shrinks.
 
     Args:
         file: the source file, or the name under which a notebook cell was compiled.
         name: the name of a variable or attribute.
-        function: look in the functions of this qualified name only.
-        attribute: whether ``name`` is an attribute (of any object) and not a variable.
-
-    Returns:
-        None where there is no source, no such statement, or more than one: then which of them
-        did it isn't known.
+        function: look in the functions of this qualified name, and in those inside it, only.
+        attribute: whether ``name`` is an attribute and not a variable.
+        classes: the qualified names of the classes whose ``self`` has the attribute; if there are
+            none, any object may have it.
+        base: the last name before the attribute, as ``meter`` in ``trainer.meter.values``: outside
+            of the classes, only what is written so is looked at.
     """
     source = "".join(linecache.getlines(file))
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-    wanted = ast.Attribute if attribute else ast.Name
-    sites = [
-        (statement, scope)
-        for statement, scope in _statements(tree, ())
-        if (function is None or scope == function) and _grows(statement, wanted, name)
+    except (SyntaxError, ValueError, RecursionError):
+        return Growth()
+    wanted = _Wanted(name, attribute, classes, base)
+    statements = [
+        each
+        for each in _statements(tree, (), in_loop=False)
+        if function is None or f"{each.scope}.".startswith(f"{function}.")
     ]
-    if len(sites) != 1:
-        return None
-    statement, scope = sites[0]
-    return Location(
-        path=file,
-        line=statement.lineno,
-        column=statement.col_offset + 1,
-        end_line=statement.end_lineno,
-        end_column=None if statement.end_col_offset is None else statement.end_col_offset + 1,
-        function=scope or None,
+    sites = [each for each in statements if _grows(each, wanted)]
+    return Growth(
+        site=_location(file, sites[0]) if len(sites) == 1 else None,
+        adds=bool(sites) and not any(_is_keyed(each.statement) for each in sites),
+        shrinks=any(_shrinks(each, wanted) and not _comes_once(each, sites) for each in statements),
     )
 
 
-def _statements(tree: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[ast.stmt, str]]:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The name that is looked for, and what may stand before it."""
+
+    name: str
+    attribute: bool
+    classes: frozenset[str]
+    base: str | None
+
+    def is_called(self, node: ast.AST, scope: str) -> bool:
+        """Return whether an expression in that scope is the name."""
+        if not self.attribute:
+            return isinstance(node, ast.Name) and node.id == self.name
+        if not isinstance(node, ast.Attribute) or node.attr != self.name:
+            return False
+        if not self.classes and self.base is None:
+            return True
+        before = node.value
+        last = before.id if isinstance(before, ast.Name) else getattr(before, "attr", None)
+        if last in ("self", "cls") and self.classes:
+            return any(f"{scope}.".startswith(f"{name}.") for name in self.classes)
+        return last == self.base
+
+    def is_under(self, node: ast.expr, scope: str) -> bool:
+        """Return whether an expression is the name, or an item or a part of it."""
+        while not self.is_called(node, scope):
+            if not isinstance(node, (ast.Subscript, ast.Attribute)):
+                return False
+            node = node.value
+        return True
+
+
+def _comes_once(shrinking: _Statement, growing: list[_Statement]) -> bool:
+    """Return whether a statement stands before or after the loop in which a thing grows."""
+    return not shrinking.in_loop and all(
+        each.in_loop and each.scope == shrinking.scope for each in growing
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement, or the body of a lambda, where it stands, and whether in a loop there."""
+
+    statement: ast.stmt | ast.expr
+    scope: str
+    in_loop: bool
+
+
+def _location(file: str, site: _Statement) -> Location:
+    node = site.statement
+    return Location(
+        path=file,
+        line=node.lineno,
+        column=node.col_offset + 1,
+        end_line=node.end_lineno,
+        end_column=None if node.end_col_offset is None else node.end_col_offset + 1,
+        function=site.scope or None,
+    )
+
+
+def _statements(tree: ast.AST, scope: tuple[str, ...], *, in_loop: bool) -> Iterator[_Statement]:
     for child in ast.iter_child_nodes(tree):
-        inner = scope
+        inner, looped = scope, in_loop
         if isinstance(child, ast.ClassDef):
-            inner = (*scope, child.name)
+            inner, looped = (*scope, child.name), False
         elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inner = (*scope, child.name, "<locals>")
+            inner, looped = (*scope, child.name, "<locals>"), False
+        elif isinstance(child, (ast.For, ast.AsyncFor, ast.While)):
+            looped = True
         if isinstance(child, ast.stmt):
-            yield child, ".".join(scope).removesuffix(".<locals>")
-        yield from _statements(child, inner)
+            yield _Statement(child, _dotted(scope), in_loop)
+        elif isinstance(child, ast.Lambda):
+            inner, looped = (*scope, "<lambda>", "<locals>"), False
+            yield _Statement(child.body, _dotted(inner), in_loop=False)
+        yield from _statements(child, inner, in_loop=looped)
 
 
-_Named: TypeAlias = "type[ast.Name] | type[ast.Attribute]"
+def _dotted(scope: tuple[str, ...]) -> str:
+    return ".".join(scope).removesuffix(".<locals>")
 
 
-def _grows(statement: ast.stmt, wanted: _Named, name: str) -> bool:
-    if isinstance(statement, ast.Expr):
-        call = statement.value
-        return (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr in _GROWING_METHODS
-            and _leads_to(call.func.value, wanted, name)
-        )
+def _grows(site: _Statement, wanted: _Wanted) -> bool:
+    statement, scope = site.statement, site.scope
+    if _calls(_value_of(statement), wanted, scope, _ADDING_METHODS | _KEYED_METHODS):
+        return True
     if isinstance(statement, ast.AugAssign):
-        return _leads_to(statement.target, wanted, name)
+        return wanted.is_under(statement.target, scope)
     if isinstance(statement, ast.Assign):
         return any(
             # An item that is set, as in a history by step.
-            (isinstance(target, ast.Subscript) and _leads_to(target, wanted, name))
+            (isinstance(target, ast.Subscript) and wanted.is_under(target, scope))
             # A name that is bound to itself and more.
-            or (_is_called(target, wanted, name) and _adds_to(statement.value, wanted, name))
+            or (wanted.is_called(target, scope) and _adds_to(statement.value, wanted, scope))
             for target in statement.targets
         )
     return False
 
 
-def _leads_to(node: ast.expr, wanted: _Named, name: str) -> bool:
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return _is_called(node, wanted, name)
+def _value_of(statement: ast.stmt | ast.expr) -> ast.AST:
+    return statement.value if isinstance(statement, ast.Expr) else statement
 
 
-def _is_called(node: ast.AST, wanted: _Named, name: str) -> bool:
-    if not isinstance(node, wanted):
-        return False
-    return (node.id if isinstance(node, ast.Name) else node.attr) == name
+def _calls(call: ast.AST, wanted: _Wanted, scope: str, methods: frozenset[str]) -> bool:
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in methods
+        and wanted.is_under(call.func.value, scope)
+    )
 
 
-def _adds_to(value: ast.expr, wanted: _Named, name: str) -> bool:
+def _adds_to(value: ast.expr, wanted: _Wanted, scope: str) -> bool:
     if not isinstance(value, (ast.BinOp, ast.Dict, ast.List, ast.Set, ast.Tuple)):
         return False
-    return any(_is_called(part, wanted, name) for part in ast.walk(value))
+    return any(wanted.is_called(part, scope) for part in ast.walk(value))
+
+
+def _is_keyed(statement: ast.stmt | ast.expr) -> bool:
+    if isinstance(statement, ast.Assign):
+        by_key = isinstance(statement.value, (ast.Dict, ast.Set))
+        return by_key or any(isinstance(target, ast.Subscript) for target in statement.targets)
+    call = _value_of(statement)
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in _KEYED_METHODS
+    )
+
+
+def _shrinks(site: _Statement, wanted: _Wanted) -> bool:
+    """Return whether a statement may take something out of the name, or begin it anew."""
+    statement, scope = site.statement, site.scope
+    if isinstance(statement, ast.Delete):
+        return any(wanted.is_under(target, scope) for target in statement.targets)
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in (part for each in targets for part in _targets_of(each)):
+            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice):
+                if wanted.is_under(target, scope):
+                    return True
+            elif wanted.is_called(target, scope) and not (
+                _is_beginning(site, wanted) or _keeps_all(statement.value, wanted, scope)
+            ):
+                return True
+    return any(
+        _calls(part, wanted, scope, _SHRINKING_METHODS) and not _only_reads(part)
+        for part in _own_parts(statement)
+    )
+
+
+def _only_reads(call: ast.AST) -> bool:
+    """Return whether a call looks something up: a queue's ``get`` takes no key."""
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "get"
+        and bool(call.args)
+    )
+
+
+def _targets_of(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for element in target.elts:
+            yield from _targets_of(element)
+    else:
+        yield target
+
+
+def _is_beginning(site: _Statement, wanted: _Wanted) -> bool:
+    """Return whether an assignment there is where a thing begins, once for each that there is."""
+    builds = site.scope.rpartition(".")[2] in _BUILDERS
+    return not site.in_loop and (builds or not wanted.attribute)
+
+
+def _keeps_all(value: ast.expr, wanted: _Wanted, scope: str) -> bool:
+    """Return whether a name bound to ``value`` keeps all that it had."""
+    parts: list[ast.expr | None] = []
+    if isinstance(value, ast.BinOp):
+        parts = [value.left, value.right]
+    elif isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        parts = [part.value if isinstance(part, ast.Starred) else part for part in value.elts]
+    elif isinstance(value, ast.Dict):
+        parts = list(value.values)
+    return any(part is not None and wanted.is_called(part, scope) for part in parts)
+
+
+def _own_parts(statement: ast.stmt | ast.expr) -> Iterator[ast.AST]:
+    """Yield the expressions of a statement, without the statements inside it."""
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(
+            child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)
+        )

@@ -10,49 +10,31 @@ import gc
 import sys
 import types
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import Node
 
-from gradcheck_suite._torch_compat import node_metadata
-from gradcheck_suite.auditing.call_sites import is_user_code, location_of, variables_of
+from gradcheck_suite._torch_compat import custom_function_class, node_metadata
 from gradcheck_suite.auditing.generations import MARK, Generation
+from gradcheck_suite.auditing.owners import CACHE, Owner, RunningFrames, is_ours, owner_of
 from gradcheck_suite.auditing.packed import Holder
-from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import FrameType
+    from collections.abc import Mapping
 
-    from torch.autograd.graph import Node
-
-
-__all__ = ["HeldGraphs", "Owner", "find_holder"]
+__all__ = ["HeldGraphs", "Owner", "find_holders"]
 
 _NODES = 5_000
 _LEVELS = 9
-_MOST_TENSORS = 2_000
-_MOST_PER_LEVEL = 5_000
-
-_Container: TypeAlias = "list[Any] | dict[Any, Any] | set[Any] | deque[Any] | torch.Tensor"
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The name by which the program reaches what holds the graphs.
-
-    ``kind`` is one of "local", "global", "attribute", "closure". ``scope`` is the function, the
-    module or the class; ``location`` is the place of that scope where it is known. ``direct`` says
-    that the name stands for the holder itself and not for something that contains it.
-    """
-
-    kind: str
-    name: str
-    scope: str
-    location: Location | None
-    file: str | None
-    direct: bool = True
+_TENSORS_OF_ONE = 6
+_MOST_TENSORS = 120
+_MOST_PER_LEVEL = 400
+_SEARCHED_ITEMS = 10_000
+_LINKS_OF_A_CHAIN = 3
+_LEVELS_AFTER = 2
+_MOST_HOLDERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +42,17 @@ class HeldGraphs:
     """One thing that keeps the graphs of several backwards.
 
     Attributes:
-        container: "list", "dict", "set", "deque" or "tensor" (a sum over graphs).
-        generations: the backwards whose graphs it keeps, oldest first.
-        bound: the greatest length of a bounded deque, else None.
+        container: "list", "dict", "set", "deque", "cache", "array" (of Python objects), "tensor" (a
+            sum or another tensor over graphs), "chain" (objects of one type, each with a reference
+            to the one before), or "nodes" (those of one autograd Function, each of which keeps its
+            own graph).
+        generations: the backwards whose graphs it keeps, oldest first, as far as was looked.
+        bound: the greatest length of a bounded deque or cache, else None.
         length: how many things it holds; 1 for a tensor.
         through: what lies between it and the graphs, such as "exception" or "closure".
         saved_bytes: the bytes of saved tensors that those graphs still keep.
         owner: its name, or None where none was found.
+        element: for a chain, the type of its objects; for a tensor, the op that made it.
     """
 
     container: str
@@ -76,20 +62,21 @@ class HeldGraphs:
     through: str | None
     saved_bytes: int
     owner: Owner | None
+    element: str | None = None
 
 
-def find_holder(wanted: Iterable[int], *, at_least: int) -> HeldGraphs | None:
-    """Return what holds the graphs of at least ``at_least`` of the ``wanted`` backwards.
+def find_holders(wanted: Mapping[Generation, int], *, at_least: int) -> tuple[HeldGraphs, ...]:
+    """Return what holds the graphs of backwards of at least ``at_least`` different steps.
 
     Args:
-        wanted: the numbers of the backwards whose graphs should be gone.
-        at_least: how many of them one holder must keep.
+        wanted: the generations whose graphs should be gone, each with its step.
+        at_least: of how many steps one holder must keep some.
 
     Returns:
-        The holder closest to the graphs, or None if there is none: the graphs are garbage in a
-        cycle, or different things keep one each.
+        The holders closest to the graphs, none of which keeps them through another; none where
+        different things keep one graph each.
     """
-    search = _Search(frozenset(wanted), at_least)
+    search = _Search(wanted, at_least)
     try:
         return search.run()
     finally:
@@ -97,223 +84,266 @@ def find_holder(wanted: Iterable[int], *, at_least: int) -> HeldGraphs | None:
 
 
 class _Search:
-    def __init__(self, wanted: frozenset[int], at_least: int) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: Mapping[Generation, int], at_least: int) -> None:
+        self.generations = frozenset(wanted)
+        self.wanted = {generation.index: step for generation, step in wanted.items()}
+        self.saved_bytes = 0
         self.at_least = at_least
         self.reached: dict[int, set[int]] = {}
         self.objects: dict[int, Any] = {}
         self.child: dict[int, int] = {}
-        self.live, self.scopes = _live_frames()
-        self.own: set[int] = set()
+        self.frames = RunningFrames()
+        self.own = {id(self.objects)}
 
     def forget(self) -> None:
         """Drop every reference to the user's objects."""
         self.objects.clear()
-        self.scopes.clear()
+        self.frames.forget()
 
-    def run(self) -> HeldGraphs | None:
-        frontier = self._tensors()
-        for tensor in frontier.values():
-            if len(self.reached[id(tensor)]) >= self.at_least:
-                return self._describe(tensor)
-        for _ in range(_LEVELS):
-            if not frontier:
-                return None
+    def run(self) -> tuple[HeldGraphs, ...]:
+        tensors = self._tensors()
+        self.own.add(id(tensors))
+        found: list[HeldGraphs] = []
+        sums = [tensor for tensor in tensors.values() if self._holds_enough(tensor)]
+        if sums:
+            # Of a sum and what is computed from it, the one that goes furthest back.
+            most = max(sums, key=lambda tensor: len(self.reached[id(tensor)]))
+            found.append(self._describe(most))
+        frontier = {k: each for k, each in tensors.items() if not self._holds_enough(each)}
+        levels = _LEVELS
+        while frontier and levels > 0:
+            levels -= 1
             frontier = self._referrers(frontier)
-            best = max(
-                (found for found in frontier.values() if _can_grow(found)),
-                key=lambda found: len(self.reached[id(found)]),
-                default=None,
-            )
-            if best is not None and len(self.reached[id(best)]) >= self.at_least:
-                return self._describe(best)
-        return None
+            for holder in self._holders_in(frontier):
+                found.append(self._describe(holder))
+                # What holds it holds the graphs through it.
+                del frontier[id(holder)]
+                levels = min(levels, _LEVELS_AFTER)
+        if not found:
+            other = self._array_over(tensors) or self._nodes_over(tensors)
+            found = [] if other is None else [other]
+        return tuple(found[:_MOST_HOLDERS])
+
+    def _holds_enough(self, thing: object) -> bool:
+        steps = {self.wanted[index] for index in self.reached[id(thing)]}
+        return len(steps) >= self.at_least
+
+    def _holders_in(self, level: dict[int, Any]) -> list[Any]:
+        enough = [thing for thing in level.values() if self._holds_enough(thing)]
+        growing = [thing for thing in enough if _can_grow(thing)]
+        return growing or [thing for thing in enough if self._links_of_its_type(thing)][:1]
 
     def _tensors(self) -> dict[int, Any]:
         found: dict[int, Any] = {}
         known: dict[Node, set[int]] = {}
+        several: dict[frozenset[int], int] = {}
+        addresses: set[int] = set()
+        is_tensor: dict[type, bool] = {Holder: False}
         everything = gc.get_objects()
         for candidate in everything:
-            if not issubclass(type(candidate), torch.Tensor) or type(candidate) is Holder:
+            kind = type(candidate)
+            if kind not in is_tensor:
+                is_tensor[kind] = issubclass(kind, torch.Tensor)
+            if not is_tensor[kind]:
+                if kind is Holder and candidate.moment.birth.index in self.wanted:
+                    self._add_bytes(candidate.tensor, addresses)
                 continue
             node = candidate.grad_fn
-            if node is None:
+            if node is None or len(found) >= _MOST_TENSORS:
                 continue
-            reached = _generations_under(node, known) & self.wanted
-            if reached:
+            reached = self._generations_under(node, known)
+            # Each level of the search takes time in proportion to what it starts from.
+            same = frozenset(reached)
+            several[same] = several.get(same, 0) + 1
+            if reached and several[same] <= _TENSORS_OF_ONE:
                 found[id(candidate)] = candidate
                 self.reached[id(candidate)] = reached
-                if len(found) >= _MOST_TENSORS:
-                    break
         del everything, known
         self.objects.update(found)
         return found
 
+    def _add_bytes(self, tensor: torch.Tensor, addresses: set[int]) -> None:
+        if tensor.data_ptr() not in addresses:
+            addresses.add(tensor.data_ptr())
+            self.saved_bytes += tensor.numel() * tensor.element_size()
+
+    def _generations_under(self, root: Node, known: dict[Node, set[int]]) -> set[int]:
+        """Return the generations marked on the graph under ``root``, down to the first marks."""
+        if root in known:
+            return known[root]
+        found: set[int] = set()
+        seen: set[Node] = set()
+        waiting = [root]
+        while waiting and len(seen) < _NODES:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            marked = node_metadata(node).get(MARK)
+            if isinstance(marked, Generation):
+                # One of another audit, which may have been before, has a number too.
+                if marked in self.generations:
+                    found.add(marked.index)
+                continue
+            if node in known:
+                found |= known[node]
+                continue
+            waiting.extend(
+                function
+                for function, _ in node.next_functions
+                if function is not None and function.next_functions
+            )
+        known[root] = found
+        return found
+
     def _referrers(self, frontier: dict[int, Any]) -> dict[int, Any]:
         targets = list(frontier.values())[:_MOST_PER_LEVEL]
-        skip = {id(targets), id(frontier), id(self.objects), *self.live}
-        skip.update(id(scope.variables) for scope in self.scopes)
+        skip = {id(targets), id(frontier), *self.own}
+        skip |= self.frames.identities | self.frames.dictionaries
         level: dict[int, Any] = {}
         for referrer in gc.get_referrers(*targets):
             key = id(referrer)
-            if key in skip or key in self.objects or _is_ours(referrer):
+            if key in skip or is_ours(referrer):
                 continue
-            reached: set[int] = set()
+            before = self.reached.get(key, set())
+            reached = set(before)
             for child in gc.get_referents(referrer):
-                if id(child) in frontier:
+                if id(child) in frontier and id(child) != key:
                     reached |= self.reached[id(child)]
-                    self.child.setdefault(key, id(child))
-            if reached:
+                    if len(self.reached[id(child)]) >= len(
+                        self.reached.get(self.child.get(key, 0), ())
+                    ):
+                        self.child[key] = id(child)
+            # Again, where more has been found below it: a chain grows link by link.
+            if len(reached) > len(before):
                 level[key] = referrer
                 self.reached[key] = reached
         del targets
         self.objects.update(level)
         return level
 
-    def _describe(self, holder: _Container) -> HeldGraphs:
-        generations = tuple(sorted(self.reached[id(holder)]))
-        is_tensor = issubclass(type(holder), torch.Tensor)
+    def _below(self, thing: object) -> list[Any]:
+        """Return the way from a thing down to a tensor."""
+        way: list[Any] = []
+        key = self.child.get(id(thing))
+        while key is not None and len(way) < 2 * _LEVELS:
+            way.append(self.objects[key])
+            key = self.child.get(key)
+        return way
+
+    def _links_of_its_type(self, thing: object) -> bool:
+        """Return whether the thing reaches the graphs through others of its own type."""
+        if isinstance(thing, (types.ModuleType, types.FrameType, dict, type)):
+            return False
+        links = sum(type(each) is type(thing) for each in self._below(thing))
+        return links >= _LINKS_OF_A_CHAIN - 1
+
+    def _describe(self, holder: Any) -> HeldGraphs:
+        kind, element = _kind_of(holder)
         return HeldGraphs(
-            container="tensor" if is_tensor else _container_kind(holder),
-            generations=generations,
-            bound=holder.maxlen if isinstance(holder, deque) else None,
-            length=1 if is_tensor else len(holder),
+            container=kind,
+            generations=tuple(sorted(self.reached[id(holder)])),
+            bound=_bound_of(holder),
+            length=1 if kind in ("tensor", "chain") else _length_of(holder),
             through=self._between(holder),
-            saved_bytes=_saved_bytes(generations),
-            owner=self._owner(holder),
+            saved_bytes=self.saved_bytes,
+            owner=owner_of(holder, self.frames, skip=self.own),
+            element=element,
         )
 
     def _between(self, holder: object) -> str | None:
-        key = self.child.get(id(holder))
-        while key is not None:
-            thing = self.objects[key]
+        for thing in self._below(holder):
             if isinstance(thing, BaseException):
                 return "exception"
             if isinstance(thing, types.FunctionType):
                 return "closure"
-            key = self.child.get(key)
         return None
 
-    def _owner(self, holder: object) -> Owner | None:
-        """Climb from the holder to the nearest thing that has a name."""
-        seen = {id(holder)}
-        level: list[Any] = [holder]
-        for _ in range(_LEVELS):
-            for thing in level:
-                owner = self._name_of(thing)
-                if owner is not None:
-                    return replace(owner, direct=thing is holder)
-            following: list[Any] = []
-            for referrer in gc.get_referrers(*level):
-                if id(referrer) in seen or referrer is level or _is_ours(referrer):
-                    continue
-                if id(referrer) in self.live or referrer is self.objects:
-                    continue
-                seen.add(id(referrer))
-                following.append(referrer)
-            seen.add(id(following))
-            level = following[:200]
-        return None
-
-    def _name_of(self, thing: object) -> Owner | None:
-        for scope in self.scopes:
-            for name, value in scope.variables.items():
-                if value is thing:
-                    code = scope.code
-                    function = getattr(code, "co_qualname", code.co_name)
-                    # Where it stands now says little; where it begins is where it is known by.
-                    where = location_of((code, -1))
-                    return Owner("local", name, function, where, code.co_filename)
-        for referrer in gc.get_referrers(thing):
-            named = _named_by(referrer, thing)
-            if named is not None:
-                return named
-        return None
-
-
-def _named_by(referrer: Any, thing: object) -> Owner | None:  # noqa: PLR0911 - one for each kind
-    if isinstance(referrer, types.CellType):
-        return _closure_owner(referrer)
-    if type(referrer) is dict:
-        name = next((key for key, value in referrer.items() if value is thing), None)
-        if not isinstance(name, str):
+    def _array_over(self, tensors: dict[int, Any]) -> HeldGraphs | None:
+        """Return an array of Python objects, which the garbage collector does not look into."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None:
             return None
-        if "__name__" in referrer and sys.modules.get(referrer["__name__"], None) is not None:
-            module = sys.modules[referrer["__name__"]]
-            if vars(module) is referrer:
-                file = getattr(module, "__file__", None)
-                return Owner("global", name, module.__name__, None, file)
-        for holder in gc.get_referrers(referrer):
-            if not _is_ours(holder) and getattr(holder, "__dict__", None) is referrer:
-                return _attribute(holder, name)
+        arrays = {}
+        for thing in gc.get_objects():
+            for part in gc.get_referents(thing):
+                if type(part) is numpy.ndarray and part.dtype == object:
+                    arrays[id(part)] = part
+        for array in arrays.values():
+            reached: set[int] = set()
+            for _, item in zip(range(_SEARCHED_ITEMS), array.flat, strict=False):
+                if id(item) in tensors:
+                    reached |= self.reached[id(item)]
+            self.reached[id(array)] = reached
+            if self._holds_enough(array):
+                self.objects[id(array)] = array
+                arrays.clear()
+                return self._describe(array)
         return None
-    # From Python 3.11 on, an object may hold its attributes without a dictionary.
-    if type(referrer).__module__ not in ("builtins", "collections", "types"):
-        attributes = getattr(referrer, "__dict__", None)
-        if isinstance(attributes, dict):
-            for name, value in attributes.items():
-                if value is thing:
-                    return _attribute(referrer, name)
+
+    def _nodes_over(self, tensors: dict[int, Any]) -> HeldGraphs | None:
+        """Return the nodes of one Function whose attributes keep their own graphs."""
+        kept: dict[tuple[type, str], set[int]] = {}
+        example: dict[tuple[type, str], Any] = {}
+        for key, thing in self.objects.items():
+            function = custom_function_class(thing) if isinstance(thing, Node) else None
+            if function is None:
+                continue
+            for name, value in vars(thing).items():
+                if id(value) in tensors:
+                    kept.setdefault((function, name), set()).update(self.reached[id(value)])
+                    example[function, name] = self.objects[key]
+        for (function, name), generations in kept.items():
+            self.reached[id(function)] = generations
+            if self._holds_enough(function):
+                owner = owner_of(getattr(example[function, name], name), self.frames, skip=self.own)
+                return HeldGraphs(
+                    container="nodes",
+                    generations=tuple(sorted(generations)),
+                    bound=None,
+                    length=len(generations),
+                    through=None,
+                    saved_bytes=self.saved_bytes,
+                    owner=owner,
+                    element=function.__qualname__,
+                )
+        return None
+
+
+def _kind_of(holder: Any) -> tuple[str, str | None]:
+    if issubclass(type(holder), torch.Tensor):
+        node = holder.grad_fn
+        return "tensor", None if node is None else type(node).__name__.removesuffix("Backward0")
+    for kind in (deque, dict, list, set):
+        if isinstance(holder, kind):
+            return kind.__name__, None
+    if isinstance(holder, CACHE):
+        return "cache", None
+    if type(holder).__name__ == "ndarray":
+        return "array", None
+    return "chain", type(holder).__name__
+
+
+def _bound_of(holder: Any) -> int | None:
+    if isinstance(holder, deque):
+        return holder.maxlen
+    if isinstance(holder, CACHE):
+        bound: int | None = holder.cache_info().maxsize
+        return bound
     return None
 
 
-def _attribute(holder: object, name: str) -> Owner:
-    kind = type(holder)
-    module = sys.modules.get(kind.__module__)
-    return Owner("attribute", name, kind.__qualname__, None, getattr(module, "__file__", None))
-
-
-def _closure_owner(cell: types.CellType) -> Owner | None:
-    for cells in gc.get_referrers(cell):
-        if not isinstance(cells, tuple):
-            continue
-        for function in gc.get_referrers(cells):
-            if isinstance(function, types.FunctionType) and function.__closure__ is cells:
-                for name, candidate in zip(function.__code__.co_freevars, cells, strict=True):
-                    if candidate is cell:
-                        place = location_of((function.__code__, -1))
-                        return Owner(
-                            "closure",
-                            name,
-                            function.__qualname__,
-                            place,
-                            function.__code__.co_filename,
-                        )
-    return None
-
-
-def _generations_under(root: Node, known: dict[Node, set[int]]) -> set[int]:
-    """Return the generations marked on the graph under ``root``, down to the first marks."""
-    if root in known:
-        return known[root]
-    found: set[int] = set()
-    seen: set[Node] = set()
-    waiting = [root]
-    while waiting and len(seen) < _NODES:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        marked = node_metadata(node).get(MARK)
-        if isinstance(marked, Generation):
-            found.add(marked.index)
-            continue
-        if node in known:
-            found |= known[node]
-            continue
-        waiting.extend(
-            function
-            for function, _ in node.next_functions
-            if function is not None and function.next_functions
-        )
-    known[root] = found
-    return found
+def _length_of(holder: Any) -> int:
+    if isinstance(holder, CACHE):
+        length: int = holder.cache_info().currsize
+        return length
+    return holder.size if type(holder).__name__ == "ndarray" else len(holder)
 
 
 def _can_grow(thing: object) -> bool:
     if isinstance(thing, dict):
         return not _is_namespace(thing)
-    return isinstance(thing, (list, set, deque)) or issubclass(type(thing), torch.Tensor)
+    return isinstance(thing, (list, set, deque, CACHE)) or issubclass(type(thing), torch.Tensor)
 
 
 def _is_namespace(mapping: dict[Any, Any]) -> bool:
@@ -324,59 +354,3 @@ def _is_namespace(mapping: dict[Any, Any]) -> bool:
         for holder in gc.get_referrers(mapping)
         if type(holder) is not list and not isinstance(holder, types.FrameType)
     )
-
-
-def _container_kind(holder: object) -> str:
-    for kind in (deque, dict, list, set):
-        if isinstance(holder, kind):
-            return kind.__name__
-    return type(holder).__name__
-
-
-def _is_ours(thing: object) -> bool:
-    if str(type(thing).__module__).startswith("gradcheck_suite."):
-        return True
-    return isinstance(thing, types.FrameType) and "gradcheck_suite" in (
-        thing.f_globals.get("__name__") or ""
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """The variables of a function of the user's that is running."""
-
-    code: types.CodeType
-    variables: dict[str, Any]
-
-
-def _live_frames() -> tuple[set[int], list[_Scope]]:
-    """Return the identities of all running frames, and the variables of the user's.
-
-    No frame is kept: one that refers to itself, through a variable of ours, would keep everything
-    that the functions below it have in hand until the garbage collector runs.
-    """
-    live: set[int] = set()
-    scopes: list[_Scope] = []
-    waiting: list[FrameType | None] = list(sys._current_frames().values())  # noqa: SLF001 - public
-    while waiting:
-        frame = waiting.pop()
-        while frame is not None:
-            live.add(id(frame))
-            code = frame.f_code
-            if is_user_code(code) and frame.f_locals is not frame.f_globals:
-                scopes.append(_Scope(code, variables_of(frame)))
-            frame = frame.f_back
-    return live, scopes
-
-
-def _saved_bytes(generations: tuple[int, ...]) -> int:
-    wanted = set(generations)
-    seen: set[int] = set()
-    total = 0
-    for thing in gc.get_objects():
-        if type(thing) is not Holder or thing.moment.birth.index not in wanted:
-            continue
-        if thing.tensor.data_ptr() not in seen:
-            seen.add(thing.tensor.data_ptr())
-            total += thing.tensor.numel() * thing.tensor.element_size()
-    return total

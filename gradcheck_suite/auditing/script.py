@@ -65,6 +65,7 @@ def audit_script(
     options: AuditOptions | None = None,
     on_abrupt_exit: Callable[[ScriptOutcome], int] | None = None,
     on_request: Callable[[Report], object] | None = None,
+    show_status: bool = False,
 ) -> ScriptOutcome:
     """Run ``target`` as ``python target arguments`` would, and watch it.
 
@@ -82,6 +83,8 @@ def audit_script(
             where the script asked for 0.
         on_request: called with the report so far at each SIGUSR1; then, or if ``on_abrupt_exit``
             is given, a script that handles SIGTERM or SIGUSR1 itself still does.
+        show_status: while the script runs, say on the terminal how far it has come, where there is
+            one and the script leaves it alone.
 
     Raises:
         UsageError: there is no such script or module, or it is a directory.
@@ -89,6 +92,7 @@ def audit_script(
     session = Session(None, None, options or AuditOptions())
     main = ModuleType("__main__")
     patches = Patches()
+    line = None
     kept_argv, kept_path = sys.argv, list(sys.path)
     kept_main = sys.modules["__main__"]
     try:
@@ -100,9 +104,13 @@ def audit_script(
         _dress(main, program)
         if on_abrupt_exit is not None:
             patches.replace(os, "_exit", _reporting_exit(session, on_abrupt_exit))
+        if show_status:
+            line = session._show_status()  # noqa: SLF001 - a friend of its
         with _signals(session, on_abrupt_exit, on_request):
             status = _run(program, main, session)
     finally:
+        if line is not None:
+            line.close()
         patches.restore()
         sys.argv, sys.path[:] = kept_argv, kept_path
         sys.modules["__main__"] = kept_main

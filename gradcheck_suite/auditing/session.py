@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from contextlib import ContextDecorator
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.detectors._training import training_detectors
 from gradcheck_suite.auditing.detectors.connectivity import ConnectivityDetector
+from gradcheck_suite.auditing.detectors.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.in_place import InPlaceDetector
 from gradcheck_suite.auditing.detectors.lifetime import LifetimeDetector
@@ -22,6 +24,8 @@ from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.names import ParameterNames
 from gradcheck_suite.auditing.options import options_from
 from gradcheck_suite.auditing.recorder import Recorder
+from gradcheck_suite.auditing.status_line import status_line
+from gradcheck_suite.auditing.streaming import FindingStream
 from gradcheck_suite.auditing.tracebacks import hide_own_frames
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
@@ -31,14 +35,20 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.events import Detector
     from gradcheck_suite.auditing.options import AuditOptions
+    from gradcheck_suite.auditing.status_line import StatusLine
     from gradcheck_suite.findings import JSON
 
-__all__ = ["Session", "audit"]
+__all__ = ["Session", "audit", "open_sessions"]
 
 TOOL = "gradcheck-suite audit"
 
 _OPEN: list[Session] = []
 _LOCK = threading.Lock()
+
+
+def open_sessions() -> tuple[Session, ...]:
+    """Return the audits that were begun and not ended yet, the outermost first."""
+    return tuple(_OPEN)
 
 
 def audit(
@@ -124,8 +134,18 @@ class Session(ContextDecorator):
             NonFiniteDetector(self._recorder, names),
             UnusedGraphDetector(self._recorder),
             FunctionContractDetector(self._recorder),
+            FunctionCallDetector(self._recorder),
         )
         self._recorder.subscribe(self._detectors)
+        self._stream: FindingStream | None = None
+        if options.stream is not None:
+            self._stream = FindingStream(
+                os.fspath(options.stream),
+                self._recorder,
+                findings=lambda: self.findings,
+                report=lambda: self.report,
+            )
+            self._recorder.subscribe([self._stream])
         self._depth = 0
         self._rested = 0
 
@@ -137,6 +157,8 @@ class Session(ContextDecorator):
             if _OPEN:
                 _OPEN[-1]._rest()  # noqa: SLF001 - another session
             _OPEN.append(self)
+            if self._stream is not None:
+                self._stream.begin()
             self._recorder.start()
         return self
 
@@ -167,6 +189,10 @@ class Session(ContextDecorator):
     def _rest(self) -> None:
         self._rested += 1
         self._recorder.stop()
+
+    def _show_status(self) -> StatusLine | None:
+        """Say on the terminal, if there is one, how far this audit has come."""
+        return status_line(self._recorder, lambda: self.findings)
 
     def step(self) -> None:
         """Say that a training step is done, where no optimizer of torch.optim does.
@@ -226,11 +252,13 @@ class Session(ContextDecorator):
                 f"saved tensors of {_count(recorder.backwards_elsewhere, 'backward')} in other "
                 "threads than the one that opened the audit"
             )
-        if saved.without_fingerprint:
+        if saved.unread:
+            reasons = ", ".join(f"{number:,} {why}" for why, number in sorted(saved.unread.items()))
             lines.append(
-                f"contents of {_count(saved.without_fingerprint, 'saved tensor')} that cannot be "
-                "read (sparse, quantised, meta, wrapped, in a CUDA graph or under a dispatch mode)"
+                f"contents of {_count(saved.unread.total(), 'saved tensor')} that cannot be read: "
+                f"{reasons}"
             )
+        lines.extend(recorder.watch.not_covered())
         if not recorder.backwards:
             lines.append("gradients: no backward() ran inside the audit")
         elif not recorder.step:
@@ -241,6 +269,10 @@ class Session(ContextDecorator):
             lines.append(f"what ran inside {_count(self._rested, 'audit')} opened within this one")
         if self._in_place.left_out:
             lines.append(f"{self._in_place.left_out} more overwritten tensors, not listed")
+        if self._stream is not None and self._stream.trouble is not None:
+            lines.append(self._stream.trouble)
+        for detector in self._detectors:
+            lines.extend(getattr(detector, "not_covered", list)())
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in recorder.failures)
         return lines
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gradcheck_suite._exit import reader_may_leave
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
+from gradcheck_suite.reporting import OutputFormat, write_report
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.script import ScriptOutcome
@@ -14,12 +18,13 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Run SCRIPT unchanged, as `python SCRIPT ARGS` would, and report what corrupted,
 kept or misordered its gradients. The report follows the script's own output;
---output-file keeps the two apart. Options after SCRIPT are the script's.
+--output-file keeps the two apart. Options after SCRIPT are the script's. On a
+terminal, a status line tells how far it has come.
 """
 _EPILOG = """\
 exit status: the script's own if it is not 0, else 1 if there are findings at or
 above --fail-on, else 0; 2 if SCRIPT cannot be run. SIGUSR1 asks for the report
-so far; SIGTERM ends the script with a report.
+so far, on standard error; SIGTERM ends the script with a report.
 """
 
 
@@ -46,6 +51,18 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N",
         help="watch the first N steps only; the script runs on to its end",
     )
+    parser.add_argument(
+        "--stream",
+        metavar="FILE",
+        help="also append each finding to FILE, as one line of JSON, the moment it is known: a "
+        "process that is killed loses none",
+    )
+    parser.add_argument(
+        "--no-status",
+        dest="status",
+        action="store_false",
+        help="show no status line on the terminal while SCRIPT runs",
+    )
     parser.add_argument("target", metavar="SCRIPT", help="the script (or, with -m, the module)")
     parser.add_argument(
         "arguments",
@@ -62,18 +79,39 @@ def run(arguments: argparse.Namespace) -> int:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 
     def report(outcome: ScriptOutcome) -> int:
+        if arguments.output_file is None and arguments.output_format == "full":
+            # The script's own output comes right before.
+            with reader_may_leave():
+                print(flush=True)  # noqa: T201 - as the report
         return emit(outcome.report, arguments)
 
     def report_so_far(so_far: Report) -> None:
-        emit(so_far, arguments)
+        _write_so_far(so_far, arguments)
 
     outcome = audit_script(
         arguments.target,
         arguments.arguments,
         as_module=arguments.module,
-        options=options_from({"max_steps": arguments.max_steps}),
+        options=options_from({"max_steps": arguments.max_steps, "stream": arguments.stream}),
         on_abrupt_exit=report,
         on_request=report_so_far,
+        show_status=arguments.status,
     )
     found = report(outcome)
     return outcome.exit_status or found
+
+
+def _write_so_far(report: Report, arguments: argparse.Namespace) -> None:
+    """Write the report of a script that runs on to standard error, as text.
+
+    Standard output and the output file are for the one report at the end, which programs read.
+    """
+    output_format: OutputFormat = "concise" if arguments.output_format == "concise" else "full"
+    steps = report.summary.get("steps")
+    at_the_end = arguments.output_file or "standard output"
+    with suppress(OSError, ValueError):
+        sys.stderr.write(
+            f"\ngradcheck-suite audit: report so far, after {steps} steps, as SIGUSR1 asked; the "
+            f"one at the end goes to {at_the_end}\n"
+        )
+        write_report(report, output_format=output_format, stream=sys.stderr, color=arguments.color)

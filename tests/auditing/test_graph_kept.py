@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
 import weakref
 
 import pytest
@@ -94,7 +95,6 @@ def attribute_sum():
 
 
 def module_global():
-    HISTORY.clear()
     for _, _, loss in steps(6):
         HISTORY.append(loss)  # <- here
 
@@ -127,12 +127,12 @@ CASES = {
     list_of_losses: ("list `losses` in list_of_losses()", None),
     list_of_outputs: ("list `outputs` in list_of_outputs()", None),
     dict_of_losses: ("dict `history` in dict_of_losses()", None),
-    list_inside_a_dict: ("list inside `log` in list_inside_a_dict()", None),
+    list_inside_a_dict: ('list `log["train"]` in list_inside_a_dict()', None),
     unbounded_deque: ("deque `losses` in unbounded_deque()", None),
     running_sum: ("sum `total` in running_sum()", None),
     running_sum_spelled_out: ("sum `total` in running_sum_spelled_out()", None),
-    attribute_list: ("list `values` of Meter", (Meter, "values")),
-    attribute_sum: ("sum `total` of Meter", (Meter, "total")),
+    attribute_list: ("list `meter.values` in attribute_list()", (Meter, "values")),
+    attribute_sum: ("sum `meter.total` in attribute_sum()", (Meter, "total")),
     module_global: ("list `HISTORY` in module ", None),
     closures: ("list of closures `callbacks` in closures()", None),
     exceptions: ("list of exceptions `errors` in exceptions()", None),
@@ -140,14 +140,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case):
+def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "HISTORY", [])
     subject, place = CASES[case]
     finding = only(audited(case), "GCS201")
     assert finding.message.startswith(subject), finding.message
     assert finding.location.line == (line_of(*place) if place else line_of(case))
     assert finding.evidence["graphs"] >= 4
     assert "detach" in finding.hint or "error" in finding.hint
-    HISTORY.clear()
 
 
 def test_five_steps_are_enough(audited, only):
@@ -164,7 +164,19 @@ def test_it_is_certain_while_the_loop_still_runs(audited):
     with gs.audit() as session:
         for step, _, loss in steps(40):
             losses.append(loss)
-            if step == 10:
+            if step == 1:
+                assert session.findings == ()
+            if step >= 4:
+                # The source has one statement that adds to the list, and none that takes away.
+                assert session.findings[0].evidence["graphs"] >= step
+
+
+def test_what_may_be_a_window_is_told_when_it_is_too_long_for_one():
+    window = collections.OrderedDict()
+    with gs.audit() as session:
+        for step, _, loss in steps(40):
+            window[step] = loss
+            if step == 20:
                 assert session.findings == ()
         assert [finding.code for finding in session.findings] == ["GCS201"]
 

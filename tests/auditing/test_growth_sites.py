@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradcheck_suite.auditing.growth_sites import growth_site
+from gradcheck_suite.auditing.growth_sites import growth_of
 
 SOURCE = """\
 class Log:
@@ -55,22 +55,151 @@ def file(tmp_path):
     ],
 )
 def test_a_statement_is_named_only_if_it_is_the_only_one(file, name, function, line):
-    site = growth_site(file, name, function=function)
+    site = growth_of(file, name, function=function).site
     assert (site and site.line) == line
 
 
 def test_no_source_is_no_answer(tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("def (")
-    assert growth_site(str(broken), "x") is None
-    assert growth_site(str(tmp_path / "missing.py"), "x") is None
+    assert growth_of(str(broken), "x").site is None
+    assert growth_of(str(tmp_path / "missing.py"), "x").site is None
 
 
 def test_an_attribute_is_not_a_variable_of_the_same_name(tmp_path):
     path = tmp_path / "meter.py"
     path.write_text("total = 0\ntotal += 1\n\ndef add(self, x):\n    self.total += x\n")
-    variable = growth_site(str(path), "total")
-    attribute = growth_site(str(path), "total", attribute=True)
+    variable = growth_of(str(path), "total").site
+    attribute = growth_of(str(path), "total", attribute=True).site
     assert variable is not None
     assert attribute is not None
     assert (variable.line, attribute.line, attribute.function) == (2, 5, "add")
+
+
+ENDLESS = """\
+def losses(xs):
+    kept = []
+    for x in xs:
+        kept.append(x)
+
+
+def history(xs):
+    kept = {}
+    for i, x in enumerate(xs):
+        kept[i] = x
+
+
+def window(xs):
+    kept = []
+    for x in xs:
+        kept.append(x)
+        if len(kept) > 3:
+            kept.pop(0)
+
+
+def last_few(xs):
+    kept = []
+    for x in xs:
+        kept.append(x)
+        kept = kept[-3:]
+
+
+def epochs(xs):
+    for _ in range(3):
+        kept = []
+        for x in xs:
+            kept.append(x)
+
+
+def emptied_before(xs, kept):
+    kept.clear()
+    for x in xs:
+        kept += [x]
+
+
+def deleted(xs):
+    kept = []
+    for x in xs:
+        kept.append(x)
+        del kept[0]
+
+
+def replaced(xs):
+    kept = []
+    for x in xs:
+        kept.append(x)
+        kept[:] = kept[-2:]
+
+
+def unpacked(xs):
+    for x in xs:
+        kept, other = [], x
+        kept.append(x)
+
+
+def spread(xs):
+    kept = ()
+    for x in xs:
+        kept = (*kept, x)
+
+
+def joined(xs):
+    kept = []
+    for x in xs:
+        kept = kept + [x]
+
+
+def passed_on(xs, queue):
+    kept = queue
+    for x in xs:
+        kept.put(x)
+        kept.get()
+
+
+def looked_up(xs):
+    kept = []
+    for x in xs:
+        kept.append(x)
+        kept.get(x)
+
+
+def hook(layer, kept):
+    layer.register(lambda module, x, y: kept.append(y))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "endless", "shrinks"),
+    [
+        ("losses", True, False),
+        ("history", False, False),  # a key may come again
+        ("window", False, True),
+        ("last_few", False, True),
+        ("epochs", False, True),
+        ("emptied_before", True, False),
+        ("deleted", False, True),
+        ("replaced", False, True),
+        ("unpacked", False, True),
+        ("spread", True, False),
+        ("joined", True, False),
+        ("passed_on", False, True),
+        ("looked_up", True, False),
+        ("hook", True, False),
+    ],
+)
+def test_what_only_grows_is_told_from_what_is_emptied(tmp_path, function, endless, shrinks):
+    path = tmp_path / "loops.py"
+    path.write_text(ENDLESS)
+    growth = growth_of(str(path), "kept", function=function)
+    assert (growth.is_endless, growth.shrinks) == (endless, shrinks)
+
+
+def test_an_attribute_begins_in_its_constructor_and_anew_elsewhere(tmp_path):
+    path = tmp_path / "meter.py"
+    source = "class M:\n    def __init__(self):\n        self.v = []\n"
+    source += "    def put(self, x):\n        self.v.append(x)\n"
+    path.write_text(source)
+    assert growth_of(str(path), "v", attribute=True).is_endless
+    path = tmp_path / "other.py"
+    path.write_text(source + "    def reset(self):\n        self.v = []\n")
+    assert growth_of(str(path), "v", attribute=True).shrinks

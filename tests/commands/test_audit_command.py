@@ -53,8 +53,10 @@ _MAIN = "import sys; from gradcheck_suite.cli import main; sys.exit(main(sys.arg
 def test_a_clean_script(audit):
     done = audit(CLEAN)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("done\n")
+    # A blank line keeps the report and the script's own output apart.
+    assert done.stdout.startswith("done\n\n")
     assert "nothing found (3 steps watched)" in done.stdout
+    assert done.stderr == ""
 
 
 def test_a_mistake_is_reported_after_the_output_and_fails(audit):
@@ -228,12 +230,30 @@ def waiting(tmp_path):
 def test_signals_ask_for_the_report_and_end_with_one(waiting):
     process = waiting("--output-format", "concise")
     process.send_signal(signal.SIGUSR1)
-    assert "GCS301" in process.stdout.readline()
+    assert process.stderr.readline() == "\n"
+    told = process.stderr.readline()
+    assert told.startswith("gradcheck-suite audit: report so far, after 3 steps, as SIGUSR1 asked")
+    assert told.endswith("the one at the end goes to standard output\n")
+    assert "GCS301" in process.stderr.readline()
     process.terminate()
     out, err = process.communicate(timeout=60)
-    assert "GCS301" in out
-    assert err == ""
+    assert out.count("GCS301") == 1
+    assert "GCS301" not in err
     assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal here")
+def test_the_report_so_far_leaves_the_output_file_to_the_last(waiting, tmp_path):
+    process = waiting("--output-format", "json", "--output-file", "report.json")
+    process.send_signal(signal.SIGUSR1)
+    process.stderr.readline()
+    assert process.stderr.readline().endswith("the one at the end goes to report.json\n")
+    assert not (tmp_path / "report.json").exists()
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    # Text for whoever asked, JSON for the program that reads the file.
+    assert "missing-zero-grad" in err
+    assert json.loads((tmp_path / "report.json").read_text())["summary"]["steps"] == 3
 
 
 def test_max_steps_watches_the_first_steps_only(audit):

@@ -22,6 +22,7 @@ from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import CodeType
 
     from torch import Tensor
     from torch.autograd.graph import Node
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["FunctionContractDetector"]
+__all__ = ["FunctionContractDetector", "is_the_users", "line_in"]
 
 _SEARCHED = 4
 _ARITY = re.compile(
@@ -39,11 +40,7 @@ _ARITY = re.compile(
 
 
 class FunctionContractDetector:
-    """Reports tensor-on-ctx (GCS205), backward-arity (GCS501) and grad-output-modified (GCS506).
-
-    What a Function does to the inputs of its forward (GCS503), what it saves (GCS507) and which of
-    its outputs it should not differentiate (GCS505) take a gradient check of it.
-    """
+    """Reports tensor-on-ctx (GCS205), backward-arity (GCS501) and grad-output-modified (GCS506)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -64,7 +61,7 @@ class FunctionContractDetector:
         self._searched += 1
         for node in survey(event.roots).custom:
             function = custom_function_class(node)
-            if function is not None and _is_the_users(function):
+            if function is not None and is_the_users(function):
                 self._look_at_context(node, function)
                 self._watch(node, function)
 
@@ -77,7 +74,7 @@ class FunctionContractDetector:
                     f"{function.__name__} keeps the tensor `ctx.{name}` ({shape}) as an attribute: "
                     "autograd checks no version of it, and an output kept so is never freed",
                     detector="audit",
-                    location=_line_in(function, "forward", rf"\.{re.escape(name)}\s*="),
+                    location=line_in(function, "forward", rf"\.{re.escape(name)}\s*="),
                     hint="ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
                     evidence={"function": function.__name__, "attribute": name},
                 )
@@ -109,7 +106,7 @@ class FunctionContractDetector:
         if key in self._found:
             return
         writes = [*self._recorder.writers.since(since, gradient)]
-        defined = _line_in(function, "backward", None)
+        defined = line_in(function, "backward", None)
         where = location_of(writes[0].site) if writes else defined
         self._found[key] = Finding.of(
             catalogue.GRAD_OUTPUT_MODIFIED,
@@ -133,7 +130,7 @@ class FunctionContractDetector:
         name, expected, got = hit.groups()
         function = _find(name)
         used = location_of(event.site)
-        where = None if function is None else _line_in(function, "backward", r"\breturn\b")
+        where = None if function is None else line_in(function, "backward", r"\breturn\b")
         self._found["arity", name] = Finding.of(
             catalogue.BACKWARD_ARITY,
             f"backward of {name} returned {got} gradients, expected {expected}: one for each input "
@@ -146,9 +143,17 @@ class FunctionContractDetector:
         )
 
 
-def _is_the_users(function: type) -> bool:
-    code = getattr(getattr(function, "backward", None), "__code__", None)
+def is_the_users(function: type) -> bool:
+    """Return whether an autograd Function is defined in the user's own code."""
+    code = _code_of(function, "backward")
     return code is not None and not kind_of_file[code.co_filename]
+
+
+def _code_of(function: type, method: str) -> CodeType | None:
+    """Return the code of a method as the user wrote it, beneath decorators."""
+    written = inspect.unwrap(getattr(function, method, None) or len)
+    code: CodeType | None = getattr(written, "__code__", None)
+    return code
 
 
 def _find(name: str) -> type | None:
@@ -158,14 +163,14 @@ def _find(name: str) -> type | None:
     while waiting:
         function = waiting.pop()
         waiting.extend(function.__subclasses__())
-        if function.__name__ == name and _is_the_users(function):
+        if function.__name__ == name and is_the_users(function):
             found[function] = None
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _line_in(function: type, method: str, pattern: str | None) -> Location | None:
+def line_in(function: type, method: str, pattern: str | None) -> Location | None:
     """Return the first line of a method that the pattern is found in, else where it begins."""
-    code = getattr(getattr(function, method, None), "__code__", None)
+    code = _code_of(function, method)
     if code is None:
         return None
     line = definition_line(code)

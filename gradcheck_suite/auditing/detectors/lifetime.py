@@ -19,8 +19,9 @@ from gradcheck_suite.auditing.events import (
     SessionEnded,
     StepFinished,
 )
-from gradcheck_suite.auditing.growth_sites import growth_site
-from gradcheck_suite.auditing.holders import HeldGraphs, Owner, find_holder
+from gradcheck_suite.auditing.growth_sites import Growth, growth_of
+from gradcheck_suite.auditing.holders import HeldGraphs, Owner, find_holders
+from gradcheck_suite.auditing.hooks import hook_around
 from gradcheck_suite.findings import Finding, Related, Severity
 from gradcheck_suite.reporting.text import byte_count
 
@@ -28,13 +29,23 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.generations import Generation
     from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.findings import Location
 
 __all__ = ["LifetimeDetector"]
 
 _CERTAIN = 32
-"""So many graphs of one holder, none ever let go, are a leak while the loop still runs. A list
-that is emptied at the end of a window or epoch of fewer is left alone."""
+"""The graphs of so many steps in one holder, none ever let go, are a leak while the loop still
+runs, whatever the source says. A list that is emptied at the end of a window or epoch of fewer is
+left alone."""
+
+_LIKELY = 8
+"""Of fewer steps, what may be a window that was not yet full is told as a warning."""
+
+_LARGE = 1_000
+"""A deque or cache with a greater bound is as good as endless."""
+
+_ENDLESS = frozenset({"chain", "nodes", "tensor"})
+"""Holders that can't let go of a part: no backward can go through a sum over graphs that are freed,
+a node that keeps its own graph keeps it for ever, and each link of a chain keeps all before it."""
 
 _MOST_FINDINGS = 20
 _UNSTEPPED = 64
@@ -42,21 +53,80 @@ _UNSTEPPED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    held: HeldGraphs
+    """Holders that were found, and how many graphs there were then and at most since."""
+
+    held: tuple[HeldGraphs, ...]
     oldest: int
     most: int
     backward: CallSite | None
-    first_seen: int
+
+
+class _Kept:
+    """A holder that is told of, and the number of graphs that it keeps by now."""
+
+    def __init__(self, held: HeldGraphs, suspect: _Suspect, growth: Growth, count: int) -> None:
+        self._held = held
+        self._oldest = suspect.oldest
+        self._backward = location_of(suspect.backward)
+        self._growth = growth
+        self._hook = None if growth.site is None else hook_around(growth.site)
+        self._certain = _is_certain(held)
+        self.count = count
+        held_at = None if held.owner is None else held.owner.location
+        self.location = growth.site or self._backward or held_at
+
+    def finding(self) -> Finding:
+        """Return what there is to say of it now."""
+        held, hook, owner = self._held, self._hook, self._held.owner
+        kept = (
+            f"keeps the graphs of {self.count} backwards alive, the oldest since backward "
+            f"{self._oldest}"
+        )
+        if held.saved_bytes:
+            kept += f" ({byte_count(held.saved_bytes)} of saved tensors)"
+        filled = "" if hook is None else f", filled by a {hook},"
+        certain = self._certain or self.count >= _LIKELY
+        return Finding.of(
+            catalogue.GRAPH_KEPT if hook is None else catalogue.HOOK_KEEPS_GRAPH,
+            f"{_subject(held)}{filled} {kept}, and one more with each; no backward can use them "
+            "again",
+            detector="audit",
+            severity=Severity.ERROR if certain else Severity.WARNING,
+            location=self.location,
+            related=self._related(),
+            hint=_hint(held) if hook is None else _HINTS["hook"],
+            evidence={
+                "holder": held.container,
+                "owner": None if owner is None else owner.name,
+                "owner_kind": None if owner is None else owner.kind,
+                "path": None if owner is None else owner.path,
+                "through": held.through,
+                "graphs": self.count,
+                "oldest_backward": self._oldest,
+                "bytes": held.saved_bytes,
+            },
+        )
+
+    def _related(self) -> list[Related]:
+        related = []
+        if self._backward is not None and self._backward != self.location:
+            related.append(Related(self._backward, "backward() has been through these graphs here"))
+        owner, site = self._held.owner, self._growth.site
+        held_at = None if owner is None else owner.location
+        if held_at is not None and (site is None or held_at.line != site.line):
+            related.append(Related(held_at, f"held in {_scope(owner)}"))
+        return related
 
 
 class LifetimeDetector:
-    """Reports graph-kept (GCS201) and state-not-detached (GCS202)."""
+    """Reports graph-kept (GCS201), state-not-detached (GCS202) and hook-keeps-graph (GCS207)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._threshold = recorder.options.graph_limit
         self._suspect: _Suspect | None = None
-        self._reported: dict[object, Finding] = {}
+        self._kept: dict[object, _Kept] = {}
+        self._newest: _Kept | None = None
         self._longest_chain = 0
         self._chain_growth = 0
         self._chain_site: CallSite | None = None
@@ -88,19 +158,24 @@ class LifetimeDetector:
         self._look()
 
     def _at_the_end(self, _event: SessionEnded) -> None:
-        if self._suspect is None:
-            self._look()
+        spent = self._recorder.generations.spent()
+        if self._suspect is None and self._recorder.generations.count_living() > 1:
+            # A holder has the newest graph too, by now.
+            self._suspect = self._ask_who(spent)
         if self._suspect is not None:
-            self._report(self._suspect)
+            self._report(replace(self._suspect, most=max(self._suspect.most, len(spent))))
             self._suspect = None
 
     def findings(self) -> list[Finding]:
         """Return the holders that are certain by now."""
-        return [*self._reported.values(), *self._chain_findings()]
+        return [*(kept.finding() for kept in self._kept.values()), *self._chain_findings()]
 
     def _look(self) -> None:
         # The newest backward's graph may well be alive still: its loss has a name.
-        if self._recorder.generations.count_living() <= self._threshold:
+        living = self._recorder.generations.count_living()
+        if self._newest is not None:
+            self._newest.count = max(self._newest.count, living - 1)
+        if living <= self._threshold:
             if self._suspect is not None:
                 self._let_go()
             return
@@ -110,29 +185,31 @@ class LifetimeDetector:
         elif len(spent) >= self._threshold:
             self._suspect = self._ask_who(spent)
 
+    def _turns(self, spent: list[Generation]) -> dict[Generation, int]:
+        """Return the generations with the step of each, or its number if nothing steps."""
+        return {each: each.step if self._stepped else each.index for each in spent}
+
     def _ask_who(self, spent: list[Generation]) -> _Suspect | None:
-        gc.collect()
-        spent = self._recorder.generations.spent()[:-1]
         limit = self._recorder.options.graph_limit
-        held = None
-        if len(spent) >= limit:
-            held = find_holder([generation.index for generation in spent], at_least=limit)
-        if held is None or held.bound is not None or len(self._reported) >= _MOST_FINDINGS:
-            # Nobody in particular, or a deque that can't grow on: ask again at twice as many.
-            bound = 0 if held is None or held.bound is None else held.bound
-            self._threshold = max(2 * len(spent), bound + limit)
+        if len(set(self._turns(spent).values())) < limit:
             return None
-        suspect = _Suspect(
-            held=held,
-            oldest=spent[0].index,
-            most=len(spent),
-            backward=spent[-1].site,
-            first_seen=self._recorder.step,
-        )
-        if held.container == "tensor":
-            # No backward can go through a sum over graphs that are freed: it has no other use.
+        newest = spent[-1]
+        gc.collect()
+        alive = [each for each in self._recorder.generations.spent() if each.index <= newest.index]
+        turns = self._turns(alive)
+        held: tuple[HeldGraphs, ...] = ()
+        if len(set(turns.values())) >= limit and len(self._kept) < _MOST_FINDINGS:
+            held = find_holders(turns, at_least=limit)
+        endless = tuple(each for each in held if each.bound is None or each.bound > _LARGE)
+        if not endless:
+            # Nobody in particular, or a deque that can't grow on: ask again at twice as many.
+            bound = max((each.bound or 0 for each in held), default=0)
+            self._threshold = max(2 * len(alive), bound + limit)
+            return None
+        suspect = _Suspect(endless, alive[0].index, len(alive), alive[-1].site)
+        if all(map(_is_certain, endless)):
             self._report(suspect)
-            self._threshold = 2 * len(spent)
+            self._threshold = 2 * len(alive)
             return None
         return suspect
 
@@ -145,11 +222,9 @@ class LifetimeDetector:
             return
         self._suspect = replace(suspect, most=max(suspect.most, len(spent)))
         if len(spent) >= _CERTAIN:
-            held = find_holder(
-                [generation.index for generation in spent],
-                at_least=self._recorder.options.graph_limit,
-            )
-            if held is not None:
+            limit = self._recorder.options.graph_limit
+            held = find_holders(self._turns(spent), at_least=limit)
+            if held:
                 self._report(replace(self._suspect, held=held))
             self._threshold = 2 * len(spent)
             self._suspect = None
@@ -161,10 +236,17 @@ class LifetimeDetector:
         self._suspect = None
 
     def _report(self, suspect: _Suspect) -> None:
-        """Tell of a holder, in place of what was told of it when it held less."""
-        owner = suspect.held.owner
-        finding = _kept(suspect)
-        self._reported[finding.location, owner and (owner.scope, owner.name)] = finding
+        """Tell of each holder, in place of what was told of it when it held less."""
+        alone = len(suspect.held) == 1
+        for held in suspect.held:
+            count = max(len(held.generations), suspect.most if alone else 0)
+            growth = _growth_of(held.owner)
+            if growth.shrinks and count < _CERTAIN and held.container not in _ENDLESS:
+                continue
+            kept = _Kept(held, suspect, growth, count)
+            self._kept[kept.location, held.owner and held.owner.path] = kept
+            # Where one thing holds them all, what lives tells how it grows on.
+            self._newest = kept if alone else None
 
     def _follow_chain(self, event: BackwardStarted) -> None:
         if not self._stepped and event.accumulates:
@@ -203,63 +285,65 @@ class LifetimeDetector:
         ]
 
 
-def _kept(suspect: _Suspect) -> Finding:
-    held = suspect.held
-    owner = held.owner
-    count = max(len(held.generations), suspect.most)
-    grown = _growth_of(owner)
-    backward = location_of(suspect.backward)
-    held_at = None if owner is None else owner.location
-    location = grown or backward or held_at
-    related = []
-    if backward is not None and backward != location:
-        related.append(Related(backward, "backward() has been through these graphs here"))
-    if held_at is not None and (grown is None or held_at.line != grown.line):
-        related.append(Related(held_at, f"held in {_scope(owner)}"))
-    kept = (
-        f"keeps the graphs of {count} backwards alive, the oldest since backward {suspect.oldest}"
-    )
-    if held.saved_bytes:
-        kept += f" ({byte_count(held.saved_bytes)} of saved tensors)"
-    return Finding.of(
-        catalogue.GRAPH_KEPT,
-        f"{_subject(held)} {kept}, and one more with each; no backward can use them again",
-        detector="audit",
-        severity=Severity.ERROR,
-        location=location,
-        related=related,
-        hint=_hint(held),
-        evidence={
-            "holder": held.container,
-            "owner": None if owner is None else owner.name,
-            "owner_kind": None if owner is None else owner.kind,
-            "through": held.through,
-            "graphs": count,
-            "oldest_backward": suspect.oldest,
-            "bytes": held.saved_bytes,
-        },
+def _is_certain(held: HeldGraphs) -> bool:
+    """Return whether the holder can't let go: as its source says, or because of what it is."""
+    return held.container in _ENDLESS or _growth_of(held.owner).is_endless
+
+
+def _growth_of(owner: Owner | None) -> Growth:
+    name = None if owner is None else owner.grows
+    if name is None:
+        return Growth()
+    told = [
+        growth_of(
+            file,
+            name.name,
+            function=name.function,
+            attribute=name.attribute,
+            classes=name.classes,
+            base=name.base,
+        )
+        for file in name.files
+    ]
+    sites = [each.site for each in told if each.site is not None]
+    return Growth(
+        site=sites[0] if len(sites) == 1 else None,
+        adds=any(each.adds for each in told),
+        shrinks=any(each.shrinks for each in told),
     )
 
 
-def _growth_of(owner: Owner | None) -> Location | None:
-    if owner is None or owner.file is None:
-        return None
-    function = owner.scope if owner.kind == "local" else None
-    return growth_site(
-        owner.file, owner.name, function=function, attribute=owner.kind == "attribute"
-    )
+_SUBJECTS = {
+    "attribute": "{what} `{path}` of {scope}",
+    "cache": "the cache of {scope}()",
+    "class": "{what} `{path}`, shared by the class",
+    "context": "{what} `{path}`, a context variable",
+    "ctx": "{what} `{path}` of {scope}",
+    "function": "{what} `{scope}.{path}`",
+    "thread-local": "{what} `{path}` of a {scope} of this thread",
+}
 
 
 def _subject(held: HeldGraphs) -> str:
-    through = {"exception": " of exceptions", "closure": " of closures"}.get(held.through or "", "")
-    what = "sum" if held.container == "tensor" else f"{held.container}{through}"
     owner = held.owner
+    if held.container == "nodes":
+        return f"`ctx.{owner.name}` of each {held.element}" if owner else f"each {held.element}"
+    what = _container_words(held)
     if owner is None:
-        return f"a {what} ({held.length} long)" if held.container != "tensor" else "a sum tensor"
-    what = f"{what} `{owner.name}`" if owner.direct else f"{what} inside `{owner.name}`"
-    if owner.kind == "attribute":
-        return f"{what} of {owner.scope}"
-    return f"{what} in {_scope(owner)}"
+        return f"a {what} ({held.length} long)" if held.length > 1 else f"a {what}"
+    words = _SUBJECTS.get(owner.kind, f"{{what}} `{{path}}` in {_scope(owner)}")
+    return words.format(what=what, path=owner.path, scope=owner.scope)
+
+
+def _container_words(held: HeldGraphs) -> str:
+    if held.container == "tensor":
+        return {"Add": "sum", "Sub": "sum", "Cat": "concatenation", "Stack": "stack"}.get(
+            held.element or "", "tensor"
+        )
+    if held.container == "chain":
+        return f"chain of {held.element} objects"
+    through = {"exception": " of exceptions", "closure": " of closures"}.get(held.through or "", "")
+    return f"{held.container}{through}"
 
 
 def _scope(owner: Owner | None) -> str:
@@ -267,14 +351,26 @@ def _scope(owner: Owner | None) -> str:
         return "the program"
     if owner.kind == "global":
         return f"module {owner.scope}"
+    if owner.kind == "default":
+        return f"the defaults of {owner.scope}()"
+    if owner.kind in ("generator", "coroutine"):
+        return f"{owner.kind} {owner.scope}()"
     return f"{owner.scope}()"
 
 
+_HINTS = {
+    "exception": "keep str(error) or error.with_traceback(None), not the exception with its frames",
+    "closure": "let the closure capture loss.item() or tensor.detach(), not the tensor itself",
+    "hook": "store output.detach(), and remove the hook after use",
+    "sum": "add numbers: total += loss.item(), or total += loss.detach()",
+    "tensor": "detach what goes into it: tensor.detach()",
+    "nodes": "ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
+    "cache": "return tensor.detach() from the function that is cached",
+}
+
+
 def _hint(held: HeldGraphs) -> str:
-    if held.through == "exception":
-        return "keep str(error) or error.with_traceback(None), not the exception with its frames"
-    if held.through == "closure":
-        return "let the closure capture loss.item() or tensor.detach(), not the tensor itself"
-    if held.container == "tensor":
-        return "add numbers: total += loss.item(), or total += loss.detach()"
+    for key in (held.through, _container_words(held), held.container):
+        if key in _HINTS:
+            return _HINTS[key]
     return "store loss.item(), or tensor.detach()"

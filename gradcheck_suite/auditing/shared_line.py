@@ -1,0 +1,226 @@
+"""One line on a terminal that the watched program writes to as well.
+
+It is drawn only where nobody can be in its way, and taken away before anybody else writes. What
+Python writes passes through the files beneath ``sys.stdout`` and ``sys.stderr``, whatever wraps
+those; what child processes and C code write does not, so the line keeps away from children. Where
+the program shows that the terminal is its own (it moves the cursor, turns echo off, asks for
+input), nothing is drawn: silence does no harm.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import mmap
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO
+
+from gradcheck_suite.auditing.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["SharedLine", "open_shared_line"]
+
+_ERASE = b"\r\x1b[2K"
+# Colours move nothing; a carriage return, a backspace or any other sequence does.
+_MOVES_THE_CURSOR = re.compile(rb"\r(?!\n)|\x08|\x1b(?!\[[0-9;:]*m)")
+_DUMB = frozenset({"", "dumb", "unknown"})
+_ENOUGH_COLUMNS = 20
+
+
+def open_shared_line() -> SharedLine | None:
+    """Return a line on the terminal behind standard error, or None where there is none to use.
+
+    There is none in a pipe, a dumb terminal, under CI, on Windows, and where ``sys.stderr`` is not
+    Python's own.
+    """
+    if os.environ.get("CI") or os.environ.get("TERM", "") in _DUMB or os.name != "posix":
+        return None
+    below = _file_below(sys.stderr)
+    if below is None:
+        return None
+    own = [below]
+    other = _file_below(sys.stdout)
+    if other is not None and other is not below:
+        own.append(other)
+    return SharedLine(own)
+
+
+def _file_below(stream: TextIO | None) -> io.FileIO | None:
+    """Return the file that a text stream writes to in the end, if it is a terminal."""
+    buffer = getattr(stream, "buffer", None)
+    file = getattr(buffer, "raw", buffer)  # under python -u there is no buffer
+    if not isinstance(file, io.FileIO):
+        return None
+    try:
+        return file if file.isatty() else None
+    except (OSError, ValueError):
+        return None
+
+
+class SharedLine:
+    """Draw and erase one line; give way to everybody else.
+
+    Args:
+        files: terminals; the line is drawn on the first, and writes to any of them erase it.
+    """
+
+    def __init__(self, files: list[io.FileIO]) -> None:
+        self._terminal = files[0].fileno()
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        # A forked child has to know, too, whether the line is there.
+        self._visible = mmap.mmap(-1, 1)
+        self._at_line_start = True
+        self._given_up = False
+        self._busy = 0
+        self._children: list[weakref.ref[subprocess.Popen[Any]]] = []
+        self._patches = Patches()
+        for file in files:
+            self._patches.replace(file, "write", self._watched_write(file.write))
+        self._patches.replace(builtins, "input", self._watched_call(builtins.input))
+        self._patches.replace(os, "system", self._watched_call(os.system))
+        self._patches.replace(
+            subprocess.Popen, "__init__", self._watched_start(subprocess.Popen.__init__)
+        )
+
+    def show(self, text: str) -> None:
+        """Draw ``text``, shortened to the width of the terminal, in place of what is shown."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            columns = self._columns()
+            if columns < _ENOUGH_COLUMNS:
+                self.erase()
+                return
+            # The cursor stays behind the text, short of the last column, where it would wrap.
+            line = text[: columns - 1].encode("ascii", "backslashreplace")
+            if self._write(_ERASE + line):
+                self._visible[0] = 1
+
+    def erase(self) -> None:
+        """Take the line away."""
+        if not self._visible[0]:
+            return
+        with self._holding():
+            self._visible[0] = 0
+            self._write(_ERASE)
+
+    def close(self) -> None:
+        """Take the line away for good and put everything back."""
+        if os.getpid() == self._process:
+            self.erase()
+        self._given_up = True
+        self._patches.restore()
+
+    def _columns(self) -> int:
+        """Return how wide the line may be; 0 where it may not be drawn."""
+        if self._given_up or self._busy or not self._at_line_start or self._child_runs():
+            return 0
+        try:
+            free = _is_ours_to_draw_on(self._terminal)
+            return os.get_terminal_size(self._terminal).columns if free else 0
+        except OSError:
+            # No terminal any more: closed, or redirected beneath Python.
+            self._given_up = True
+            return 0
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            # A terminal that was stopped (Ctrl-S) would stop the program too.
+            if not select.select([], [self._terminal], [], 0)[1]:
+                return False
+            os.write(self._terminal, data)
+        except (OSError, ValueError):
+            self._given_up = True
+            return False
+        return True
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Hold the lock, except in a forked child, where its holder may not exist."""
+        if os.getpid() != self._process:
+            yield
+            return
+        with self._lock:
+            yield
+
+    def _watched_write(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def watched(data: Any, /) -> Any:
+            with self._holding():
+                self.erase()
+                written = write(data)
+                seen = bytes(data)
+                if seen:
+                    self._at_line_start = seen.endswith(b"\n")
+                    self._given_up = self._given_up or _MOVES_THE_CURSOR.search(seen) is not None
+            return written
+
+        return watched
+
+    def _watched_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.erase()
+            self._busy += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._busy -= 1
+
+        return watched
+
+    def _watched_start(self, start: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(start)
+        def __init__(self_: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            if kwargs.get("stdout") is None or kwargs.get("stderr") is None:
+                self.erase()
+                # It may leave a line unfinished: Python's next whole line tells.
+                self._at_line_start = False
+                self._children.append(weakref.ref(self_))
+            start(self_, *args, **kwargs)
+
+        return __init__
+
+    def _child_runs(self) -> bool:
+        """Return whether a child process that shares the terminal has not been waited for."""
+        if not self._children:
+            return False
+        running = []
+        for reference in self._children:
+            child = reference()
+            if child is not None and getattr(child, "returncode", 0) is None:
+                running.append(reference)
+        self._children = running
+        return bool(running)
+
+
+def _is_ours_to_draw_on(terminal: int) -> bool:
+    """Return whether the terminal is one, in its usual mode, and this job in its foreground.
+
+    Raises:
+        OSError: it is gone.
+    """
+    import termios  # noqa: PLC0415 - POSIX only
+
+    if "_curses" in sys.modules or not os.isatty(terminal):
+        return False
+    try:
+        flags = termios.tcgetattr(terminal)[3]
+    except termios.error:
+        return False
+    usual = termios.ICANON | termios.ECHO
+    if flags & usual != usual:
+        return False
+    with suppress(OSError):  # not the terminal that controls this process
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    return True
