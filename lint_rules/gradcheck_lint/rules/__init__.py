@@ -145,7 +145,7 @@ RULES: Final = (
         "tensor-on-ctx",
         "gradcheck_lint.rules.tensor_on_ctx",
         "TensorOnCtx",
-        ((FUNCTION_CLASS,), (b"ctx",), (b"backward",)),
+        ((FUNCTION_CLASS,), (b"ctx", b"self"), (b"backward",)),
     ),
     RuleReference(
         "GCS206",

@@ -9,8 +9,8 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import walk
-from gradcheck_lint.model.values import sites, through_all
+from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -43,7 +43,7 @@ class EvalWithGraph(Rule):
                     switched.pop(event.receiver, None)
             elif (
                 isinstance(event, Forward)
-                and event.receiver in switched
+                and (switch := _switched(event, switched)) is not None
                 and (event.loops or _is_evaluation(function))
                 and event.mode in {GradMode.AMBIENT, GradMode.ENABLED}
             ):
@@ -55,7 +55,7 @@ class EvalWithGraph(Rule):
                     "recorded: graphs are built that nobody differentiates",
                     Severity.WARNING,
                     "run it inside `with torch.no_grad():` or `torch.inference_mode()`",
-                    ((switched[event.receiver].node, "put in evaluation mode here"),),
+                    ((switch.node, "put in evaluation mode here"),),
                 )
                 return
 
@@ -161,6 +161,15 @@ def main(model, loader):
     )
 
 
+def _switched(forward: Forward, switched: dict[str, ModeSwitch]) -> ModeSwitch | None:
+    """Return what put the model into evaluation mode, or the one that it's a wrapper of."""
+    known = switched.get(forward.receiver)
+    if known is not None or not all_are(forward.values, Kind.MODULE, Kind.INSTANCE):
+        return known
+    inside = held_by(forward.values)
+    return next((event for event in switched.values() if sites(event.values) & inside), None)
+
+
 def _is_unit_test(function: FunctionModel) -> bool:
     """Tell whether this is a unit test, which runs a model once or twice."""
     if not function.scope.name.rpartition(".")[2].startswith("test_"):
@@ -231,19 +240,21 @@ def _differentiates(called: FunctionModel) -> bool:
 
 def _is_gradient_word(node: cst.CSTNode) -> bool:
     if isinstance(node, cst.Attribute):
+        if node.attr.value == "step":
+            # `env.step(action)` trains nothing.
+            return _TRAINS.search((dotted_name(node.value) or "optimizer").lower()) is not None
         return node.attr.value in _GRADIENT_WORDS
-    # `for step in range(n)` and `f(step=n)` count steps.
-    return isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS - {"step"}
+    return isinstance(node, cst.Name) and node.value in _GRADIENT_WORDS
 
 
 _EVALUATES = re.compile("test|eval|valid|predict|infer")
+_TRAINS = re.compile(r"opt|engine|accelerat|trainer|scaler|closure")
 _GRADIENT_WORDS = frozenset(
     {
         "backward",
         "grad",
         "requires_grad",
         "requires_grad_",
-        "step",
         "enable_grad",
         "attack",
         "jacrev",

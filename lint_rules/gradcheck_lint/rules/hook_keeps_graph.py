@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.function_class import assignments, body_of, names_in
 from gradcheck_lint.model.syntax import dotted_name, positional, walk
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -45,6 +45,8 @@ class HookKeepsGraph(Rule):
                 stored = stored.value
             if not isinstance(stored, cst.Name) or stored.value not in given & names_in(stored):
                 continue
+            if _goes_with_the_hook(function, node.func.value):
+                continue
             yield Violation(
                 node,
                 f"the hook appends `{stored.value}` with its graph on every forward, and nothing "
@@ -73,6 +75,26 @@ class Features:
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Extractor(nn.Module):
+    def forward(self, x):
+        found = []
+
+        def keep(module, inputs, output):
+            found.append(output)
+
+        handles = [layer.register_forward_hook(keep) for layer in self.layers]
+        self.body(x)
+        for handle in handles:
+            handle.remove()
+        return found
+""",
+            why="list and hook live for one call",
+        ),
         Valid(
             """\
 import torch
@@ -108,3 +130,13 @@ def _hooks(function: FunctionModel) -> frozenset[str]:
         )
     found: frozenset[str] = memo["hooks"]
     return found
+
+
+def _goes_with_the_hook(function: FunctionModel, target: cst.BaseExpression) -> bool:
+    """Tell whether the list is a local of the enclosing function, which removes the hook."""
+    around = function.scope.parent
+    if around is None or isinstance(around.node, cst.Module) or not isinstance(target, cst.Name):
+        return False
+    return target.value in assignments(around) and any(
+        isinstance(node, cst.Attribute) and node.attr.value == "remove" for node in body_of(around)
+    )

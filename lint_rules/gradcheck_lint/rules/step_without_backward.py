@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from gradcheck_lint.model.flow import Proof, Step, ZeroGrad
+from gradcheck_lint.model.values import sites
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -230,7 +232,19 @@ def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
         _MESSAGES[problem.kind],
-        Severity.ERROR,
+        Severity.ERROR if _is_optimizer(problem) else Severity.WARNING,
         _HINTS[problem.kind],
         related,
+    )
+
+
+def _is_optimizer(problem: Problem) -> bool:
+    """Tell whether what steps is an optimizer of torch, or is used as one: it zeroes as well."""
+    step = problem.event
+    if not isinstance(step, Step) or step.proof is Proof.PROVEN:
+        return True
+    return step.proof is Proof.NAMED and any(
+        isinstance(event, ZeroGrad)
+        and (event.receiver == step.receiver or sites(event.values) & sites(step.values))
+        for event in problem.function.events()
     )
