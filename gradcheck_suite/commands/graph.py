@@ -127,16 +127,21 @@ def _recorded(function: object, arguments: argparse.Namespace) -> AutogradGraph:
     from torch import Tensor  # noqa: PLC0415 - loads torch
 
     from gradcheck_suite.graph import record  # noqa: PLC0415 - loads torch
+    from gradcheck_suite.graph._trace import trace_called  # noqa: PLC0415 - loads torch
 
     extras: frozenset[str] = arguments.extras
     call = _call_of(function, arguments)
     with record(
-        source="source" in extras, saved="saved" in extras, backward="gradients" in extras
+        source="source" in extras,
+        # A backward frees what was saved: who asks for its gradients sees the bytes as well.
+        saved=bool({"saved", "gradients"} & extras),
+        backward="gradients" in extras,
     ) as recording:
         tensors, model = call()
         if "gradients" in extras:
             _run_backward(tensors, Tensor, target=arguments.target)
-    return recording.trace_graph(tensors, model=model)
+    function_name = str(arguments.target).rpartition(":")[-1]
+    return trace_called(tensors, model, recording=recording, called=f"what {function_name} returns")
 
 
 def _run_backward(tensors: object, tensor_type: type, *, target: str) -> None:

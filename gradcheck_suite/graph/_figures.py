@@ -99,7 +99,8 @@ class Figures:
                 else:
                     stream = _stream(gradient) if gradient.is_cuda else None
                     note((node, index, gradient, gradient._version, stream))  # noqa: SLF001 - documented by torch
-                    self._size += gradient.numel()
+                    if type(gradient) is torch.Tensor:
+                        self._size += gradient.numel()
                 index += 1  # noqa: SIM113 - quicker than enumerate
             if self._size > _HELD or len(taken) > _MANY:
                 self._measure()
@@ -171,9 +172,9 @@ class Figures:
             if gradient is None:
                 entries.append((node, index, None, 0))
                 continue
-            elements = gradient.numel()
             row = len(figures)
             address = _address(gradient)
+            elements = gradient.numel() if address is not None else _elements(gradient)
             if address is None:
                 alone.append((row, gradient))
             elif gradient._version == version:  # noqa: SLF001 - documented by torch
@@ -214,9 +215,7 @@ class Figures:
 
     def _measure_alone(self, row: int, gradient: torch.Tensor) -> None:
         """Measure a gradient without memory of its own: sparse, a subclass, under a transform."""
-        values = gradient.detach()
-        if gradient.layout != torch.strided:
-            values = values.coalesce().values()
+        values = _values(gradient.detach())
         norm = torch.linalg.vector_norm(values, dtype=_WIDER.get(values.dtype))
         nonzero = torch.count_nonzero(values)
         if values.device.type == "cpu":
@@ -248,6 +247,21 @@ def _address(gradient: torch.Tensor) -> int | None:
         return gradient.data_ptr() or None
     except RuntimeError:  # wrapped by a transform of torch.func
         return None
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a gradient that is sparse or nested as a tensor of their own."""
+    if gradient.is_nested:
+        return gradient.values()
+    return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
+
+
+def _elements(gradient: torch.Tensor) -> int:
+    """Count the elements of a gradient whose size may not be a plain number."""
+    try:
+        return (gradient.values() if gradient.is_nested else gradient).numel()
+    except _UNREADABLE:
+        return 0
 
 
 def _hold_the_same(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradcheck_suite._frames import definition_line
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
@@ -59,21 +60,12 @@ class CustomFunctions:
 
 
 def _location(function: type) -> Location | None:
-    """Tell the line of the class, or else of its forward."""
+    """Tell where its forward is defined."""
     forward = inspect.unwrap(getattr(function, "forward", None) or function)
     code = getattr(forward, "__code__", None)
     if not isinstance(code, CodeType) or code.co_filename.startswith("<"):
         return None
-    line = code.co_firstlineno
-    try:
-        lines, first = inspect.getsourcelines(function)
-        file = inspect.getsourcefile(function)
-    except (OSError, TypeError):
-        file, first, lines = None, 0, []
-    # Source text is looked up by name: trust it only if forward lies within what it found.
-    if file == code.co_filename and first <= line < first + len(lines):
-        line = first
-    return Location(path=code.co_filename, line=line, function=function.__qualname__)
+    return Location(code.co_filename, definition_line(code), function=function.__qualname__)
 
 
 def _is_callable_state(value: object) -> bool:

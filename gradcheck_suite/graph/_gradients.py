@@ -145,7 +145,7 @@ class BackwardWatch:
         if isinstance(roots, tuple) and len(roots) == 1:
             roots = roots[0]
         try:
-            found = find_roots(roots)
+            found = find_roots(roots, called="the tensor that backward started from")
         except Exception:  # noqa: BLE001 - whatever is wrong with it, torch's words come first
             return None
         watched = WatchedBackward(

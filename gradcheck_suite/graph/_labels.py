@@ -9,12 +9,22 @@ from gradcheck_suite.graph._metrics import shortened, text_width
 from gradcheck_suite.reporting.text import byte_count, plural, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gradcheck_suite.graph._groups import Group
-    from gradcheck_suite.graph.model import AutogradGraph, Node, TensorType
+    from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, Node, TensorType
 
-__all__ = ["SMALL", "TITLE", "Label", "label_group", "label_node", "marked_nodes", "short_type"]
+__all__ = [
+    "SMALL",
+    "TITLE",
+    "Label",
+    "gradient_words",
+    "label_group",
+    "label_node",
+    "marked_nodes",
+    "saved_words",
+    "short_type",
+]
 
 TITLE = 12.0
 SMALL = 10.0
@@ -45,8 +55,14 @@ class Label:
     height: float
 
 
-def label_node(node: Node, *, mark: str | None) -> Label:
-    """Label the box of a node; ``mark`` is the severity of the worst finding on it."""
+def label_node(node: Node, *, mark: str | None, gradients: Sequence[EdgeGradient] = ()) -> Label:
+    """Label the box of a node.
+
+    Args:
+        node: what the box stands for.
+        mark: the severity of the worst finding on it.
+        gradients: what a recorded backward sent there.
+    """
     if node.leaf is not None:
         title = visible(node.leaf.name.rpartition(".")[2]) if node.leaf.names else "unnamed leaf"
         lines = [short_type(node.leaf.type)] if node.leaf.type is not None else []
@@ -59,7 +75,11 @@ def label_node(node: Node, *, mark: str | None) -> Label:
             classes.append("in-place")
         elif node.op.startswith("ToCopyBackward"):
             classes.append("cast")
-    if node.freed:
+    if gradients:
+        more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
+        lines.append(f"gradient {gradient_words(gradients[0])}{more}")
+    elif node.freed:
+        # After a recorded backward all of them are, which the page says once.
         classes.append("freed")
     if mark is not None:
         classes.append(mark)
@@ -77,6 +97,28 @@ def _node_lines(node: Node) -> list[str]:
         lines.append(f"saves {byte_count(node.saved_bytes)}")
     lines += [f"{name}: {value}" for name, value in node.attributes]
     return lines
+
+
+def gradient_words(gradient: EdgeGradient) -> str:
+    """Say in a word or two what was sent along an edge: ``"0.53 (12 % zeros)"``."""
+    if gradient.non_finite is not None:
+        return "NaN" if gradient.non_finite == "nan" else "infinity"
+    if gradient.is_missing:
+        return "none"
+    if gradient.is_zero:
+        return "0"
+    words = "?" if gradient.norm is None else f"{gradient.norm:.3g}"
+    if gradient.zeros:
+        words += f" ({100 * gradient.zeros / gradient.elements:.2g} % zeros)"
+    return words
+
+
+def saved_words(graph: AutogradGraph) -> str:
+    """Say how much a graph keeps alive."""
+    if not graph.saved_bytes and any(node.freed for node in graph.nodes):
+        return "what was saved for backward is gone"
+    at_least = "" if graph.saved_bytes_are_complete else "at least "
+    return f"{at_least}{byte_count(graph.saved_bytes)} saved for backward"
 
 
 def label_group(group: Group, *, module: str | None, marks: int) -> Label:

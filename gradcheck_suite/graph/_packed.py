@@ -49,11 +49,12 @@ class Packed:
 
     ``position`` is the sequence number that the next node was to get when it was saved, one more
     than that of the node which saved it. ``storage`` is a number that tensors sharing memory have
-    in common. ``is_view`` helps to tell what an in-place write into a view saved.
+    in common. ``shape`` is None where it is not made of plain numbers (nested tensors).
+    ``is_view`` helps to tell what an in-place write into a view saved.
     """
 
     position: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtype: torch.dtype
     bytes: int | None
     storage: int | None
@@ -140,7 +141,7 @@ class SavedWatch:
     def packed(self) -> tuple[Packed, ...]:
         """Return what was saved, in order."""
         return tuple(
-            Packed(position, tuple(shape), dtype, size, storage, view)
+            Packed(position, _plain(shape), dtype, size, storage, view)
             for position, shape, dtype, size, storage, view in self._noted
         )
 
@@ -170,6 +171,10 @@ class SavedWatch:
             return _Kept(tensor.detach(), version)
 
         return pack
+
+
+def _plain(shape: torch.Size) -> tuple[int, ...] | None:
+    return tuple(shape) if all(type(size) is int for size in shape) else None
 
 
 def _unpack(kept: _Kept) -> torch.Tensor:

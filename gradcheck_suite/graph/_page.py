@@ -65,6 +65,8 @@ def page_data(shown: Picture) -> dict[str, JSON]:
         str(repeat): [[node, like] for node, like in likes.items()]
         for repeat, likes in shown.groups.stands_for.items()
     }
+    memory = graph.memory_by_module
+    rest = [size for _, size in memory[_MEMORY_ROWS:]]
     return {
         "headline": headline(graph),
         "state": graph.state,
@@ -95,9 +97,9 @@ def page_data(shown: Picture) -> dict[str, JSON]:
         ],
         "not_covered": graph.report.not_covered,
         "memory": [
-            [visible(name) or "outside modules", size]
-            for name, size in graph.memory_by_module[:_MEMORY_ROWS]
+            [visible(name) or "outside modules", size] for name, size in memory[:_MEMORY_ROWS]
         ],
+        "memory_more": [len(rest), sum(rest)],
         "strings": tuple(strings.texts),
     }
 

@@ -46,11 +46,12 @@ class FoundRoots:
     ignored: tuple[str, ...]
 
 
-def find_roots(given: object) -> FoundRoots:
+def find_roots(given: object, *, called: str = "the tensor you passed") -> FoundRoots:
     """Find every tensor in ``given`` that requires grad.
 
     Looks into mappings, other collections, dataclasses and the attributes of other objects, each
-    object once. A tensor met under two names keeps the first.
+    object once. A tensor met under two names keeps the first. ``called`` is the name of a tensor
+    that is not within anything.
 
     Raises:
         UsageError: ``given`` is a module or a generator, holds no tensor, or none with a graph.
@@ -58,7 +59,7 @@ def find_roots(given: object) -> FoundRoots:
     _refuse(given)
     starts: list[Start] = []
     ignored: list[tuple[str, torch.Tensor]] = []
-    for name, source in _sources(given):
+    for name, source in _sources(given, called):
         if isinstance(source, torch.Tensor):
             if not source.requires_grad:
                 ignored.append((name, source))
@@ -98,7 +99,7 @@ def _refuse(given: object) -> None:
         )
 
 
-def _sources(given: object) -> Iterator[tuple[str, _Source]]:
+def _sources(given: object, called: str) -> Iterator[tuple[str, _Source]]:
     """Yield each tensor in ``given`` once, with its path, in the order of the containers."""
     seen: set[int] = set()
     # Each value is kept alive by the container that it came from, so that ids stay unique; but
@@ -112,7 +113,7 @@ def _sources(given: object) -> Iterator[tuple[str, _Source]]:
         seen.add(id(value))
         alive.append(value)
         if isinstance(value, (torch.Tensor, GradientEdge, Node)):
-            yield name or "root", value
+            yield name or called, value
         else:
             pending.extend(reversed(_members(name, value)))
 

@@ -69,7 +69,7 @@ class SavedReader:
             saved.append(
                 SavedTensor(
                     name=f"tensor {number}",
-                    type=type_of(entry.shape, entry.dtype),
+                    type=None if entry.shape is None else type_of(entry.shape, entry.dtype),
                     storage_bytes=entry.bytes,
                     owner=owner,
                 )

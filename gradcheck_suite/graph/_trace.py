@@ -81,13 +81,20 @@ def trace_graph(
         UsageError: no tensor with a graph was given, ``model`` is not a module, or ``recording``
             is not a recording.
     """
+    return trace_called(tensors, model, recording=recording, called="the tensor you passed")
+
+
+def trace_called(
+    tensors: object, model: torch.nn.Module | None, *, recording: Recording | None, called: str
+) -> AutogradGraph:
+    """Do what :func:`trace_graph` does, with a name for a tensor that is not in a container."""
     if recording is not None and not isinstance(recording, Recording):
         raise UsageError(
             f"recording= expected what gs.record() returns, got {type(recording).__name__}; "
             "leave it out to trace tensors whose forward was not recorded"
         )
     names = _names(model, recording)
-    roots = find_roots(tensors)
+    roots = find_roots(tensors, called=called)
     with collector_paused():
         walked = walk(start.node for start in roots.starts)
         release_without_recursion(walked)

@@ -21,6 +21,7 @@ from gradcheck_suite.reporting.text import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gradcheck_suite.graph.model import EdgeGradient
 
 __all__ = [
     "ALL",
@@ -123,10 +124,17 @@ def picture(
     for node_id in marks:
         for group_id in groups.path(groups.group_of[node_id]):
             in_group[group_id] += 1
+    gradients: dict[int, list[EdgeGradient]] = {}
+    for edge in graph.edges:
+        if edge.gradient is not None:
+            gradients.setdefault(edge.target, []).append(edge.gradient)
     return Picture(
         graph=graph,
         groups=groups,
-        node_labels=tuple(label_node(node, mark=marks.get(node.id)) for node in graph.nodes),
+        node_labels=tuple(
+            label_node(node, mark=marks.get(node.id), gradients=gradients.get(node.id, ()))
+            for node in graph.nodes
+        ),
         group_labels=tuple(
             label_group(entry, module=_class_of(graph, groups, entry), marks=in_group[entry.id])
             for entry in groups.groups

@@ -247,7 +247,7 @@ class AutogradGraph:
         A graph that saved nothing looks the same before and after backward.
         """
         freed = sum(node.freed for node in self.nodes)
-        held = sum(bool(node.saved) for node in self.nodes)
+        held = sum(bool(node.saved) and not node.freed for node in self.nodes)
         if not freed and not held:
             return "Nothing in this graph saved a tensor for backward."
         if not freed:

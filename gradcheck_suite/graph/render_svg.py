@@ -7,8 +7,9 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from gradcheck_suite.graph._labels import saved_words
 from gradcheck_suite.graph._view import draw, picture
-from gradcheck_suite.reporting.text import byte_count, plural, visible
+from gradcheck_suite.reporting.text import plural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,10 +46,9 @@ def asset(name: str) -> str:
 
 def headline(graph: AutogradGraph) -> str:
     """Say in a line what the picture is of."""
-    at_least = "" if graph.saved_bytes_are_complete else "at least "
     text = (
         f"{plural(len(graph.nodes), 'node')}, {plural(len(graph.leaves), 'leaf', 'leaves')}, "
-        f"{at_least}{byte_count(graph.saved_bytes)} saved for backward"
+        f"{saved_words(graph)}"
     )
     if graph.findings:
         text += f", {plural(len(graph.findings), 'finding')}"
@@ -82,12 +82,14 @@ def drawing_to_svg(shown: Picture, drawing: Drawing) -> str:
 
 
 def svg_elements(shown: Picture, drawing: Drawing) -> Iterator[str]:
-    """Yield the elements of a drawing: frames below wires below boxes."""
+    """Yield the elements of a drawing: frames below wires below titles and boxes."""
     for frame in drawing.frames:
         yield _frame(frame)
     states = wire_states(shown)
     for wire in drawing.wires:
         yield from _wire(wire, states)
+    for frame in drawing.frames:
+        yield _title(frame)
     for box in drawing.boxes:
         yield _box(box, shown)
 
@@ -113,7 +115,13 @@ def wire_states(shown: Picture) -> dict[Item, str]:
 def _frame(frame: Frame) -> str:
     return (
         f'<g class="f" data-group="{frame.group}"><rect x="{_n(frame.x)}" y="{_n(frame.y)}" '
-        f'width="{_n(frame.width)}" height="{_n(frame.height)}" rx="8"/>'
+        f'width="{_n(frame.width)}" height="{_n(frame.height)}" rx="8"/></g>'
+    )
+
+
+def _title(frame: Frame) -> str:
+    return (
+        f'<g class="f" data-group="{frame.group}">'
         f'<text x="{_n(frame.x + 10)}" y="{_n(frame.y + 16)}">{escape(frame.title)}</text></g>'
     )
 

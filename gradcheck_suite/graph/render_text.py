@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradcheck_suite.graph._by_module import module_rows
+from gradcheck_suite.graph._labels import gradient_words, saved_words
 from gradcheck_suite.graph._outline import Fold, Line, Reference, Unfinished, outline
 from gradcheck_suite.graph.model import Leaf, Node, Root, TensorType
 from gradcheck_suite.reporting.paths import display_path
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from gradcheck_suite.graph.model import AutogradGraph
+    from gradcheck_suite.findings import Location
+    from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient
 
 __all__ = ["DEFAULT_LIMIT", "graph_renderables", "graph_to_text"]
 
@@ -45,15 +48,18 @@ class _Guides:
     see: str
     ellipsis: str
     times: str
+    at_most: str
 
     def fit(self, encoding: str | None) -> bool:
         """Whether text with these marks can be written in ``encoding``."""
-        marks = self.along + self.branch + self.see + self.ellipsis + self.times
+        marks = self.along + self.branch + self.see + self.ellipsis + self.times + self.at_most
         return encodable(marks, encoding) == marks
 
 
-_UNICODE = _Guides(along="│  ", branch="├─ ", see="→ see", ellipsis="…", times="\u00d7")
-_ASCII = _Guides(along="|  ", branch="|- ", see="-> see", ellipsis="...", times="x")
+_UNICODE = _Guides(
+    along="│  ", branch="├─ ", see="→ see", ellipsis="…", times="\u00d7", at_most="≤ "
+)
+_ASCII = _Guides(along="|  ", branch="|- ", see="-> see", ellipsis="...", times="x", at_most="<= ")
 
 
 def graph_to_text(
@@ -101,38 +107,103 @@ def graph_renderables(
         Text(f"Backward runs from the top down to the leaves. {graph.state}"), width=width
     )
     yield Text()
+    facts = _Facts(graph)
     for line in outline(graph, limit=limit):
-        yield from _drawn(line, guides=guides, width=width)
+        heading = facts.heading(line)
+        if heading is not None:
+            # On the line of its own it belongs to the branch that it stands above.
+            depth = line.depth - line.opens_branch
+            lead = guides.along * min(depth, _DEEPEST)
+            yield from _wrapped(heading, width=width, lead=lead, follow=lead + _CONTINUATION)
+        yield from _drawn(line, guides=guides, width=width, facts=facts)
     yield Text()
     yield _summary(graph, guides=guides)
+    if graph.calls:
+        yield Text()
+        yield _modules(graph, guides=guides)
     if with_findings:
         yield from _findings(graph, width=width)
 
 
 def _headline(graph: AutogradGraph) -> Text:
-    saved = byte_count(graph.saved_bytes)
-    at_least = "" if graph.saved_bytes_are_complete else "at least "
     text = (
         f"Autograd graph: {plural(len(graph.nodes), 'node')}, {plural(len(graph.edges), 'edge')}, "
-        f"{plural(len(graph.leaves), 'leaf', 'leaves')}, {at_least}{saved} saved for backward"
+        f"{plural(len(graph.leaves), 'leaf', 'leaves')}, "
+        f"{saved_words(graph)}"
     )
     if graph.ignored:
         text += f"; {plural(len(graph.ignored), 'tensor')} without a graph left out"
     return Text(text, style="bold")
 
 
-def _drawn(line: Line, *, guides: _Guides, width: int) -> Iterator[Text]:
+class _Facts:
+    """What is known of nodes beyond themselves: module and line, and the gradients they get."""
+
+    def __init__(self, graph: AutogradGraph) -> None:
+        self._graph = graph
+        self._last: tuple[str | None, Location | None] = (None, None)
+        self._given: dict[int, list[EdgeGradient]] = {}
+        for edge in graph.edges:
+            if edge.gradient is not None:
+                self._given.setdefault(edge.target, []).append(edge.gradient)
+        self.backward_was_recorded = bool(self._given)
+
+    def heading(self, line: Line) -> Text | None:
+        """Return what stands above the first of some nodes of one module and one source line."""
+        node = line.content
+        if not isinstance(node, Node) or node.leaf is not None:
+            return None
+        call = None if node.call is None else self._graph.calls[node.call - 1]
+        module = None if call is None else call.label
+        here = module, node.source
+        if here == self._last:
+            return None
+        was, self._last = self._last, here
+        text = Text(style="cyan")
+        if module is not None:
+            text.append(f"in {_name(module)}")
+        elif was[0] is not None:
+            text.append("outside modules")
+        if node.source is not None:
+            place = f"{_name(display_path(node.source.path))}:{node.source.line}"
+            text.append(f"{', ' if text else ''}{place}")
+        return text or None
+
+    def gradients(self, node: Node) -> Text:
+        """Return the sizes of the gradients that a recorded backward sent here."""
+        text = Text()
+        given = self._given.get(node.id, [])
+        if not given:
+            return text
+        text.append(f"  gradient{'s' if len(given) > 1 else ''} ", style="not bold not dim")
+        for place, gradient in enumerate(given[:_LISTED]):
+            words = f"{', ' if place else ''}{gradient_words(gradient)}"
+            text.append(words, style=f"not dim {_gradient_style(gradient)}")
+        if len(given) > _LISTED:
+            text.append(f" and {number(len(given) - _LISTED)} more", style="not bold not dim")
+        return text
+
+
+def _gradient_style(gradient: EdgeGradient) -> str:
+    if gradient.non_finite is not None:
+        return "bold red"
+    return "bold yellow" if gradient.is_missing or gradient.is_zero else "not bold magenta"
+
+
+def _drawn(line: Line, *, guides: _Guides, width: int, facts: _Facts) -> Iterator[Text]:
     # Deep branches share the deepest column, so that there is always room for the text.
     depth = min(line.depth, _DEEPEST)
     lead = guides.along * (depth - 1) + guides.branch if line.opens_branch else guides.along * depth
     follow = guides.along * depth + _CONTINUATION
-    content = _content(line, guides=guides)
+    content = _content(line, guides=guides, freed_is_news=not facts.backward_was_recorded)
+    if isinstance(line.content, Node):
+        content.append_text(facts.gradients(line.content))
     if isinstance(line.content, Root):
         follow = _CONTINUATION
     yield from _wrapped(content, width=width, lead=lead, follow=follow)
 
 
-def _content(line: Line, *, guides: _Guides) -> Text:
+def _content(line: Line, *, guides: _Guides, freed_is_news: bool) -> Text:
     content = line.content
     if isinstance(content, Root):
         text = Text(_name(content.name), style="bold")
@@ -151,14 +222,19 @@ def _content(line: Line, *, guides: _Guides) -> Text:
     level = f" [level {line.depth}]" if line.depth > _DEEPEST else ""
     text = Text(f"#{content.id}{level} ", style="dim")
     text.append(
-        _leaf_name(content.leaf) if content.leaf else _name(content.op), style=_style(content)
+        _leaf_name(content.leaf) if content.leaf else _name(content.op),
+        style=_style(content, freed_is_news=freed_is_news),
     )
-    details = _leaf_details(content.leaf) if content.leaf else _node_details(content)
+    details = (
+        _leaf_details(content.leaf)
+        if content.leaf
+        else _node_details(content, freed_is_news=freed_is_news)
+    )
     return text.append("".join(f"  {detail}" for detail in details), style="not bold not dim")
 
 
-def _style(node: Node) -> str:
-    if node.freed or node.kind == "undefined" or not node.saved_is_visible:
+def _style(node: Node, *, freed_is_news: bool) -> str:
+    if (node.freed and freed_is_news) or node.kind == "undefined" or not node.saved_is_visible:
         return "not dim red"
     return {"leaf": "not dim green", "custom function": "not dim magenta"}.get(
         node.kind, "not dim bold"
@@ -175,7 +251,7 @@ def _leaf_details(leaf: Leaf) -> list[str]:
     return [_type(leaf.type), f"{kind} {names}".rstrip()]
 
 
-def _node_details(node: Node) -> list[str]:
+def _node_details(node: Node, *, freed_is_news: bool) -> list[str]:
     types = [_type(known) for known in node.outputs]
     details = [", ".join(types[:_LISTED])] if types else []
     if len(types) > _LISTED:
@@ -188,17 +264,19 @@ def _node_details(node: Node) -> list[str]:
     elif node.kind == "undefined":
         raises = "Undefined" not in node.op
         details.append("backward raises here" if raises else "no gradient comes from here")
-    counted = [saved.name for saved in node.saved if saved.bytes]
-    if counted:
-        listed = ", ".join(map(visible, counted[:_LISTED]))
-        more = f" and {len(counted) - _LISTED} more" if len(counted) > _LISTED else ""
-        details.append(f"saves {byte_count(node.saved_bytes)}: {listed}{more}")
+    if node.saved_bytes:
+        # What was only recorded while it was saved has numbers for names.
+        counted = [saved.name for saved in node.saved if saved.bytes and saved.type is not None]
+        named = [visible(name) for name in counted if not name.startswith("tensor ")]
+        listed = f": {', '.join(named[:_LISTED])}" if named else ""
+        more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+        details.append(f"saves {byte_count(node.saved_bytes)}{listed}{more}")
     hooked = sum(saved.hooked for saved in node.saved)
     if hooked:
         details.append(f"{plural(hooked, 'saved tensor')} held by hooks")
     if not node.saved_is_visible:
         details.append("in-place write into a view; what it saved is not visible")
-    if node.freed:
+    if node.freed and freed_is_news:
         details.append("freed by an earlier backward")
     return details
 
@@ -238,9 +316,10 @@ def _summary(graph: AutogradGraph, *, guides: _Guides) -> Table:
     for node in graph.nodes:
         saved[node.op] = saved.get(node.op, 0) + node.saved_bytes
     counts = graph.op_counts
-    for op, count in counts[:_SUMMARY_ROWS]:
+    shown = _SUMMARY_ROWS if len(counts) > _SUMMARY_ROWS + 1 else len(counts)
+    for op, count in counts[:shown]:
         table.add_row(number(count), Text(_name(op)), byte_count(saved[op]) if saved[op] else "")
-    rest = counts[_SUMMARY_ROWS:]
+    rest = counts[shown:]
     if rest:
         rest_bytes = sum(saved[op] for op, _ in rest)
         table.add_row(
@@ -255,6 +334,39 @@ def _summary(graph: AutogradGraph, *, guides: _Guides) -> Table:
         if leaves:
             table.add_row(number(leaves), kind, "")
     table.add_row(number(len(graph.nodes)), "all", byte_count(graph.saved_bytes))
+    return table
+
+
+def _modules(graph: AutogradGraph, *, guides: _Guides) -> Table:
+    """Sum the graph up by module."""
+    rows = module_rows(graph, rows=_SUMMARY_ROWS)
+    most = _SUMMARY_ROWS if len(rows) > _SUMMARY_ROWS + 1 else len(rows)
+    shown, rest = rows[:most], rows[most:]
+    with_gradients = any(row.norm is not None for row in rows)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("module", overflow="fold")
+    for column in ("ops", "parameters", "saved", *(["gradient"] if with_gradients else [])):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in shown:
+        cells = [number(row.ops), number(row.parameters) if row.parameters else ""]
+        cells.append(byte_count(row.saved_bytes) if row.saved_bytes else "")
+        gradient = Text()
+        if row.non_finite is not None:
+            gradient = Text("NaN" if row.non_finite == "nan" else "infinity", style="bold red")
+        elif row.norm is not None:
+            gradient = Text(f"{guides.at_most if row.is_bound else ''}{row.norm:.3g}")
+        table.add_row(
+            Text(_name(row.name) if row.name else "outside modules"),
+            *cells,
+            *([gradient] if with_gradients else []),
+        )
+    if rest:
+        table.add_row(
+            f"{guides.ellipsis} {plural(len(rest), 'other module')}",
+            number(sum(row.ops for row in rest)),
+            number(sum(row.parameters for row in rest)),
+            byte_count(sum(row.saved_bytes for row in rest)),
+        )
     return table
 
 

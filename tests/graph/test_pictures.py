@@ -92,7 +92,7 @@ class TestSvg:
         svg = graph_to_svg(recording.graph)
 
         assert 'class="w bad"' in svg
-        assert 'class="b op freed error"' in svg
+        assert 'class="b op error"' in svg
         assert ">!</text>" in svg
 
     def test_zero_gradients_are_dotted(self):

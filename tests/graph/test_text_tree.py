@@ -23,7 +23,7 @@ class TestTree:
         loss = model(torch.randn(4, 6)).sum()
 
         assert tree_lines(gs.trace_graph(loss, model=model)) == [
-            "root  () float32",
+            "the tensor you passed  () float32",
             "#1 SumBackward0  () float32",
             "#2 AddmmBackward0  (4, 2) float32  saves 128 bytes: mat1",
             "├─ #3 bias  (2,) float32  parameter 2.bias",

@@ -84,10 +84,6 @@
       const g = svg("g", { class: "f", "data-group": frame.group }, world);
       svg("rect", { x: round(frame.x), y: round(frame.y), width: round(frame.width),
         height: round(frame.height), rx: 8 }, g);
-      svg("text", { x: round(frame.x + 10), y: round(frame.y + 16) }, g).textContent = frame.title;
-      const sign = svg("text", { class: "sign", x: round(frame.x + frame.width - 20),
-        y: round(frame.y + 17) }, g);
-      sign.textContent = "\u2212";
       elements.set("g" + frame.group, g);
     }
     for (const wire of drawing.wires) {
@@ -105,6 +101,13 @@
         for (const segment of wire.segments) if (segment[3] > end[3]) end = segment;
         svg("path", { class: "a", d: `M${round(end[2])} ${round(end[3])}l-3.5 -7h7z` }, world);
       }
+    }
+    for (const frame of drawing.frames) {
+      const g = svg("g", { class: "f", "data-group": frame.group }, world);
+      svg("text", { x: round(frame.x + 10), y: round(frame.y + 16) }, g).textContent = frame.title;
+      const sign = svg("text", { class: "sign", x: round(frame.x + frame.width - 20),
+        y: round(frame.y + 17) }, g);
+      sign.textContent = "\u2212";
     }
     for (const box of drawing.boxes) {
       const { label } = box, g = svg("g", { class: "b " + label.classes }, world);
@@ -343,7 +346,7 @@
     html("p", panel, data.state);
     if (data.findings.length) html("h3", panel, "Findings");
     data.findings.forEach(showFinding);
-    html("h3", panel, data.roots.length > 1 ? "Roots" : "Root");
+    html("h3", panel, "Backward starts from");
     for (const [name, node, type] of data.roots)
       link(html("p", panel), `${name || "tensor"} ${type}`, () => goTo(node));
     if (data.ignored.length)
@@ -352,6 +355,8 @@
       html("h3", panel, "Saved by module");
       const table = html("table", panel);
       for (const [name, size] of data.memory) row(table, name, bytes(size));
+      if (data.memory_more[0])
+        row(table, `and ${data.memory_more[0]} more`, bytes(data.memory_more[1]));
     }
     if (data.not_covered.length) html("h3", panel, "Not covered");
     for (const line of data.not_covered) html("p", panel, line, "hint");
@@ -538,6 +543,7 @@
   select(null);
   fit();
   performance.mark("ready");
+  document.documentElement.dataset.readyAfter = Math.round(performance.now());
   addEventListener("resize", apply);
   window.gradcheckSuite = { graph, states, draw: (given) => draw(graph, given || states), goTo, view: () => view };
 })();
