@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+import gradcheck_suite as gs
 
 STEPS = 4
 
@@ -142,3 +146,27 @@ def test_a_program_that_looks_before_it_steps_is_left_alone(audited):
                 optimizer.step()
 
     assert audited(loop).findings == ()
+
+
+def test_backwards_through_one_graph_do_not_pile_up_hooks():
+    def looks(backwards):
+        calls = 0
+
+        def count(frame, event, _):
+            nonlocal calls
+            calls += event == "call" and frame.f_code.co_name == "look"
+
+        x = torch.randn(3, requires_grad=True)
+        y = x.exp().sin().sum()
+        with gs.audit():
+            sys.setprofile(count)
+            try:
+                for _ in range(backwards):
+                    torch.autograd.grad(y, x, retain_graph=True)
+            finally:
+                sys.setprofile(None)
+        return calls
+
+    once = looks(1)
+    assert once > 0
+    assert looks(8) == 8 * once

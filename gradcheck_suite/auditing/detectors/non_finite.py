@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.names import ParameterNames
@@ -78,6 +79,7 @@ class NonFiniteDetector:
         self._backward: CallSite | None = None
         self._findings: dict[int, Finding] = {}
         self._round = 0
+        self._handles: list[RemovableHandle] = []
 
     def subscriptions(self) -> Subscriptions:
         """Look at what backward starts from, and at what a step is about to use."""
@@ -94,6 +96,10 @@ class NonFiniteDetector:
         if not _may_look():
             return
         self._round += 1
+        # On a graph that is gone through again, those of each time would add up.
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         self._birth = None
         self._backward = event.site
         self._loss = None
@@ -105,7 +111,7 @@ class NonFiniteDetector:
         elif self._recorder.step < _CLOSELY:
             for node in _nodes(event.roots):
                 if node.next_functions:
-                    node.register_hook(self._hook(node, self._round))
+                    self._handles.append(node.register_hook(self._hook(node, self._round)))
 
     def _hook(self, node: Node, number: int) -> Callable[..., None]:
         # A node keeps its hooks, and may not be kept by them: the cycle would go through C++.
