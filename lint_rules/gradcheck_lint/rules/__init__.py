@@ -93,7 +93,7 @@ RULES: Final = (
         "slice-read-then-write",
         "gradcheck_lint.rules.slice_read_then_write",
         "SliceReadThenWrite",
-        ((SUBSCRIPT_WRITE,), (FACTORY_CALL,)),
+        ((SUBSCRIPT_WRITE,), (FACTORY_CALL, b"nn.", b"def forward")),
     ),
     RuleReference(
         "GCS108",

@@ -9,7 +9,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional
-from gradcheck_lint.model.values import Kind, Values
+from gradcheck_lint.model.values import Kind, Value, Values
 from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -36,13 +36,23 @@ class SliceReadThenWrite(Rule):
                 continue
             if event.source is None or event.mode is GradMode.DISABLED or id(event.node) in seen:
                 continue
-            if event.expects_error or not is_preallocated(event.values, function):
+            if event.expects_error:
                 continue
             name = dotted_name(event.node.value)
-            operand = _saved_slice(event.source, name) if name else None
-            if operand is None or (
-                not (certain := _has_graph(event.written)) and (not _may_have_graph(function))
-            ):
+            if name is None or (saved := _saved_slice(event.source, name)) is None:
+                continue
+            slices, others = saved
+            operand = slices[0]
+            if is_preallocated(event.values, function):
+                certain = _has_graph(event.written)
+                if not certain and not _may_have_graph(function):
+                    continue
+            elif event.values and all(map(_is_recorded, event.values)):
+                # The slice has a graph itself, and is saved if the other operand has one too.
+                certain = any(_has_graph_itself(other, name, function) for other in others)
+                if not certain:
+                    continue
+            else:
                 continue
             seen.add(id(event.node))
             text = source_of(function.module.tree, operand)
@@ -54,8 +64,11 @@ class SliceReadThenWrite(Rule):
                 f"read a copy, `{text}.clone()`, or collect the slices in a list and stack them",
                 ((operand, "saved here"),),
                 fix=Fix(
-                    (Replacement(operand, f"{function.module.text(operand)}.clone()"),),
-                    "Clone the slice that is read",
+                    tuple(
+                        Replacement(each, f"{function.module.text(each)}.clone()")
+                        for each in slices
+                    ),
+                    "Clone what is read of the tensor",
                     safe=True,
                 ),
             )
@@ -98,6 +111,39 @@ class Scan(nn.Module):
         return state
 """,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Cumulative(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.lift(x)
+        for t in range(1, 4):
+            h[:, t] = h[:, t - 1] * h[:, t]
+        return h
+""",
+            lines=(12,),
+            fixed="""\
+import torch
+from torch import nn
+
+class Cumulative(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.lift(x)
+        for t in range(1, 4):
+            h[:, t] = h[:, t - 1].clone() * h[:, t].clone()
+        return h
+""",
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -118,6 +164,24 @@ class Scan(nn.Module):
 """,
             why="a sum and a product with a number save nothing",
         ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        h = self.lift(x)
+        h[:, 1] = h[:, 1] * mask
+        h[:, 2] = h[:, 2] * 0.5 + h[:, 1]
+        return h
+""",
+            why="a product with what needs no gradient saves that alone",
+        ),
     )
 
 
@@ -125,8 +189,10 @@ _SAVING = (cst.Multiply, cst.Divide, cst.MatrixMultiply)
 _SAVING_CALLS = frozenset({"mul", "matmul", "mm", "bmm", "div", "dot", "mv", "einsum"})
 
 
-def _saved_slice(node: cst.CSTNode, name: str | None) -> cst.Subscript | None:
-    """Return a slice of ``name`` that is an operand of an operation that saves its operands."""
+def _saved_slice(
+    node: cst.CSTNode, name: str
+) -> tuple[list[cst.Subscript], list[cst.BaseExpression]] | None:
+    """Return the slices of ``name`` that an operation saves, and what the first is used with."""
     stack = [node]
     while stack:
         current = stack.pop()
@@ -136,15 +202,33 @@ def _saved_slice(node: cst.CSTNode, name: str | None) -> cst.Subscript | None:
                 operands = [current.left, current.right]
         elif isinstance(current, cst.Call) and _last_name(current) in _SAVING_CALLS:
             operands = positional(current)
-        for operand in operands:
-            if isinstance(operand, cst.Subscript) and dotted_name(operand.value) == name:
-                return operand
+        slices = [
+            operand
+            for operand in operands
+            if isinstance(operand, cst.Subscript) and dotted_name(operand.value) == name
+        ]
+        if slices:
+            return slices, [other for other in operands if other is not slices[0]]
         stack.extend(current.children)
     return None
 
 
 def _has_graph(values: Values) -> bool:
     return any(value.kind in {Kind.HISTORY, Kind.LEAF} or value.through for value in values)
+
+
+def _is_recorded(value: Value) -> bool:
+    return value.kind is Kind.HISTORY or bool(value.through and value.cut is None)
+
+
+def _has_graph_itself(node: cst.BaseExpression, name: str, function: FunctionModel) -> bool:
+    """Tell whether an operand surely has a graph: it is a slice of the same tensor, or known."""
+    base = node.value if isinstance(node, cst.Subscript) else node
+    path = dotted_name(base)
+    if path is None:
+        return False
+    values = function.bindings.get(path, ())
+    return path == name or (bool(values) and all(map(_is_recorded, values)))
 
 
 def _last_name(node: cst.Call) -> str:
