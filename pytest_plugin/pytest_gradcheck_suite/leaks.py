@@ -7,9 +7,6 @@ was detached is none.
 from __future__ import annotations
 
 import gc
-import sys
-import types
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +14,23 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_sequence_number, without_torch_function
-from gradcheck_suite.findings import Finding, Location, Report
+from gradcheck_suite.auditing.owners import RunningFrames, owner_of
+from gradcheck_suite.findings import Finding, Location, Related, Report
+from pytest_gradcheck_suite.bindings import line_that_keeps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pytest
 
+    from gradcheck_suite.auditing.owners import Owner
     from pytest_gradcheck_suite.marks import LeakMark
 
 __all__ = ["GraphCensus", "KeptGraph", "leak_report"]
 
 _MOST_NODES = 200_000
-_LEVELS = 8
-_MOST_PER_LEVEL = 300
 _MOST_TOLD = 5
+_MOST_TENSORS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,19 @@ class KeptGraph:
     Attributes:
         tensors: how many Python tensors keep it.
         nodes: how many operations it has.
-        op: the operation that made the newest of these tensors.
+        op: the operation that made one of these tensors; None for a leaf whose gradient has a
+            graph.
         shape: the shape of that tensor.
         owner: by which name the program reaches that tensor, or None where none was found.
+        site: the statement that puts it there, where the source shows a single one.
     """
 
     tensors: int
     nodes: int
-    op: str
+    op: str | None
     shape: tuple[int, ...]
-    owner: str | None
+    owner: str | None = None
+    site: Location | None = None
 
 
 class GraphCensus:
@@ -58,28 +60,37 @@ class GraphCensus:
 
     def __init__(self) -> None:
         gc.collect()
-        self._before: dict[int, tuple[weakref.ref[torch.Tensor], int | None]] = {
-            id(tensor): (weakref.ref(tensor), node_sequence_number(node))
-            for tensor, node in _tensors_with_graphs()
+        # Not by weak references: those to a tensor that C++ alone holds are cleared while it lives.
+        # An identity may come again, but not with the same number of the operation.
+        self._before = {
+            id(tensor): node_sequence_number(node) for tensor, node in _tensors_with_graphs()
         }
 
-    def newcomers(self) -> tuple[KeptGraph, ...]:
-        """Return the graphs that are alive now and were not then, newest first."""
+    def newcomers(self, *, near: str | None = None) -> tuple[KeptGraph, ...]:
+        """Return the graphs that are alive now and were not then, the largest first.
+
+        The owners of the first few alone are looked for, which goes through all objects.
+
+        Args:
+            near: a source file to look in for the line that keeps a graph, if that of the class
+                which holds it does not show it.
+        """
         gc.collect()
         found = [(t, node) for t, node in _tensors_with_graphs() if not self._knew(t, node)]
-        groups = _by_graph(found)
-        return tuple(
-            sorted(
-                (_describe(group, nodes) for group, nodes in groups),
-                key=lambda kept: (kept.owner is None, -kept.nodes),
+        groups = sorted(_by_graph(found), key=lambda group: -group[1])
+        frames = RunningFrames()
+        ours = {id(thing) for thing in (found, *found, groups, *groups, *(g for g, _ in groups))}
+        try:
+            return tuple(
+                _describe(tensors, nodes, frames if index < _MOST_TOLD else None, ours, near)
+                for index, (tensors, nodes) in enumerate(groups)
             )
-        )
+        finally:
+            frames.forget()
 
     def _knew(self, tensor: torch.Tensor, node: Any) -> bool:
-        reference, number = self._before.get(id(tensor), (None, None))
-        return (
-            reference is not None and reference() is tensor and number == node_sequence_number(node)
-        )
+        known = id(tensor) in self._before
+        return known and self._before[id(tensor)] == node_sequence_number(node)
 
 
 def leak_report(item: pytest.Item, mark: LeakMark, kept: tuple[KeptGraph, ...]) -> Report:
@@ -87,6 +98,10 @@ def leak_report(item: pytest.Item, mark: LeakMark, kept: tuple[KeptGraph, ...]) 
     findings = []
     if len(kept) > mark.limit:
         path, line, name = item.reportinfo()
+        test = Location(path=str(path), line=(line or 0) + 1, function=name)
+        # By statement; those without one are told by name alone.
+        sites = {(g.site.path, g.site.line): g.site for g in kept if g.site is not None}
+        first, *others = [*sites.values(), test]
         runs = "its body" if mark.steps == 1 else f"{mark.steps} runs of its body"
         held = "; ".join(_sentence(graph) for graph in kept[:_MOST_TOLD])
         more = f"; and {len(kept) - _MOST_TOLD} more" if len(kept) > _MOST_TOLD else ""
@@ -96,7 +111,11 @@ def leak_report(item: pytest.Item, mark: LeakMark, kept: tuple[KeptGraph, ...]) 
                 f"{_count(len(kept), 'autograd graph')} outlived {runs}, expected at most "
                 f"{mark.limit}: {held}{more}",
                 detector="audit",
-                location=Location(path=str(path), line=(line or 0) + 1, function=name),
+                location=first,
+                related=tuple(
+                    Related(place, "kept by this test" if place is test else "kept here too")
+                    for place in others
+                ),
                 hint="keep loss.item() or tensor.detach() instead of the tensor",
                 evidence={
                     "graphs": len(kept),
@@ -112,7 +131,8 @@ def leak_report(item: pytest.Item, mark: LeakMark, kept: tuple[KeptGraph, ...]) 
 def _sentence(graph: KeptGraph) -> str:
     owner = graph.owner or "something without a name"
     size = "x".join(map(str, graph.shape)) or "scalar"
-    return f"{owner} holds a {size} tensor of {graph.op} with {_count(graph.nodes, 'operation')}"
+    what = f"a {size} gradient" if graph.op is None else f"a {size} tensor of {graph.op}"
+    return f"{owner} holds {what} with {_count(graph.nodes, 'operation')}"
 
 
 def _tensors_with_graphs() -> Iterator[tuple[torch.Tensor, Any]]:
@@ -126,7 +146,7 @@ def _tensors_with_graphs() -> Iterator[tuple[torch.Tensor, Any]]:
             elif thing.requires_grad:
                 gradient = thing.grad  # a gradient with a graph: backward(create_graph=True)
                 if gradient is not None and gradient.grad_fn is not None:
-                    yield gradient, gradient.grad_fn
+                    yield thing, gradient.grad_fn
 
 
 def _by_graph(
@@ -171,90 +191,54 @@ def _by_graph(
     return [(tensors, nodes.get(index, 1)) for index, tensors in joined.items()]
 
 
-def _describe(tensors: list[torch.Tensor], nodes: int) -> KeptGraph:
+def _describe(
+    tensors: list[torch.Tensor],
+    nodes: int,
+    frames: RunningFrames | None,
+    ours: set[int],
+    near: str | None,
+) -> KeptGraph:
     with without_torch_function():
         tensor, owner = tensors[0], None
-        for candidate in tensors:
-            owner = _owner(candidate, ignored={id(tensors)})
-            if owner is not None:
-                tensor = candidate
-                break
+        if frames is not None:
+            for candidate in tensors[:_MOST_TENSORS]:
+                owner = owner_of(candidate, frames, skip=ours | {id(tensors)})
+                if owner is not None:
+                    tensor = candidate
+                    break
         node = tensor.grad_fn
-        name = "a gradient" if node is None else node.name().removesuffix("Backward0")
-        return KeptGraph(len(tensors), nodes, name, tuple(tensor.shape), owner)
+        op = None if node is None else node.name().removesuffix("Backward0")
+        # A leaf is where it should be; what keeps its gradient's graph is a backward somewhere.
+        site = None if owner is None or node is None else line_that_keeps(owner, near=near)
+        return KeptGraph(
+            len(tensors),
+            nodes,
+            op,
+            tuple(tensor.shape),
+            None if owner is None else _words(owner),
+            site,
+        )
 
 
-def _owner(tensor: torch.Tensor, *, ignored: set[int]) -> str | None:
-    """Climb from a tensor to the nearest thing that has a name."""
-    frames: set[int] = set()
-    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001 - to leave ours out
-    while frame is not None:
-        frames.add(id(frame))
-        frame = frame.f_back
-    level: list[Any] = [tensor]
-    seen = {id(tensor), *frames, *ignored}
-    for depth in range(_LEVELS):
-        following: list[Any] = []
-        for thing in level:
-            for referrer in gc.get_referrers(thing):
-                if id(referrer) in seen or referrer is level or referrer is following:
-                    continue
-                if isinstance(referrer, types.FrameType) or _is_ours(referrer):
-                    continue
-                name = _name(referrer, thing)
-                if name is not None:
-                    return name if depth == 0 else f"{name} ({type(thing).__name__})"
-                seen.add(id(referrer))
-                following.append(referrer)
-        level = following[:_MOST_PER_LEVEL]
-    return None
+_WORDS = {
+    "attribute": "`{path}` of a {scope}",
+    "cache": "the cache of {scope}()",
+    "class": "`{path}`, shared by the class,",
+    "closure": "`{path}` in the closure of {scope}()",
+    "context": "`{path}`, a context variable,",
+    "coroutine": "`{path}` in the coroutine {scope}()",
+    "ctx": "`{path}` of {scope}",
+    "default": "`{path}` in the defaults of {scope}()",
+    "function": "`{scope}.{path}`",
+    "generator": "`{path}` in the generator {scope}()",
+    "global": "`{path}` of module {scope}",
+    "thread-local": "`{path}` of a {scope} of this thread",
+}
 
 
-def _name(referrer: Any, thing: object) -> str | None:
-    if isinstance(referrer, types.CellType):
-        return _closure(referrer)
-    if type(referrer) is dict:
-        key = next((k for k, value in referrer.items() if value is thing), None)
-        module = sys.modules.get(str(referrer.get("__name__")))
-        if module is not None and vars(module) is referrer:
-            return f"{module.__name__}.{key}"
-        for holder in gc.get_referrers(referrer):
-            if getattr(holder, "__dict__", None) is referrer and not _is_ours(holder):
-                return _attribute(holder, key)
-        return None
-    # From Python 3.11 on, an object may hold its attributes without a dictionary.
-    if type(referrer).__module__ not in ("builtins", "collections", "types"):
-        attributes = getattr(referrer, "__dict__", None)
-        if isinstance(attributes, dict):
-            key = next((k for k, value in attributes.items() if value is thing), None)
-            if key is not None:
-                return _attribute(referrer, key)
-    return None
-
-
-def _attribute(holder: object, key: object) -> str:
-    if isinstance(holder, type):
-        return f"{holder.__module__}.{holder.__qualname__}.{key}"
-    if isinstance(holder, types.ModuleType):
-        return f"{holder.__name__}.{key}"
-    kind = type(holder)
-    return f"attribute {key!r} of a {kind.__module__}.{kind.__qualname__}"
-
-
-def _closure(cell: types.CellType) -> str | None:
-    for cells in gc.get_referrers(cell):
-        if not isinstance(cells, tuple):
-            continue
-        for function in gc.get_referrers(cells):
-            if isinstance(function, types.FunctionType) and function.__closure__ is cells:
-                for name, candidate in zip(function.__code__.co_freevars, cells, strict=True):
-                    if candidate is cell:
-                        return f"variable {name!r} in the closure of {function.__qualname__}"
-    return None
-
-
-def _is_ours(thing: object) -> bool:
-    return str(type(thing).__module__).startswith(("gradcheck_suite.", "pytest_gradcheck_suite."))
+def _words(owner: Owner) -> str:
+    words = _WORDS.get(owner.kind, "`{path}` in {scope}()")
+    return words.format(path=owner.path or owner.name, scope=owner.scope)
 
 
 def _count(number: int, noun: str) -> str:

@@ -85,7 +85,7 @@ def _counting_graphs(item: pytest.Item) -> Generator[None, Any, Any]:
     result = yield
     for _ in range(mark.steps - 1):
         item.runtest()
-    report = leak_report(item, mark, census.newcomers())
+    report = leak_report(item, mark, census.newcomers(near=str(item.path)))
     fail_on_findings(item, report, fail_on=fail_on(item), with_traceback=False)
     return result
 

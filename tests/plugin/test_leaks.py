@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import json
 
 import pytest
 
@@ -45,6 +46,7 @@ SOURCE = """
     def test_closure():
         count()
 
+    @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
     @pytest.mark.no_graph_leak
     def test_gradient_with_a_graph():
         (leaf ** 3).sum().backward(create_graph=True)
@@ -93,20 +95,122 @@ CLEAN = """
 """
 
 
-def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(run_tests):
+def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(run_tests, pytester):
     result = run_tests(SOURCE)
 
     result.assert_outcomes(failed=5)
     text = " ".join(result.stdout.str().split())
-    for runs, held in [
-        ("1 autograd graph outlived its body", "test_training.kept (list) holds a scalar"),
-        ("1 autograd graph outlived 3 runs", "attribute 'last' of a test_training.Net holds a 1x3"),
-        ("1 autograd graph outlived 4 runs", "variable 'total' in the closure of make_counter"),
-        ("7 autograd graphs outlived 7 runs", "and 2 more"),
+    lines = (pytester.path / "test_training.py").read_text().splitlines()
+    for runs, held, kept_at in [
+        (
+            "1 autograd graph outlived its body",
+            "`kept[0]` of module test_training holds a scalar",
+            None,  # two statements append to it
+        ),
+        (
+            "1 autograd graph outlived 3 runs",
+            "`net.last` of module test_training holds a 1x3",
+            "self.last = self.linear(x)",
+        ),
+        (
+            "1 autograd graph outlived 4 runs",
+            "`total` in the closure of make_counter.<locals>.count()",
+            "total = total + loss()",
+        ),
+        (
+            "1 autograd graph outlived its body",
+            "`leaf` of module test_training holds a 2 gradient with 4 operations",
+            None,
+        ),
+        ("7 autograd graphs outlived 7 runs", "and 2 more", None),
     ]:
         assert runs in text
         assert held in text
+        if kept_at is not None:
+            line = next(n for n, line in enumerate(lines, 1) if line.strip() == kept_at)
+            assert f"test_training.py:{line}:9 in " in text, kept_at
     assert "leaks.py" not in text
+
+
+HOLDERS = """
+    import functools
+    from collections import deque
+
+    class Meter:
+        def __init__(self):
+            self.values = []
+
+        def update(self, value):
+            self.values.append(value)
+
+    class Plain:
+        shared = None
+
+    meter, plain, window = Meter(), Plain(), deque()
+
+    def loss():
+        return torch.nn.Linear(3, 1)(torch.ones(2, 3)).sum()
+
+    @pytest.mark.no_graph_leak
+    def test_meter():
+        meter.update(loss())
+
+    @pytest.mark.no_graph_leak
+    def test_set_from_outside():
+        plain.last = loss()
+
+    @pytest.mark.no_graph_leak
+    def test_class():
+        Plain.shared = loss()
+
+    @pytest.mark.no_graph_leak
+    def test_deque():
+        window.append({"loss": loss()})
+
+    @functools.cache
+    def cached():
+        return loss()
+
+    @pytest.mark.no_graph_leak
+    def test_cache():
+        cached()
+
+    @pytest.mark.no_graph_leak
+    def test_global():
+        global newest
+        newest, _ = loss(), 3
+
+    @pytest.mark.no_graph_leak
+    def test_two():
+        meter.first = loss()
+        plain.second = loss()
+"""
+
+
+def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests, pytester):
+    result = run_tests(HOLDERS, "--gradcheck-suite-report=r.json")
+
+    result.assert_outcomes(failed=7)
+    lines = (pytester.path / "test_training.py").read_text().splitlines()
+    findings = json.loads((pytester.path / "r.json").read_text())["findings"]
+    places = {
+        finding["evidence"]["tests"][0].partition("::")[2]: (
+            lines[finding["line"] - 1].strip(),
+            [lines[related["line"] - 1].strip() for related in finding["related"]],
+        )
+        for finding in findings
+    }
+    mark = "@pytest.mark.no_graph_leak"
+    assert places == {
+        "test_meter": ("self.values.append(value)", [mark]),
+        "test_set_from_outside": ("plain.last = loss()", [mark]),
+        "test_class": ("Plain.shared = loss()", [mark]),
+        "test_deque": ('window.append({"loss": loss()})', [mark]),
+        "test_cache": (mark, []),
+        "test_global": ("newest, _ = loss(), 3", [mark]),
+        "test_two": ("meter.first = loss()", ["plain.second = loss()", mark]),
+    }
+    assert "the cache of cached()" in result.stdout.str()
 
 
 def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests):
