@@ -260,6 +260,23 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
     return any(getattr(tensor, name, None) for name in names)
 
 
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Return whether anybody registered a backward hook or pre-hook on this module (torch 2.13).
+
+    False where torch can't tell.
+    """
+    return any(getattr(module, name, None) for name in ("_backward_hooks", "_backward_pre_hooks"))
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether ``torch.compile`` or ``Module.compile`` made or changed this module (2.13).
+
+    False where torch can't tell.
+    """
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or "_orig_mod" in getattr(module, "_modules", ())
+
+
 def inside_backward() -> bool:
     """Return whether this thread is running part of a backward (torch 2.13)."""
     return _graph_task_id() != _NO_GRAPH_TASK

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.localization import localize
 
 WIDTH = 8
@@ -244,6 +245,10 @@ CASES = {
         lambda b: nn.Sequential(nn.Linear(WIDTH, WIDTH), Cut(b), nn.Tanh()),
         {"1"},
     ),
+    "a compiled module": (
+        lambda b: nn.Sequential(Gated(), torch.compile(Gated(b), backend="eager"), Gated()),
+        {"1"},
+    ),
     "a hook that doubles": (
         lambda b: nn.Sequential(Gated(), hooked(Gated()) if b else Gated(), Gated()),
         {"1.linear"},
@@ -285,3 +290,25 @@ def test_what_is_wrong_in_half_precision_only_is_named_there():
     assert localize(model, batch(3, 4, WIDTH)).findings == ()
     report = localize(model.bfloat16(), batch(3, 4, WIDTH, dtype=torch.bfloat16))
     assert {finding.evidence["module"] for finding in report.findings} == {"layers.1"}
+
+
+def test_a_hook_that_changes_the_gradient_is_told_as_such():
+    torch.manual_seed(1)
+    (finding,) = localize(nn.Sequential(Gated(), hooked(Gated())), batch(3, 4, WIDTH)).findings
+    assert "Linear `1.linear`: gradient of `output` with respect to `input` is 2 times" in (
+        finding.message
+    )
+    assert finding.hint.startswith("a backward hook sits on `1.linear`: ")
+
+
+def test_compiled_modules_run_as_written_and_that_is_told():
+    torch.manual_seed(1)
+    model = nn.Sequential(torch.compile(Gated(), backend="eager"))
+    report = localize(model, batch(3, 4, WIDTH), level="functions")
+    assert [verdict.output for verdict in report.verdicts] == ["0: Gate"]
+    assert any("compiled modules ran as they were written" in line for line in report.not_covered)
+
+
+def test_copies_of_the_model_on_many_devices_cannot_be_looked_into():
+    with pytest.raises(UsageError, match=r"give it the model that it holds: model\.module"):
+        localize(nn.DataParallel(Gated()), batch(3, 4, WIDTH))

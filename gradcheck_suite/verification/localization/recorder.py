@@ -87,7 +87,11 @@ class Recorder:
         self._visit = visit
         self._paths: dict[int, str] = {}
         if isinstance(model, nn.Module):
-            self._paths = {id(module): path for path, module in model.named_modules()}
+            # A compiled module holds the one it was made of; users know both by one name.
+            self._paths = {
+                id(module): ".".join(part for part in path.split(".") if part != "_orig_mod")
+                for path, module in model.named_modules()
+            }
         self._inside: list[str] = []
         self._open: list[int] = []
         self._count = 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from gradcheck_suite import _torch_compat
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Report
 from gradcheck_suite.verification.arguments import describe, split_arguments
@@ -109,13 +112,34 @@ def localize(
     _validate(model, level, seed, time_limit, loss)
     positional, keyword = split_arguments(args, kwargs)
     run = _Run(model, positional, keyword, loss, seed, Deadline.after(time_limit))
-    with torch.inference_mode(mode=False), torch.enable_grad(), preserved_randomness():
+    with (
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        preserved_randomness(),
+        _eagerly(),
+    ):
         return run.report(level, math.inf if level != "auto" else time_limit or _BUDGET)
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    """Let compiled code run as it was written, as its parts can be looked at only so."""
+    # Nobody has compiled anything before the compiler was imported, which takes seconds.
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _validate(model: object, level: object, seed: object, time_limit: object, loss: object) -> None:
     if not callable(model) or (isinstance(model, type) and issubclass(model, nn.Module)):
         raise UsageError(f"expected a module or another callable, got {describe(model)}")
+    if isinstance(model, nn.DataParallel):
+        raise UsageError(
+            "localize can't look into nn.DataParallel, which copies the model on every call; give "
+            "it the model that it holds: model.module"
+        )
     if level not in get_args(Level):
         raise UsageError(f"level must be one of {', '.join(get_args(Level))}, got {level!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
@@ -196,6 +220,13 @@ class _Run:
             "probed": dict(kinds),
             "verdicts": dict(Counter(known.status for known in self.examined)),
         }
+        if isinstance(self.model, nn.Module) and any(
+            map(_torch_compat.is_compiled, self.model.modules())
+        ):
+            self.not_covered.append(
+                "compiled modules ran as they were written; whether the compiled code has the same "
+                "gradients, check_gradients(..., compiled=True) says"
+            )
         if not self.examined:
             self.not_covered.append("nothing in this model carries a gradient")
         return Report(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torch import nn
+
+from gradcheck_suite import _torch_compat
 from gradcheck_suite.findings import JSON, Finding, Related, Report, Verdict, VerdictStatus
 from gradcheck_suite.verification.localization.recorder import Call
 
@@ -12,6 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Examined", "Status", "finding_of", "title_of", "verdict_of"]
+
+_HOOK = (
+    "a backward hook sits on `{}`: a hook that returns something else than it is given changes the "
+    "gradient, which is then no longer that of forward; if that is meant, as in clipping, nothing "
+    "else need be wrong"
+)
 
 Status: TypeAlias = Literal["pass", "fail", "inconclusive", "contains", "repeats"]
 
@@ -90,6 +99,7 @@ def finding_of(known: Examined, repeats: Sequence[int] = ()) -> Finding:
             location = call.location
         else:
             related.append(Related(call.location, "called here"))
+    hook = _hooked(call)
     evidence: dict[str, JSON] = {
         **first.evidence,
         "module": call.path,
@@ -103,5 +113,16 @@ def finding_of(known: Examined, repeats: Sequence[int] = ()) -> Finding:
         message=f"{kinds[call.kind]}{turn}: {first.message}{more}",
         location=location,
         related=tuple(related),
+        hint=first.hint if hook is None else _HOOK.format(hook),
         evidence=evidence,
     )
+
+
+def _hooked(call: Call) -> str | None:
+    """Return where in the module that was called a backward hook sits that may have done it."""
+    if not isinstance(call.target, nn.Module):
+        return None
+    for name, module in call.target.named_modules(prefix=call.path):
+        if _torch_compat.has_backward_hooks(module):
+            return name or "the model"
+    return None
