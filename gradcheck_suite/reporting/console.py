@@ -100,11 +100,16 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
     if report.verdicts:
         yield from draw_verdicts(report.verdicts, page)
         yield Text()
-    if report.not_covered:
-        yield Text("not covered", style=page.style("strong"))
-        for reason in report.not_covered:
-            yield from paragraph(reason, page, label="- ")
-        yield Text()
+    covered = report.summary.get("covered")
+    for heading, sentences in (
+        ("covered", covered if isinstance(covered, (tuple, list)) else ()),
+        ("not covered", report.not_covered),
+    ):
+        if sentences:
+            yield Text(heading, style=page.style("strong"))
+            for sentence in sentences:
+                yield from paragraph(str(sentence), page, label="- ")
+            yield Text()
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)
     yield from _conclusion(report, page)

@@ -42,16 +42,19 @@ _REENTRANT = "use_reentrant=True"
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Pair = tuple[int, int]
 
-# In this order, each with whether the options ask for it at all: what backward owes, variations of
-# the inputs, order 2, whole Jacobian, forward mode, batched gradients, compiled code.
-_LATER_STAGES: tuple[tuple[Stage, Callable[[CheckOptions], bool]], ...] = (
-    (probe_contracts, lambda _: True),
-    (vary_inputs, lambda options: bool(chosen_variations(options.variations))),
-    (check_second_order, lambda options: options.order != 1),
-    (compare_full_jacobians, lambda options: options.full),
-    (check_forward_mode, lambda options: options.forward_mode),
-    (check_batched, lambda options: options.batched),
-    (check_compiled, lambda options: options.compiled),
+# In this order, each with its name and whether the options ask for it at all.
+_LATER_STAGES: tuple[tuple[Stage, str, Callable[[CheckOptions], bool]], ...] = (
+    (probe_contracts, "contract of backward", lambda _: True),
+    (
+        vary_inputs,
+        "variations of the inputs",
+        lambda options: bool(chosen_variations(options.variations)),
+    ),
+    (check_second_order, "order 2", lambda options: options.order != 1),
+    (compare_full_jacobians, "whole Jacobian", lambda options: options.full),
+    (check_forward_mode, "forward mode", lambda options: options.forward_mode),
+    (check_batched, "batched gradients", lambda options: options.batched),
+    (check_compiled, "compiled code", lambda options: options.compiled),
 )
 
 
@@ -225,9 +228,8 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         known = Known(subject, survey, conclusions, options, deadline, tuple(findings))
         if precision.is_half:
             lines += _not_in_half_precision(options)
-        asked = [stage for stage, is_asked in _LATER_STAGES if is_asked(options)]
-        for stage in () if precision.is_half else asked:
-            doing = stage.__name__.replace("_", " ")
+        asked = [(stage, name) for stage, name, is_asked in _LATER_STAGES if is_asked(options)]
+        for stage, doing in () if precision.is_half else asked:
             if deadline.passed:
                 lines.append(f"{doing}: the time limit of {options.time_limit:g} s was reached")
                 continue

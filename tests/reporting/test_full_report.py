@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +52,21 @@ def test_the_end_of_a_report(reports_of_each_kind):
         "  " + LOOKED_AT.strip("()"),
         "gradcheck-suite audit: 2 errors, 1 warning in train.py",
     ]
+
+
+def test_what_was_covered_is_told_before_what_was_not(reports_of_each_kind):
+    report = reports_of_each_kind["audit"]
+    summary = {**report.summary, "covered": ("inputs: transposed, expanded", "order 2")}
+    lines = report_to_text(replace(report, summary=summary)).splitlines()
+    assert lines[lines.index("covered") :][:6] == [
+        "covered",
+        "  - inputs: transposed, expanded",
+        "  - order 2",
+        "",
+        "not covered",
+        "  - the fused optimizer: its reads cannot be seen",
+    ]
+    assert "covered" not in report_to_text(replace(report, not_covered=(), summary={}))
 
 
 def test_a_page_that_is_wide_enough_has_the_verdict_and_what_was_looked_at_on_one_line(

@@ -90,17 +90,17 @@ def test_a_complex_entry_is_named_by_its_part(randn, full):
 def test_only_stages_that_were_asked_for_are_left_out_by_the_time_limit(randn):
     x = randn(3)
     left = check_gradients(torch.sin, x, time_limit=1e-9, variations=(), order=1).not_covered
-    assert left == ("probe contracts: the time limit of 1e-09 s was reached",)
+    assert left == ("contract of backward: the time limit of 1e-09 s was reached",)
     asked = {"full": True, "forward_mode": True, "batched": True, "compiled": True}
     left = check_gradients(torch.sin, x, time_limit=1e-9, **asked).not_covered
     assert [line.split(":")[0] for line in left] == [
-        "probe contracts",
-        "vary inputs",
-        "check second order",
-        "compare full jacobians",
-        "check forward mode",
-        "check batched",
-        "check compiled",
+        "contract of backward",
+        "variations of the inputs",
+        "order 2",
+        "whole Jacobian",
+        "forward mode",
+        "batched gradients",
+        "compiled code",
     ]
 
 
