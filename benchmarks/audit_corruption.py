@@ -194,11 +194,12 @@ def _saved_tensors(loss: Tensor) -> Iterator[Tensor]:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Return whether each element has memory of its own, so that all of them can be set."""
-    # torch keeps a number of the program (`x / 2.5`) as a tensor that no program gets hold of, and
-    # shows it to no hook.
+    # What no program gets hold of: a number of the source (`x / 2.5`), which torch keeps as tensor
+    # and shows to no hook, and the workspace of a fused kernel (oneDNN's LSTM), scratch memory.
     is_number = not tensor.dim() and not tensor.requires_grad and tensor.element_size() == 8
+    is_workspace = tensor.dtype is torch.uint8
     dense = tensor.layout is torch.strided and 0 not in tensor.stride() and tensor.is_cpu
-    return dense and not is_number
+    return dense and not is_number and not is_workspace
 
 
 def _bits(tensor: Tensor) -> Tensor:

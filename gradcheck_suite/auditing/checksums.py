@@ -19,7 +19,7 @@ from gradcheck_suite._torch_compat import copy_of_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Fingerprint", "fingerprint", "same_content", "same_fingerprint"]
+__all__ = ["Fingerprint", "fingerprint", "is_whole", "same_content", "same_fingerprint"]
 
 BLOCK = 509
 """The number of 64-bit words in a row of sums: a prime, for the reason given above."""
@@ -78,6 +78,13 @@ def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
     if isinstance(one, bytes) or isinstance(other, bytes):
         return one == other
     return len(one) == len(other) and all(map(_equal, one, other))
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Return whether the storage of ``tensor`` still has room for all of it."""
+    shape_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in shape_and_strides)
+    return tensor.untyped_storage().nbytes() >= elements * tensor.element_size()
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
+from collections import Counter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,7 +29,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
-from gradcheck_suite.auditing.checksums import fingerprint, same_content
+from gradcheck_suite.auditing.checksums import fingerprint, is_whole, same_content
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
 from gradcheck_suite.auditing.packed import CHECKSUMMED, Holder
 
@@ -70,7 +71,7 @@ class SavedTensors:
         self.saved = 0
         self.used = 0
         self.fingerprinted = 0
-        self.without_fingerprint = 0
+        self.unread: Counter[str] = Counter()
         self.checksum_seconds = 0.0
         self.hooks = (self._pack_hook(), self._unpack)
 
@@ -130,7 +131,7 @@ class SavedTensors:
             except RuntimeError:  # zero tensors, or no memory left for the sums
                 taken = None
         if taken is None or address is None:
-            self.without_fingerprint += 1
+            self.unread[_why_unread(tensor)] += 1
         else:
             self.fingerprinted += 1
             holder.fingerprint = taken
@@ -179,19 +180,11 @@ class SavedTensors:
             # A view that may not be modified in place: torch's own words on that.
             return error
 
-    def _given_other_memory(self, holder: Holder) -> None:
-        if holder.fingerprint is None:
-            # Other memory with the same contents is harmless (sharded parameters do that): the
-            # next step will tell.
-            self.want_fingerprints = True
-        else:
-            self._compare(holder, change="memory")
-
     def _compare(self, holder: Holder, change: Literal["content", "memory"] = "content") -> None:
         began = perf_counter()
         tensor = holder.tensor
         unchanged = True
-        if inside_backward() and _may_read(tensor) and (change == "content" or _is_whole(tensor)):
+        if inside_backward() and _may_read(tensor) and (change == "content" or is_whole(tensor)):
             try:
                 if function_mode_is_active():
                     unchanged = _unseen(same_content, holder.fingerprint, tensor)
@@ -223,13 +216,6 @@ def _unseen(read: Callable[..., _T], *arguments: Any) -> _T:
         return read(*arguments)
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    """Return whether the storage of ``tensor`` still has room for all of it."""
-    shape_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in shape_and_strides)
-    return tensor.untyped_storage().nbytes() >= elements * tensor.element_size()
-
-
 def _address_of(tensor: Tensor) -> int | None:
     """Return where the contents of ``tensor`` lie, or None for what has no memory of its own."""
     if type(tensor) not in _PLAIN:
@@ -255,6 +241,21 @@ def _may_read(tensor: Tensor) -> bool:
     if dispatch_mode_is_active() or jit_is_tracing():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _why_unread(tensor: Tensor) -> str:
+    """Say what kept the contents of ``tensor`` from being read."""
+    reasons = {
+        "meta": tensor.is_meta,
+        "nested": tensor.is_nested,
+        "sparse": tensor.layout is not torch.strided,
+        "quantised": tensor.is_quantized,
+        "of a tensor subclass": type(tensor) not in _PLAIN,
+        "under a dispatch mode": dispatch_mode_is_active(),
+        "while torch.jit traced": jit_is_tracing(),
+        "in a CUDA graph": tensor.is_cuda and torch.cuda.is_current_stream_capturing(),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "without memory")
 
 
 def _is_rewritten_by_its_op(node: Node, holder: Holder) -> bool:

@@ -17,7 +17,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite
-from gradcheck_suite.auditing.checksums import same_content, same_fingerprint
+from gradcheck_suite.auditing.checksums import is_whole, same_content, same_fingerprint
 from gradcheck_suite.auditing.close_watch.places import offset_in
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.close_watch.places import Place
     from gradcheck_suite.auditing.packed import Holder
 
-__all__ = ["Change", "WatchedMemory", "is_whole", "site_of"]
+__all__ = ["Change", "WatchedMemory", "site_of"]
 
 _BYTES_PER_UNIT = 1 << 15
 
@@ -205,13 +205,6 @@ def _is_same(region: _Region, tensor: Tensor) -> bool | None:
         return same_content(region.fingerprint, tensor)
     except RuntimeError:  # freed, or no memory left for the sums
         return None
-
-
-def is_whole(tensor: Tensor) -> bool:
-    """Return whether the storage of ``tensor`` still has room for all of it."""
-    shape_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in shape_and_strides)
-    return tensor.untyped_storage().nbytes() >= elements * tensor.element_size()
 
 
 def _is_capturing() -> bool:

@@ -64,10 +64,10 @@ class Suspects:
         """Return whether a tensor that was just saved is to be watched."""
         kinds = self._open.get(holder.site)
         if kinds is not None and (
-            self._watches[holder.site] >= _ALL_OF_THE_LINE or _kind_of(holder) in kinds
+            self._watches.get(holder.site, 0) >= _ALL_OF_THE_LINE or _kind_of(holder) in kinds
         ):
             return True
-        return any(self._watches[site] >= _EVERYTHING for site in self._open)
+        return any(self._watches.get(site, 0) >= _EVERYTHING for site in self._open)
 
 
 def _kind_of(holder: Holder) -> _Kind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._frames import Owner, owner_of_file
@@ -14,15 +15,30 @@ if TYPE_CHECKING:
 
 __all__ = ["another_may_have_written"]
 
+_WAITING = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "multiprocessing",
+        "queue.py",
+        "selectors.py",
+        "socket.py",
+        "socketserver.py",
+        "ssl.py",
+        "subprocess.py",
+        "threading.py",
+    }
+)
 _POOLS = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
 
 
 def another_may_have_written(follows: Callable[[int], bool]) -> bool:
     """Return whether a thread other than this one may have written since this one last looked.
 
-    A thread that waits inside the standard library (for a lock, a queue, a socket) is idle. It may
-    have been at work a moment before: if its lines are followed, it has looked itself by then; if
-    not, that is taken to be possible where it runs the user's code, or is a worker of a pool.
+    A thread inside those parts of the standard library that wait (for a lock, a queue, a socket) is
+    idle. It may have been at work a moment before: if its lines are followed, it has looked itself
+    by then; if not, that is taken to be possible where it runs the user's code, or is a worker of a
+    pool.
 
     Args:
         follows: whether the lines of the thread of this number are followed.
@@ -36,7 +52,8 @@ def another_may_have_written(follows: Callable[[int], bool]) -> bool:
 
 
 def _is_at_work(frame: FrameType) -> bool:
-    return owner_of_file(frame.f_code.co_filename) is not Owner.PYTHON
+    name = frame.f_code.co_filename
+    return owner_of_file(name) is not Owner.PYTHON or _WAITING.isdisjoint(PurePath(name).parts)
 
 
 def _works_for_the_user(innermost: FrameType) -> bool:

@@ -97,11 +97,14 @@ class CloseWatch:
 
     def add(self, holder: Holder) -> None:
         """Watch a tensor that was just saved, with its fingerprint, if it is one to be watched."""
-        with self._lock:
-            if self._everything:
-                self._memory.add(holder, most_bytes=_MOST_BYTES_OF_ALL)
-            elif self._suspects.cover(holder):
-                self._memory.add(holder, most_bytes=_MOST_BYTES_OF_SUSPECTS)
+        try:
+            with self._lock:
+                if self._everything:
+                    self._memory.add(holder, most_bytes=_MOST_BYTES_OF_ALL)
+                if self._suspects.cover(holder) and not self._memory.watches(holder):
+                    self._memory.add(holder, most_bytes=_MOST_BYTES_OF_SUSPECTS)
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self._fail(error)
 
     def change_of(self, holder: Holder) -> Change | None:
         """Return the line after which the memory of a watched tensor was changed."""
@@ -114,13 +117,13 @@ class CloseWatch:
             if self._suspects and self._watches < _WATCHES:
                 self._arm()
             return
+        if self._missed_one:
+            self._missed_one = False
+            self._suspects.begin_watch()
         if self._everything:
             if recorder.step >= recorder.options.checksum_first_steps:
                 self._disarm()
             return
-        if self._missed_one:
-            self._missed_one = False
-            self._suspects.begin_watch()
         steps, backwards = recorder.step - self._began[0], recorder.backwards - self._began[1]
         if not self._suspects or steps >= _STEPS or backwards >= _BACKWARDS:
             self._disarm()
@@ -176,8 +179,12 @@ class CloseWatch:
                     self._not_covered[_TOO_MUCH_WORK] = None
                     self._disarm()
         except Exception as error:  # noqa: BLE001 - the user's program goes on
-            self._disarm()
-            self._recorder.note_failure("the watch over writers", error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._disarm()
+        self._watches = _WATCHES
+        self._recorder.note_failure("the watch over writers", error)
 
     def _change(self, tensor: Tensor, place: Place | None) -> Change:
         # Other processes may write into shared memory.
