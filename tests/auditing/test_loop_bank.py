@@ -8,11 +8,16 @@ import warnings
 import pytest
 
 from tests.auditing.loops import (  # noqa: F401 - they fill the bank
+    adversaries,
+    agents,
     clipping,
+    everyday,
     order,
     owners_and_modes,
+    parts,
     scaling,
     schedules,
+    surroundings,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
@@ -56,7 +61,7 @@ def test_nothing_is_said(audited, name):
 
 def test_the_bank_is_large_enough():
     assert len(BUGGY) >= 50
-    assert len(CLEAN) >= 30
+    assert len(CLEAN) >= 80
 
 
 WORDS = {

@@ -1,0 +1,247 @@
+"""Losses, or terms of them, that lost their graph: the line that cut it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+from tests.auditing.loops.connected import data, make_net, sgd, update
+
+
+def item_of_the_loss():
+    net = make_net()
+    for x, y in data():
+        loss = F.cross_entropy(net(x), y)
+        loss = torch.tensor(loss.item())  # <- here
+        update(sgd(net), loss)
+
+
+def argmax_as_a_prediction():
+    net = make_net()
+    for x, y in data():
+        guess = net(x).argmax(1).float()  # <- here
+        loss = F.mse_loss(guess, y.float())
+        update(sgd(net), loss)
+
+
+def accuracy_as_a_loss():
+    net = make_net()
+    for x, _ in data():
+        out = net(x)
+        hits = out.softmax(1) > 0.5  # <- here
+        update(sgd(net), 1 - hits.float().mean())
+
+
+def forward_in_no_grad():
+    net = make_net()
+    for x, y in data():
+        with torch.no_grad():  # <- here
+            out = net(x)
+        update(sgd(net), F.cross_entropy(out, y))
+
+
+def forward_in_inference_mode():
+    net = make_net()
+    for x, y in data():
+        with torch.inference_mode():  # <- here
+            out = net(x)
+        update(sgd(net), F.cross_entropy(out, y))
+
+
+@torch.no_grad()  # <- helper
+def predict(net, x):
+    return net(x)
+
+
+def forward_in_a_decorated_helper():
+    net = make_net()
+    for x, y in data():
+        update(sgd(net), F.cross_entropy(predict(net, x), y))
+
+
+def grad_mode_left_off():
+    net = make_net()
+    torch.set_grad_enabled(False)
+    try:
+        for x, y in data():
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()  # <- here
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def all_frozen():
+    net = make_net().requires_grad_(False)
+    optimizer = sgd(net)
+    for x, y in data():
+        loss = F.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()  # <- here
+        optimizer.step()
+
+
+RAISING = [
+    (item_of_the_loss, "GCS401", "here"),
+    (argmax_as_a_prediction, "GCS401", "here"),
+    (accuracy_as_a_loss, "GCS401", "here"),
+    (forward_in_no_grad, "GCS402", "here"),
+    (forward_in_inference_mode, "GCS402", "here"),
+    (grad_mode_left_off, "GCS402", "here"),
+    (forward_in_a_decorated_helper, "GCS402", None),
+    (all_frozen, "GCS406", "here"),
+]
+
+
+@pytest.mark.parametrize("case", RAISING, ids=lambda case: case[0].__name__)
+def test_a_loss_without_a_graph_is_told_with_the_line_that_lost_it(audited, only, line_of, case):
+    loop, code, marker = case
+
+    def run():
+        with pytest.raises(RuntimeError, match=r"does not require grad|Inference tensors"):
+            loop()
+
+    finding = only(audited(run), code)
+    assert "without a graph" in finding.message
+    if marker is not None:
+        assert finding.location.line == line_of(loop, marker)
+
+
+def one_term_by_item():
+    net, weight = make_net(), nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*net.parameters(), weight], lr=0.1)
+    for x, y in data():
+        loss = torch.tensor(F.cross_entropy(net(x), y).item())  # <- here
+        update(optimizer, loss + weight.pow(2).sum())
+
+
+def encoder_detached():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    optimizer = sgd(encoder, head)
+    for x, y in data():
+        code = encoder(x).detach()  # <- here
+        update(optimizer, F.cross_entropy(head(code), y))
+
+
+def encoder_through_data():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    optimizer = sgd(encoder, head)
+    for x, y in data():
+        code = encoder(x)
+        out = head(code.data)  # <- here
+        update(optimizer, F.cross_entropy(out, y))
+
+
+def encoder_through_numpy():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    optimizer = sgd(encoder, head)
+    for x, y in data():
+        array = encoder(x).detach().numpy()  # <- here
+        update(optimizer, F.cross_entropy(head(torch.from_numpy(array)), y))
+
+
+def quantize(code):
+    bins = code.argmax(1)  # <- helper
+    return F.one_hot(bins, 4).float()
+
+
+def encoder_cut_in_a_helper():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    optimizer = sgd(encoder, head)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(head(quantize(encoder(x))), y))
+
+
+class CutsInForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        hidden = torch.tensor(hidden.tolist())  # <- here
+        return self.second(hidden)
+
+
+def model_cuts_in_forward():
+    net = CutsInForward()
+    optimizer = sgd(net)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(net(x), y))
+
+
+def rounded():
+    net = nn.Linear(4, 3)
+    optimizer = sgd(net)
+    for x, _ in data():
+        out = net(x).round()  # <- here
+        update(optimizer, F.mse_loss(out, torch.ones(6, 3)))
+
+
+def backbone_in_no_grad():
+    body, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    optimizer = sgd(body, head)
+    for x, y in data():
+        with torch.no_grad():
+            hidden = body(x)  # <- here
+        update(optimizer, F.cross_entropy(head(hidden), y))
+
+
+def forced_tensor():
+    net = make_net()
+    optimizer = sgd(net)
+    for x, y in data():
+        loss = F.cross_entropy(net(x), y)
+        loss = torch.tensor(loss.item(), requires_grad=True)  # <- here
+        update(optimizer, loss)
+
+
+def forced_method():
+    net = make_net()
+    optimizer = sgd(net)
+    for x, y in data():
+        loss = F.mse_loss(net(x).argmax(1).float(), y.float())
+        loss.requires_grad_()  # <- here
+        update(optimizer, loss)
+
+
+def forced_attribute():
+    net = make_net()
+    optimizer = sgd(net)
+    for x, y in data():
+        with torch.no_grad():
+            loss = F.cross_entropy(net(x), y)
+        loss.requires_grad = True  # <- here
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+SILENT_BUGS = [
+    (one_term_by_item, "GCS401", one_term_by_item),
+    (encoder_detached, "GCS401", encoder_detached),
+    (encoder_through_data, "GCS401", encoder_through_data),
+    (encoder_through_numpy, "GCS401", encoder_through_numpy),
+    (encoder_cut_in_a_helper, "GCS401", (quantize, "helper")),
+    (model_cuts_in_forward, "GCS401", CutsInForward),
+    (rounded, "GCS401", rounded),
+    (backbone_in_no_grad, "GCS402", backbone_in_no_grad),
+    (forced_tensor, "GCS405", forced_tensor),
+    (forced_method, "GCS405", forced_method),
+    (forced_attribute, "GCS405", forced_attribute),
+]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
+    ("loop", "code", "place"), SILENT_BUGS, ids=[bug[0].__name__ for bug in SILENT_BUGS]
+)
+def test_what_never_trains_is_told_with_its_line(audited, line_of, loop, code, place):
+    session = audited(loop)
+    assert {finding.code for finding in session.findings} == {code}, session.findings
+    assert len(session.findings) == 1
+    if place is not None:
+        place, marker = place if isinstance(place, tuple) else (place, "here")
+        assert session.findings[0].location.line == line_of(place, marker)

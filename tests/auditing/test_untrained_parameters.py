@@ -1,0 +1,195 @@
+"""Parameters that ought to train and never do, though the loss has its graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+from tests.auditing.loops.connected import Checkpointed, Unused, data, fit, make_net, sgd, update
+
+
+def layer_never_called():
+    net = Unused()
+    optimizer = sgd(net)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(net(x), y))
+
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        gate = self.gate(x).sigmoid()  # <- here
+        del gate
+        return self.head(x)
+
+
+def output_not_used():
+    net = Dropped()
+    optimizer = sgd(net)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(net(x), y))
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):  # <- here
+        return self.head(x)
+
+
+def parameter_not_used():
+    net = Scale()
+    optimizer = sgd(net)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(net(x), y))
+
+
+class ShortLoop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        return x
+
+
+def last_layer_left_out():
+    net = ShortLoop()
+    optimizer = sgd(net)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(net(x), y))
+
+
+class InList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(4, 4) for _ in range(2)]  # <- here
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+
+
+class InDict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}  # <- here
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.heads["a"](hidden) + self.heads["b"](hidden)
+
+
+class Parameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.offsets = []  # <- here
+        for _ in range(2):
+            self.offsets.append(nn.Parameter(torch.zeros(3)))
+
+    def forward(self, x):
+        return self.head(x) + self.offsets[0] + self.offsets[1]
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.grid = [[nn.Linear(4, 4), nn.ReLU()], [nn.Linear(4, 4), nn.ReLU()]]  # <- here
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for row in self.grid:
+            for layer in row:
+                x = layer(x)
+        return self.head(x)
+
+
+def only_frozen_parameters():
+    frozen, head = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3)
+    first, second = sgd(frozen), sgd(head)
+    for x, y in data():
+        first.zero_grad()
+        update(second, F.cross_entropy(head(frozen(x)), y))
+        first.step()  # <- here
+
+
+def some_frozen_parameters():
+    net = make_net()
+    net[0].requires_grad_(False)
+    optimizer = sgd(net)
+    for x, y in data():
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()  # <- here
+
+
+def first_block_in_a_reentrant_checkpoint():
+    net = Checkpointed(reentrant=True)
+    optimizer = sgd(net)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(net(x), y))
+
+
+class NoWeightGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, weight = ctx.saved_tensors
+        return grad @ weight.t(), None
+
+
+def function_returns_none():
+    body, weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 3))
+    optimizer = torch.optim.SGD([*body.parameters(), weight], lr=0.1)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(NoWeightGradient.apply(body(x), weight), y))
+
+
+SILENT_BUGS = [
+    (layer_never_called, "GCS403", Unused),
+    (output_not_used, "GCS403", Dropped),
+    (parameter_not_used, "GCS403", Scale),
+    (last_layer_left_out, "GCS403", None),
+    (fit(InList), "GCS404", InList),
+    (fit(InDict), "GCS404", InDict),
+    (fit(Parameters), "GCS404", Parameters),
+    (fit(Nested), "GCS404", Nested),
+    (only_frozen_parameters, "GCS406", only_frozen_parameters),
+    (some_frozen_parameters, "GCS406", some_frozen_parameters),
+    (first_block_in_a_reentrant_checkpoint, "GCS408", Checkpointed),
+    (function_returns_none, "GCS508", NoWeightGradient),
+]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize(
+    ("loop", "code", "place"), SILENT_BUGS, ids=[bug[0].__name__ for bug in SILENT_BUGS]
+)
+def test_what_never_trains_is_told_with_its_line(audited, line_of, loop, code, place):
+    session = audited(loop)
+    assert {finding.code for finding in session.findings} == {code}, session.findings
+    assert len(session.findings) == 1
+    if place is NoWeightGradient:
+        assert "NoWeightGradient returns None" in session.findings[0].message
+    elif place is not None:
+        place, marker = place if isinstance(place, tuple) else (place, "here")
+        assert session.findings[0].location.line == line_of(place, marker)
