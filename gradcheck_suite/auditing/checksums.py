@@ -70,7 +70,8 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
         now: tuple[Tensor, ...] = left
     else:
         now = (rows.sum(1), rows.sum(0), *left)
-    return same_fingerprint(before, now)
+    # Not by `same_fingerprint`: this runs for every checksummed tensor.
+    return len(before) == len(now) and all(map(_equal, before, now))
 
 
 def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
