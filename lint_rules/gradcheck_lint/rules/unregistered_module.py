@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of, returns
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
-from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none, positional, walk
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import ClassScope
 
 
 class UnregisteredModule(Rule):
@@ -42,6 +44,8 @@ class UnregisteredModule(Rule):
             if not elements:
                 continue
             kinds = {_kind(element, function) for element in elements}
+            if not kinds & {"module", "parameter", "likely"} and _is_run(target.attr.value, owner):
+                kinds = {_kind_by_name(element, function) for element in elements}
             severity = _severity(kinds)
             if severity is None or _is_registered(target.attr.value, function, first or ""):
                 continue
@@ -331,7 +335,9 @@ def _appended(
             appended.extend(positional(other))
         elif isinstance(other, (cst.Assign, cst.AugAssign)) and other is not node:
             targets = [other.target] if isinstance(other, cst.AugAssign) else other.targets
-            if any(dotted_name(getattr(item, "target", item)) == path for item in targets):
+            if any(
+                dotted_name(getattr(item, "target", item)) == path for item in targets
+            ) and not is_none(other.value):
                 return []
     registered = {
         dotted_name(other.value)
@@ -372,8 +378,8 @@ def _kind(node: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> 
         return "module" if has_weights else None
     own = scopes.classes.get(name)
     if own is not None:
-        is_module = scopes.derives_from(own, "torch.nn.Module") and _has_weights(name, function)
-        return "module" if is_module else None
+        is_module = scopes.derives_from(own, "torch.nn.Module")
+        return _kind_of_class(own, function, depth + 1) if is_module else None
     is_likely = f"torch.nn.{last}" in TORCH_MODULES_WITH_WEIGHTS
     return "likely" if is_likely else _made_by(name, function, depth + 1)
 
@@ -420,24 +426,66 @@ def _made_by(name: str, function: FunctionModel, depth: int) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _has_weights(name: str, function: FunctionModel) -> bool:
-    """Tell whether a class of this file makes layers with weights itself."""
-    maker = function.module.scopes.method(function.module.scopes.classes[name], "__init__")
-    if maker is None or isinstance(maker.node, cst.Module):
-        return False
-    for node in body_of(maker):
-        if isinstance(node, cst.Call) and dotted_name(node.func) != name:
-            qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
-            last = qualified.rpartition(".")[2]
-            if qualified in PARAMETER_CLASSES:
-                return True
-            if (
-                qualified.startswith("torch.nn.")
-                and last[:1].isupper()
-                and last not in _WITHOUT_WEIGHTS | {"Sequential", "ModuleList"}
+def _kind_of_class(owner: ClassScope, function: FunctionModel, depth: int) -> str | None:
+    """Say whether a class of this file makes layers with weights, or what is likely one."""
+    scopes = function.module.scopes
+    kinds: set[str | None] = set()
+    for scope in scopes.lineage(owner):
+        maker = scope.methods.get("__init__")
+        if maker is None:
+            continue
+        inside = function.module.function(maker)
+        for node in body_of(maker):
+            if isinstance(node, cst.Call) and depth <= _MOST_CALLS:
+                qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
+                if qualified == "torch.nn.ModuleList":
+                    continue
+                kinds.add(_kind(node, inside, depth) or _kind_by_name(node, inside))
+    if kinds & {"module", "parameter"}:
+        return "module"
+    return "likely" if "likely" in kinds else None
+
+
+def _kind_by_name(node: cst.BaseExpression, function: FunctionModel) -> str | None:
+    """Say whether what another file makes has the name of a layer."""
+    if not isinstance(node, cst.Call):
+        return None
+    name = dotted_name(node.func) or ""
+    qualified = function.module.scopes.resolve_import(name) or ""
+    if not qualified or qualified.startswith("torch."):
+        return None
+    return "likely" if _LAYER.search(name.rpartition(".")[2]) else None
+
+
+_LAYER = re.compile(
+    r"(?:Block|Layer|Conv|Linear|Norm(?!al)|Attention|Encoder|Decoder|Network|MLP|Transformer"
+    r"|Resnet|Head|Expert|Adapter|LSTM|GRU)|^(?:get|make|build|create)_\w*(?:block|layer|conv)"
+)
+
+
+def _is_run(attribute: str, owner: ClassScope) -> bool:
+    """Tell whether a method calls the elements of the list."""
+    for method in owner.methods.values():
+        first = method.first_parameter
+        for node in body_of(method):
+            if isinstance(node, cst.For) and _mentions(node.iter, f"{first}.{attribute}"):
+                names = set(bound_names(node.target))
+                if any(
+                    isinstance(call, cst.Call) and dotted_name(call.func) in names
+                    for call in walk(node.body)
+                ):
+                    return True
+            elif (
+                isinstance(node, cst.Call)
+                and isinstance(node.func, cst.Subscript)
+                and dotted_name(node.func.value) == f"{first}.{attribute}"
             ):
                 return True
     return False
+
+
+def _mentions(node: cst.CSTNode, path: str) -> bool:
+    return any(isinstance(item, cst.Attribute) and dotted_name(item) == path for item in walk(node))
 
 
 def _is_registered(  # noqa: PLR0911 - one answer for each way to register
