@@ -60,12 +60,25 @@ RECIPES = (
         "https://github.com/deep-spin/entmax",
         "c2bec6d5e7d649cba7766c2172d89123ec2a6d70",
         ("entmax",),
+        judgements=(
+            Judgement(
+                "GCS205",
+                "entmax/root_finding.py:39",
+                True,
+                (
+                    "right: `forward` keeps its input `alpha` as `ctx.alpha`, and `backward` reads "
+                    "it there, so that a write in between would go unnoticed; the same file saves "
+                    "its other tensor by `save_for_backward`"
+                ),
+            ),
+        ),
     ),
     Recipe(
         "gpytorch",
         "https://github.com/cornellius-gp/gpytorch",
         "7c4ec80f0f05cf530348a8a8972d67a11dd26ed2",
         ("test/functions", "test/kernels", "test/likelihoods", "test/mlls"),
+        note="Four of the 15 folders of tests.",
     ),
     Recipe(
         "pytorch-metric-learning",
@@ -84,5 +97,6 @@ RECIPES = (
         ),
         path="src",
         environment=(("TEST_DEVICE", "cpu"),),
+        note="Six of the 35 files of losses.",
     ),
 )

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from gradcheck_suite.examples import CHECK_OPTIONS
+from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification import check_gradients
+from pytest_gradcheck_suite import options, settings
 
 LEFT = """
     import gradcheck_suite
@@ -233,6 +235,11 @@ def test_the_options_that_are_known_without_torch_are_those_of_check_gradients()
     parameters = list(inspect.signature(check_gradients).parameters)
 
     assert tuple(parameters[2:]) == CHECK_OPTIONS
+
+
+def test_what_pytest_is_told_at_its_start_is_what_is_read_later():
+    assert [name for name, *_ in options.OPTIONS] == list(settings._READERS)
+    assert tuple(severity.value for severity in Severity) == options.SEVERITIES
 
 
 COLLECT = """
