@@ -11,8 +11,11 @@ from benchmarks.harness import Result, as_markdown, from_json, machine
 
 NAMES = (
     "audit_overhead",
+    "audit_corruption",
+    "audit_writers",
     "lint_start",
     "full_jacobian",
+    "graph_costs",
     "localize",
     "mutants",
 )

@@ -28,8 +28,8 @@ def run() -> tuple[Result, ...]:
     usual, y = encoder(6, 256), torch.randn(8, 64, 256)
     return (
         _forward(small, x, "6-layer transformer, width 64, 2 x 10 tokens"),
+        _backward(small, x, "6-layer transformer, width 64, 2 x 10 tokens"),
         _backward(usual, y, "6-layer transformer, width 256, 8 x 64 tokens"),
-        _backward(small, x, "6-layer transformer, width 64, 2 x 10 tokens", judged=False),
         _pictures(small, x),
     )
 
@@ -58,9 +58,7 @@ def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
     )
 
 
-def _backward(
-    model: torch.nn.Module, x: torch.Tensor, what: str, *, judged: bool = True
-) -> Benchmark:
+def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
     spent = {"bare": 0.0, "gradients": 0.0}
 
     def bare() -> None:
@@ -103,12 +101,8 @@ def _backward(
         command="python -m benchmarks.graph_costs",
         unit="backward (CPU)",
         rows=rows,
-        goal=(
-            f"at most {BACKWARD_GOAL} times the bare backward"
-            if judged
-            else "none: this one is told for honesty, its ops take a few microseconds each"
-        ),
-        met=rows[1].ratio <= BACKWARD_GOAL or not judged,
+        goal=f"at most {BACKWARD_GOAL} times the bare backward",
+        met=rows[1].ratio <= BACKWARD_GOAL,
     )
 
 

@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 import warnings
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.graph_subjects import SUBJECTS
-from benchmarks.harness import Scores, run_as_command
+from benchmarks.harness import Scores, as_markdown, run_as_command
 
 if TYPE_CHECKING:
     import argparse
@@ -35,17 +36,18 @@ SECONDS = 120
 
 
 def _ours(subject: Subject, folder: Path, suffix: str, *, everything: bool = False) -> Path:
-    import gradcheck_suite as gs
+    from gradcheck_suite.graph import record
+    from gradcheck_suite.graph.save import save_graph
 
     model, inputs = subject
     start = time.perf_counter()
-    with gs.record(model, source=everything, backward=everything) as recording:
+    with record(model, source=everything, backward=everything) as recording:
         loss = model(*inputs).sum()
         if everything:
             loss.backward()
-    recording.trace_graph(loss, model=model).save(folder / f"graph{suffix}")
+    path = save_graph(recording.trace_graph(loss, model=model), folder / f"graph{suffix}")
     _SPENT.append(time.perf_counter() - start)
-    return folder / f"graph{suffix}"
+    return path
 
 
 def _torchviz(subject: Subject, folder: Path) -> Path:
@@ -134,33 +136,53 @@ _SHOWN: dict[str, str] = {
     "modules": r"layers\W{1,3}[05]\b|TransformerEncoderLayer",
     "shapes": r"\b2, ?10, ?64\b|\b2x10x64\b|_output_shapes",
     "what is saved for backward": r"saved|SavedTensor|result1",
-    "bytes saved": r"\d [KM]?i?B\b|\"bytes\"",
+    "sizes in bytes": r"\d [KM]?i?B\b|\"bytes\"",
     "line of each op": r"graph_subjects\.py:\d|linear\.py:\d",
-    "gradients": r"gradient.{0,40}norm|\"norm\"|norm \d",
+    "gradients": r"gradient \d",
 }
 """What a file may show of the transformer, and what text in the file tells that it does."""
 _SHOWN_OF = "6-layer transformer"
+
+
+_PACKAGES = ("torch", "torchviz", "torchview", "torchlens", "tensorboard", "pydot")
+_HEAD = """\
+# Viewers of autograd graphs side by side
+
+Written by `python -m benchmarks.graph_viewers --page docs/graph-viewers.md`; never edited by hand.
+Nine subjects, each drawn in a process of its own: the time from the model and its inputs to a file
+(forward included, imports not), the size of the file, or the exception. torchviz, torchview and
+torchlens need Graphviz' `dot`, the drawer of torch.fx pydot as well; ours need neither. Versions:
+{versions}."""
 
 
 def run(arguments: argparse.Namespace) -> tuple[Scores, Scores]:
     """Let every viewer that is installed draw every subject."""
     installed = [name for name, (module, _) in VIEWERS.items() if importlib.util.find_spec(module)]
     rows: list[tuple[str, ...]] = []
-    shown: dict[str, list[str]] = {}
+    shown: dict[str, list[str] | None] = {}
+    kept: Path | None = arguments.results
+    known: dict[str, dict[str, Any]] = {}
+    if kept is not None and kept.exists():
+        known = json.loads(kept.read_text(encoding="utf-8"))
     ours_work = True
     for subject in SUBJECTS:
         cells: list[str] = []
         for viewer in installed:
-            drawn = _attempt(viewer, subject, limit=arguments.seconds)
+            name = f"{viewer}: {subject}"
+            if name not in known:
+                known[name] = _attempt(viewer, subject, limit=arguments.seconds)
+                if kept is not None:
+                    kept.write_text(json.dumps(known), encoding="utf-8")
+            drawn = known[name]
             cells.append(drawn.get("error") or f"{drawn['seconds']:.2f} s, {drawn['size']} KiB")
             ours_work &= not ("error" in drawn and viewer.startswith("ours"))
             if subject == _SHOWN_OF:
-                shown[viewer] = drawn.get("shown", [])
+                shown[viewer] = drawn.get("shown")
         rows.append((subject, *cells))
         print(subject, *cells, sep=" | ", file=sys.stderr, flush=True)
     missing = [name for name in VIEWERS if name not in installed]
     left_out = f"; not installed here: {', '.join(missing)}" if missing else ""
-    return (
+    results = (
         Scores(
             title="Viewers of autograd graphs, from the model and its inputs to a file",
             command="python -m benchmarks.graph_viewers",
@@ -174,13 +196,30 @@ def run(arguments: argparse.Namespace) -> tuple[Scores, Scores]:
             command="python -m benchmarks.graph_viewers",
             columns=("", *installed),
             rows=tuple(
-                (what, *("yes" if what in shown.get(viewer, ()) else "no" for viewer in installed))
-                for what in _SHOWN
+                (what, *(_tells(shown[viewer], what) for viewer in installed)) for what in _SHOWN
             ),
             goal="everything where everything was recorded",
-            met=set(shown.get("ours, all recorded", ())) == set(_SHOWN),
+            met=set(shown["ours, all recorded"] or ()) == set(_SHOWN),
         ),
     )
+    if arguments.page is not None:
+        versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES if _is_there(name))
+        text = "\n\n".join([_HEAD.format(versions=versions), *map(as_markdown, results)])
+        arguments.page.write_text(text + "\n", encoding="utf-8")
+    return results
+
+
+def _tells(shown: list[str] | None, what: str) -> str:
+    if shown is None:
+        return "fails"
+    return "yes" if what in shown else "no"
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def _attempt(viewer: str, subject: str, *, limit: float) -> dict[str, Any]:
@@ -224,9 +263,13 @@ def _one(viewer: str, subject: str) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the limit of time."""
+    """Add the limit of time, and where results are kept."""
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="limit for one picture (default: 120)"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="keep results here, and go on from them"
     )
 
 

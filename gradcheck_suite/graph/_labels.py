@@ -77,7 +77,8 @@ def label_node(node: Node, *, mark: str | None, gradients: Sequence[EdgeGradient
             classes.append("cast")
     if gradients:
         more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
-        lines.append(f"gradient {gradient_words(gradients[0])}{more}")
+        worst = next((each for each in gradients if each.non_finite), gradients[0])
+        lines.append(f"gradient {gradient_words(worst)}{more}")
     elif node.freed:
         # After a recorded backward all of them are, which the page says once.
         classes.append("freed")

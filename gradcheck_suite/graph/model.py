@@ -126,14 +126,13 @@ class Node:
 class EdgeGradient:
     """What a recorded backward sent along an edge.
 
-    ``norm`` is the Euclidean norm, ``zeros`` the number of elements that are exactly zero: None
-    where there are many elements and some are not zero, as counting takes longer than the norm.
+    ``norm`` is the Euclidean norm, ``zeros`` the number of elements that are exactly zero.
     Where ``non_finite`` is "nan" or "inf", ``norm`` is None: the gradient holds at least one of
     these. ``elements`` is 0 where backward ran but sent no gradient this way.
     """
 
     norm: float | None
-    zeros: int | None
+    zeros: int
     elements: int
     non_finite: Literal["nan", "inf"] | None = None
 
