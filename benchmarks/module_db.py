@@ -34,7 +34,10 @@ def modules(dtype: torch.dtype, order: int) -> list[Entry]:
         for module in bank
         if dtype in module.supported_dtypes("cpu")
         and (order == 1 or module.supports_gradgrad)
-        and not upstream_skips(module.decorators, _SUITE, _TEST[order], dtype)
+        and not any(
+            upstream_skips(module.decorators, _SUITE, _TEST[lower], dtype)
+            for lower in range(1, order + 1)
+        )
         for training in ((True, False) if module.train_and_eval_differ else (True,))
     ]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from gradcheck_suite.verification.deadline import Deadline
 from gradcheck_suite.verification.differences import Estimate
 from gradcheck_suite.verification.looks import Probes
 from gradcheck_suite.verification.probes import SAFETY
@@ -35,6 +36,13 @@ _SMALLEST, _LARGEST = 2.0**-15, 2.0**-9
 _PILOTS = 8
 _FIRST_PILOT = 4900
 _SIZES = (48, 144)
+_FOR_EACH = 2
+# Where a call takes so long that this is not enough, single probes have to do.
+_MOST_SECONDS = 60.0
+_LATE = (
+    "gradients that kinks hide from single probes were not looked at by many of them, for want of "
+    "time; dtype='float64' sees more in less"
+)
 _FIRST_PROBE = 5000
 _FIRST_AGAIN = 6000
 # Single probes that see errors of this size need no pooling.
@@ -73,7 +81,10 @@ def pooled_conclusions(
             or conclusion.shown.relative_tolerance > _FINE_ENOUGH
         )
     }
-    found = _pool(survey, survey.point, conclusions, coarse)
+    clock = survey.deadline.or_after(_MOST_SECONDS)
+    found = _pool(survey, survey.point, conclusions, coarse, clock=clock)
+    if clock.passed and coarse - found.keys():
+        survey.not_covered.append(_LATE)
     failed = {pair for pair, conclusion in found.items() if conclusion.status == "fail"}
     confirmed = _confirmed(survey, conclusions, found, failed) if failed else failed
     return {
@@ -127,9 +138,10 @@ def _pool(
     *,
     fails: float = _FAILS,
     first: int = _FIRST_PROBE,
+    clock: Deadline = Deadline(),  # noqa: B008 - it is frozen
 ) -> dict[Pair, Conclusion]:
     coarse = set(wanted)
-    if not coarse:
+    if not coarse or clock.passed:
         return {}
     found: dict[Pair, Conclusion] = {}
     variables = sorted({variable for _, variable in coarse})
@@ -139,8 +151,11 @@ def _pool(
     scatter = max(probes.pools[output].scatter() for output, _ in coarse)
     step = step_for(scatter, _PILOT, _SMALLEST, _LARGEST)
     probes = Probes(survey, point, variables, (step, RATIO * step))
-    for start, end in pairwise((0, *_SIZES)):
-        if not coarse or not all(probes.take(first + probe) for probe in range(start, end)):
+    # A fit uses one degree of freedom for each variable.
+    sizes = [size + _FOR_EACH * len(variables) for size in _SIZES]
+    for start, end in pairwise((0, *sizes)):
+        taken = (probes.take(first + probe) for probe in range(start, end))
+        if not coarse or not all(one and not clock.passed for one in taken):
             break
         for output in sorted({output for output, _ in coarse}):
             if not probes.changes[output]:
@@ -152,7 +167,7 @@ def _pool(
                 pair = (output, variable)
                 if pair not in coarse or slope is None or lost:
                     continue
-                limit = fails if end == _SIZES[-1] else 2.0 * _FAILS
+                limit = fails if end == sizes[-1] else 2.0 * _FAILS
                 new = _concluded(conclusions[pair], slope, step, fails=limit)
                 if new is not None:
                     found[pair] = new

@@ -7,6 +7,7 @@ what double backward computes. A backward may well not be differentiable; it the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ _SECOND = 2
 _COTANGENTS = 77
 _ON_PURPOSE = ("once_differentiable", "does not currently support double backward")
 _LISTED = 5
+# A gradient moves the output by this many of its roundings along a direction of the input's size.
+_ROUNDINGS = 64.0
 _ERROR_NODE = "torch::autograd::Error"
 
 
@@ -48,6 +51,8 @@ def check_second_order(known: Known) -> StageResult:
     functions = _functions(known.survey)
     if not (asked or functions):
         return StageResult()
+    if not _with_gradients(known):
+        return StageResult(not_covered=("order 2: there is no gradient beyond rounding",))
     if not known.clean:
         return StageResult(not_covered=("order 2: the gradients themselves are wrong",))
     if not asked and any(one.status != "pass" for one in known.conclusions.values()):
@@ -117,11 +122,7 @@ def gradient_subject(known: Known) -> Subject:
         ),
     )
     drawn = draw_cotangents(attached, generator_for(known.options.seed, _COTANGENTS))
-    wanted = [
-        index
-        for index, variable in enumerate(inner.variables)
-        if variable.value.numel() and any(row[index] is not None for row in survey.gradients.rows)
-    ]
+    wanted = _with_gradients(known)
     count = len(inner.variables)
 
     def gradients(given: Given) -> dict[str, torch.Tensor]:
@@ -158,6 +159,31 @@ def gradient_subject(known: Known) -> Subject:
         not_covered=(),
         seed=known.options.seed,
         cast=None,
+    )
+
+
+def _with_gradients(known: Known) -> list[int]:
+    """Return the indices of the variables that have entries and a gradient worth the name.
+
+    One that is as small as the rounding of the output, such as that of a saturated softmax, is
+    what rounding left of larger terms, and has no derivative.
+    """
+    return [
+        index
+        for index, variable in enumerate(known.subject.variables)
+        if variable.value.numel()
+        and any(row[index] is not None for row in known.survey.gradients.rows)
+        and not _is_rounding(known, index)
+    ]
+
+
+def _is_rounding(known: Known, variable: int) -> bool:
+    shown = [one.shown for (_, of), one in known.conclusions.items() if of == variable]
+    return all(
+        0.0
+        < one.contributions.get(variable, math.inf)
+        <= _ROUNDINGS * known.survey.precision.eps * one.magnitude
+        for one in shown
     )
 
 

@@ -6,8 +6,6 @@ the first survey is a stage: a function of what is known so far that returns wha
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,28 +13,12 @@ from typing import TypeAlias
 from gradcheck_suite.findings import Finding, Verdict
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.calling import Subject
+from gradcheck_suite.verification.deadline import Deadline
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.survey import Survey
 from gradcheck_suite.verification.verdicts import Conclusion
 
 __all__ = ["Deadline", "Known", "Stage", "StageResult"]
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The moment, by ``time.monotonic``, at which a check stops taking up further work."""
-
-    moment: float = math.inf
-
-    @classmethod
-    def after(cls, seconds: float | None) -> Deadline:
-        """Return the deadline that lies so many seconds ahead; None for none."""
-        return cls() if seconds is None else cls(time.monotonic() + seconds)
-
-    @property
-    def passed(self) -> bool:
-        """Whether it is too late to begin anything else."""
-        return time.monotonic() >= self.moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +38,7 @@ class Known:
     survey: Survey
     conclusions: Mapping[tuple[int, int], Conclusion]
     options: CheckOptions
-    deadline: Deadline = Deadline()
+    deadline: Deadline = Deadline()  # noqa: RUF009 - it is frozen
     findings: tuple[Finding, ...] = ()
 
     @property

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.contracts import ContractBreaches, check_contracts
+from gradcheck_suite.verification.deadline import Deadline
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.points import Point, given_point, point_beside
 from gradcheck_suite.verification.probes import (
@@ -50,8 +51,19 @@ _STRIDES = (
     "the gradient disagrees along the usual steps, and not as much along much smaller ones: the "
     "function has kinks, jumps or poles that the usual steps stride over; dtype='float64' sees more"
 )
+_LAST_BIT = (
+    "for inputs that differ from the given ones in their last bit the gradient is off by quite "
+    "another amount: the output is rounding noise here, which has no derivative"
+)
+# A deviation that changes by more than this share of itself is no property of the function.
+_ANOTHER = 0.1
+_NUDGES = 3
+# An output that the last bit of the inputs changes by less than this share is no noise.
+_NOISY = 2.0**-10
 # A group this small that does not shrink is measured one by one.
 _SMALL_GROUP = 8
+# Of more variables than these, each gets one close look of its own; in float32 ``pooling`` follows.
+_MANY_VARIABLES = 16
 
 
 class Survey:
@@ -61,6 +73,7 @@ class Survey:
         point: where the user asked for gradients.
         gradients: the analytic gradients of the first probe.
         breaches: what backward owes and does not keep.
+        not_covered: sentences on what was left out for want of time.
     """
 
     def __init__(
@@ -71,7 +84,10 @@ class Survey:
         precision: Precision,
         seed: int,
         probes: int,
+        deadline: Deadline = Deadline(),  # noqa: B008 - it is frozen
     ) -> None:
+        self.deadline = deadline
+        self.not_covered: list[str] = []
         self.subject = subject
         self.precision = precision
         self._seed = seed
@@ -81,6 +97,7 @@ class Survey:
         self._backward_noise: dict[tuple[int, int], float] = defaultdict(float)
         self._gradients: dict[tuple[bool, int], Gradients] = {}
         self._moved: Point | None = None
+        self._nudged: dict[int, Point | None] = {}
         self.point = given_point(subject, outputs, eps=precision.eps)
         self.gradients = self._differentiate(self.point, 0)
         self.breaches: ContractBreaches = check_contracts(
@@ -154,7 +171,67 @@ class Survey:
         silent = conclusion.status == "fail" and not shown.contribution and not shown.non_finite
         if silent and is_staircase(self, *pair):
             return replace(conclusion, status="inconclusive", reason=_STEPS)
+        if conclusion.status == "fail" and self._is_rounding(pair):
+            return replace(conclusion, status="inconclusive", reason=_LAST_BIT)
         return conclusion
+
+    def _is_rounding(self, pair: tuple[int, int]) -> bool:
+        """Say whether inputs that differ in their last bit give quite another deviation.
+
+        An output that is zero but for rounding, such as a layer norm over one element, has
+        whatever derivative its last bits have.
+        """
+        output, variable = pair
+        alone = [
+            outcome
+            for outcome in self._outcomes[pair]
+            if outcome.ruling == "fail"
+            and outcome.measurement.group == (variable,)
+            and not (outcome.moved or outcome.relative or outcome.measurement.non_finite)
+        ]
+        if not alone:
+            return False
+        probe, known = alone[0].probe, alone[0].measurement
+        cotangents = self.cotangents(self.point, probe)
+        for draw in range(_NUDGES):
+            point = self._nudged_point(draw)
+            if point is None:
+                return False
+            here, there = (one.outputs[output].tensor.double() for one in (self.point, point))
+            if _spread(here, there) < _NOISY:
+                return False
+            try:
+                gradients = differentiate(self.subject, point, cotangents)
+            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+                return False
+            again = measure(
+                self.subject,
+                point,
+                cotangents,
+                gradients,
+                {variable: self.direction(probe, variable)},
+                precision=self.precision,
+                thorough=True,
+            )[output]
+            seen = max(_ANOTHER * abs(known.deviation), known.tolerance + again.tolerance)
+            if abs(again.deviation - known.deviation) > seen:
+                return True
+        return False
+
+    def _nudged_point(self, draw: int) -> Point | None:
+        if draw not in self._nudged:
+            offsets = [
+                torch.where(torch.isfinite(value), near - value, 0.0)
+                for value, near in zip(self.point.values, self._nudged_values(draw), strict=True)
+            ]
+            self._nudged[draw] = point_beside(self.subject, self.point, offsets)
+        return self._nudged[draw]
+
+    def _nudged_values(self, draw: int) -> list[torch.Tensor]:
+        return [
+            _nudged(value, generator_for(self._seed, _NUDGE + draw, index))
+            for index, value in enumerate(self.point.values)
+        ]
 
     def _pooled(
         self, found: dict[tuple[int, int], Conclusion]
@@ -213,20 +290,28 @@ class Survey:
         return self._gradients[key]
 
     def _survey(self, probe: int, group: list[int]) -> None:
+        """Measure variables together, and those that this does not settle in smaller groups.
+
+        Of many variables, those that have passed before are not looked at more closely again for
+        kinks of the others, as long as nothing speaks against them.
+        """
         if not group:
             return
         results = self._measure(self.point, probe, {v: self.direction(probe, v) for v in group})
         if len(group) == 1:
             self._note(results, group[0], probe, moved=False)
             return
+        agree = all(result.z <= 1.0 for result in results)
+        spare = agree and len(self.point.values) > _MANY_VARIABLES
         rest = []
         for variable in group:
+            known = spare and self._has_passed(variable)
             rulings = [judge(result, variable, self.precision) for result in results]
             for result, ruling in zip(results, rulings, strict=True):
                 if ruling == "pass":
                     pair = (result.output, variable)
                     self._outcomes[pair].append(Outcome(ruling, result, moved=False, probe=probe))
-            if any(ruling != "pass" for ruling in rulings):
+            if not known and any(ruling != "pass" for ruling in rulings):
                 rest.append(variable)
         if len(rest) <= len(group) // 2:
             self._survey(probe, rest)
@@ -235,6 +320,12 @@ class Survey:
         size = -(-len(rest) // parts)
         for start in range(0, len(rest), size):
             self._survey(probe, rest[start : start + size])
+
+    def _has_passed(self, variable: int) -> bool:
+        return all(
+            any(outcome.ruling == "pass" for outcome in self._outcomes[output, variable])
+            for output in range(len(self.point.outputs))
+        )
 
     def _measure_alone(self, point: Point, probe: int, variable: int) -> None:
         results = self._measure(point, probe, {variable: self.direction(probe, variable)})
@@ -305,23 +396,26 @@ class Survey:
         suspects = self._suspects()
         if not suspects:
             return
-        values = tuple(
-            _nudged(value, generator_for(self._seed, _NUDGE, index))
-            for index, value in enumerate(self.point.values)
-        )
-        nudged = replace(self.point, values=values)
         cotangents = self.cotangents(self.point, 0)
-        known, other = self._differentiate(self.point, 0), None
-        try:
-            other = differentiate(self.subject, nudged, cotangents)
-        except Exception:  # noqa: BLE001 - the user's function may fail off the given point
-            return
-        for output, (row, second) in enumerate(zip(known.rows, other.rows, strict=True)):
+        known = self._differentiate(self.point, 0)
+        # The few roundings behind one number may add up to much the same by chance.
+        for draw in range(_NUDGES):
+            nudged = replace(self.point, values=tuple(self._nudged_values(draw)))
+            try:
+                other = differentiate(self.subject, nudged, cotangents)
+            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+                break
+            for output, (row, second) in enumerate(zip(known.rows, other.rows, strict=True)):
+                for variable in suspects:
+                    pair = (output, variable)
+                    self._backward_noise[pair] = max(
+                        self._backward_noise[pair],
+                        _spread(row[variable], second[variable]),
+                        self.breaches.rounding.get(pair, 0.0),
+                    )
+        for output in range(len(self.point.outputs)):
             for variable in suspects:
                 pair = (output, variable)
-                self._backward_noise[pair] = max(
-                    _spread(row[variable], second[variable]), self.breaches.rounding.get(pair, 0.0)
-                )
                 self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
 
     def _judged(self, pair: tuple[int, int], outcome: Outcome) -> Outcome:

@@ -221,3 +221,35 @@ def test_a_time_limit_that_is_over_leaves_later_stages_out(randn):
     assert second(report) == ([], [])
     assert any("the time limit of 1e-09 s was reached" in line for line in report.not_covered)
     assert {verdict.status for verdict in report.verdicts} == {"pass"}
+
+
+def test_rounding_noise_has_no_second_derivative():
+    torch.manual_seed(0)
+    x = torch.randn(6, 1, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(1, dtype=torch.float64).requires_grad_()
+    # Over one element x - mean is zero but for its last bit, which depends on how it is computed.
+    report = check_gradients(
+        lambda x, weight: torch.nn.functional.layer_norm(x, (1,), weight, eps=1e-9),
+        (x, weight),
+        order=2,
+        variations=(),
+    )
+    assert report.findings == ()
+
+
+def test_gradients_without_elements_have_no_second_order(randn):
+    report = check_gradients(
+        lambda x: torch.nn.functional.pad(x, (1, 1)), randn(0), order=2, variations=()
+    )
+    assert report.findings == ()
+    assert "order 2: there is no gradient beyond rounding" in report.not_covered
+
+
+def test_what_rounding_leaves_of_a_saturated_softmax_has_no_second_order(randn):
+    x = (4000.0 * torch.arange(12.0, dtype=torch.float64).view(3, 4).sin() / 100).requires_grad_()
+    value = randn(4, 5)
+    report = check_gradients(
+        lambda x, value: x.softmax(1) @ value, (x, value), order=2, variations=()
+    )
+    assert report.findings == ()
+    assert {one.status for one in report.verdicts} <= {"pass", "inconclusive"}

@@ -16,7 +16,7 @@ from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.calling import Subject
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.mistakes import find_mistakes
-from gradcheck_suite.verification.points import Point, evaluate, given_point
+from gradcheck_suite.verification.points import Point, given_point
 from gradcheck_suite.verification.probes import Gradients, differentiate, draw_cotangents, measure
 from gradcheck_suite.verification.stages import Known
 from gradcheck_suite.verification.survey import Survey
@@ -195,13 +195,6 @@ def _confirm(
     except Exception as error:  # noqa: BLE001 - the user's function, further off the point
         return Trial("refused", f"raises {brief(error)}")
     wrong = frozenset(pair for pair, found in conclusions.items() if found.status == "fail")
-    flat = frozenset(
-        pair
-        for pair in wrong
-        if conclusions[pair].shown.contribution == 0.0 and _is_flat(survey, pair)
-    )
-    if flat:
-        return Trial("undecided", "the function is made of steps: it rounds")
     findings = tuple(find_mistakes(survey, conclusions))
     if findings:
         return Trial("failed", wrong=wrong, findings=findings)
@@ -211,31 +204,6 @@ def _confirm(
     if unresolved:
         return Trial("undecided", _undecided(known, unresolved, conclusions))
     return Trial("held")
-
-
-def _is_flat(survey: Survey, pair: tuple[int, int]) -> bool:
-    """Say whether the output stays as it is when a variable moves by a few roundings.
-
-    Seen from afar the steps of a function that rounds have a slope; its gradient is zero.
-    """
-    output, variable = pair
-    point = survey.point
-    step = _FEW_ROUNDINGS * survey.precision.eps
-    moved = [
-        value + step * survey.direction(0, variable) if index == variable else value
-        for index, value in enumerate(point.values)
-    ]
-    try:
-        found = {
-            it.name: it.tensor for it in evaluate(survey.subject, moved, recorded=point.recorded)
-        }
-    except Exception:  # noqa: BLE001 - the user's function may fail here in any way
-        return False
-    known = point.outputs[output]
-    return known.name in found and torch.equal(found[known.name], known.tensor)
-
-
-_FEW_ROUNDINGS = 1024.0
 
 
 def _matching(known: Known, produced: Sequence[Output], *, resized: bool) -> list[Output] | str:
