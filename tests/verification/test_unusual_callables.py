@@ -207,6 +207,11 @@ def test_a_module_on_meta_is_refused():
         check_gradients(nn.Linear(3, 2, device="meta"), torch.randn(4, 3))
 
 
+def test_copies_on_many_devices_are_refused():
+    with pytest.raises(UsageError, match=r"give the module that it holds: model\.module"):
+        check_gradients(nn.DataParallel(nn.Linear(3, 2)), torch.randn(4, 3))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_inputs_without_a_gradient_are_refused(dtype):
     with pytest.raises(UsageError, match="no inputs of floating-point or complex type"):
