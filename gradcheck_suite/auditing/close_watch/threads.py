@@ -35,25 +35,25 @@ _POOLS = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
 def another_may_have_written(follows: Callable[[int], bool]) -> bool:
     """Return whether a thread other than this one may have written since this one last looked.
 
-    A thread inside those parts of the standard library that wait (for a lock, a queue, a socket) is
-    idle. It may have been at work a moment before: if its lines are followed, it has looked itself
-    by then; if not, that is taken to be possible where it runs the user's code, or is a worker of a
-    pool.
+    Threads that run nothing of the user's (a progress bar's, a kernel's) do not count, but the
+    workers of a pool do. One inside those parts of the standard library that wait (for a lock, a
+    queue, a socket) is idle. It may have been at work a moment before: if its lines are followed,
+    it has looked itself by then.
 
     Args:
         follows: whether the lines of the thread of this number are followed.
     """
     own = threading.get_ident()
     return any(
-        _is_at_work(frame) or (not follows(thread) and _works_for_the_user(frame))
+        _works_for_the_user(frame) and not (_is_waiting(frame) and follows(thread))
         for thread, frame in sys._current_frames().items()  # noqa: SLF001 - its public name
         if thread != own
     )
 
 
-def _is_at_work(frame: FrameType) -> bool:
+def _is_waiting(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return owner_of_file(name) is not Owner.PYTHON or _WAITING.isdisjoint(PurePath(name).parts)
+    return owner_of_file(name) is Owner.PYTHON and not _WAITING.isdisjoint(PurePath(name).parts)
 
 
 def _works_for_the_user(innermost: FrameType) -> bool:
