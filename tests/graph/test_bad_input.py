@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
@@ -109,3 +110,43 @@ def test_where_it_can_not_be_saved(name, tmp_path):
     graph = gs.trace_graph(torch.ones(1, requires_grad=True))
     with pytest.raises(gs.UsageError, match=r"does not exist; create it first|suffixes \.dot, "):
         graph.save(tmp_path / name)
+
+
+def test_ctrl_c_within_a_recorded_backward_leaves_nothing_behind():
+    before = torch.autograd.graph._engine_run_backward
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    loss = y.sum()
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    handle = y.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), gs.record(saved=False, backward=True) as recording:
+        loss.backward(retain_graph=True)
+    handle.remove()
+
+    assert torch.autograd.graph._engine_run_backward is before
+    figures = recording._backward.backwards[0].figures
+    measured = len(figures._entries)
+    loss.backward()
+    assert len(figures._entries) == measured, "no hook of ours is left"
+    assert torch.equal(x.grad, torch.ones(3).exp())
+
+
+def test_ctrl_c_while_tracing_leaves_the_collector_on(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradcheck_suite.graph._trace.release_without_recursion", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gs.trace_graph(torch.ones(3, requires_grad=True).exp())
+    assert gc.isenabled()
+
+
+def test_a_graph_of_one_node_and_an_empty_one_in_words():
+    text = str(gs.trace_graph(torch.ones(1, requires_grad=True)))
+    assert "1 node, 0 edges, 1 leaf" in text
+    assert "#1 unnamed  (1,) float32  leaf tensor" in text
+    with pytest.raises(gs.UsageError, match=r"there is no tensor in what trace_graph was given"):
+        gs.trace_graph([])
