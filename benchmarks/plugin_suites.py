@@ -230,6 +230,7 @@ def _scores(results: Sequence[tuple[Recipe, SuiteResult]]) -> Scores:
                 f"{result.cpu_seconds:.0f}",
                 f"{result.ratio:.2f}",
                 f"{result.ratio_of_tests:.2f}",
+                result.rounds,
             )
         )
         met = met and not false and not _unmeant(recipe, result) and result.ratio <= GOAL
@@ -238,7 +239,14 @@ def _scores(results: Sequence[tuple[Recipe, SuiteResult]]) -> Scores:
         command="python -m benchmarks.plugin_suites --sources FOLDER",
         columns=(
             *("suite", "tests that pass", "of these fail audited", "errors found"),
-            *("of these false", "milder findings", "CPU s", "ratio", "ratio of tests alone"),
+            *(
+                "of these false",
+                "milder findings",
+                "CPU s",
+                "ratio",
+                "ratio of tests alone",
+                "rounds",
+            ),
         ),
         rows=tuple(rows),
         goal=(
@@ -280,10 +288,10 @@ def _page(results: Sequence[tuple[Recipe, SuiteResult]]) -> str:
         )
         lines = [f"## {recipe.name}", what]
         if recipe.note:
-            lines.append(recipe.note)
+            lines += [recipe.note, ""]
         lines += [f"- {line}" for line in _told(recipe, result)]
         lines += [f"- Not looked at: {_short(remark)}" for remark in result.remarks]
-        if len(lines) <= 3 and not result.findings:
+        if not result.findings and not result.remarks:
             lines.append("Nothing found.")
         parts.append("\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -319,8 +327,9 @@ _HEAD = """\
 
 Written by `python -m benchmarks.plugin_suites --page`; never edited by hand. Each test of a library
 runs under `--gradcheck-suite-audit=error`. *Ratio* is the CPU time of the whole run, audited to
-bare, the median over rounds in turn; *ratio of tests alone* leaves out imports and collection. Each
-finding was judged by reading the test and the library's code."""
+bare, the median over rounds in turn; *ratio of tests alone* is of the wall-clock time in the
+tests, without imports and collection, and on a busy machine says little. One round is no
+measurement. Each finding was judged by reading the test and the library's code."""
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
