@@ -125,6 +125,7 @@ class Writers:
 
     Attributes:
         listening: whether writes are the program's own now, and not an optimizer's.
+        on_indexed: called after an indexed assignment to a tensor that requires grad.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -133,6 +134,7 @@ class Writers:
         self._writes: dict[int, deque[Write]] = {}
         self._replacements: list[_Watched] = []
         self.listening = False
+        self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
         self._tells = False
 
     def install(self, patches: Patches) -> None:
@@ -186,6 +188,12 @@ class Writers:
         site = call_site()
         sequence = self._clock.tick()
         writes.append(Write(sequence=sequence, operation=name, site=site, start=start, end=end))
+        if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
+            try:
+                self.on_indexed(tensor, site)
+            except Exception as error:  # noqa: BLE001 - the user's program goes on
+                self.on_indexed = None
+                self._recorder.note_failure("indexed assignments", error)
         if self._tells:
             self._recorder.emit(Written(tensor, name, sequence, site))
 

@@ -17,8 +17,10 @@ from gradcheck_suite.auditing.detectors._overwritten import (
     line_of,
     source_words,
 )
+from gradcheck_suite.auditing.detectors._slice_writes import SliceWrites
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
+    BackwardStarted,
     SavedTensorCorrupted,
     SavedTensorModified,
     WriteRefused,
@@ -48,7 +50,7 @@ class InPlaceDetector:
     A saved tensor that was modified is GCS103, or by what was saved and who wrote: an op's own
     output (GCS108), a slice whose base was assigned to (GCS107), a parameter that a step has
     changed (GCS109). One whose contents changed unseen is GCS104. A write into a leaf, which torch
-    refuses, is GCS101.
+    refuses, is GCS101. Results written slice by slice into one tensor are GCS106.
     """
 
     def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
@@ -57,6 +59,8 @@ class InPlaceDetector:
         self._uses: dict[_Key, Use] = {}
         self._seen: dict[_Key, _Key] = {}
         self._refused: dict[object, Finding] = {}
+        self._slices = SliceWrites()
+        recorder.writers.on_indexed = self._slices.note
         self.left_out = 0
 
     def subscriptions(self) -> Subscriptions:
@@ -65,6 +69,7 @@ class InPlaceDetector:
             SavedTensorModified: self._note,
             SavedTensorCorrupted: self._note,
             WriteRefused: self._note_refusal,
+            BackwardStarted: self._slices.before_backward,
             BackwardFinished: self._recorder.watch.after_backward,
         }
 
@@ -184,7 +189,11 @@ class InPlaceDetector:
         mistakes: dict[object, list[Use]] = {}
         for use in self._uses.values():
             mistakes.setdefault(use.mistake(), []).append(use)
-        return [*self._refused.values(), *map(finding_of, mistakes.values())]
+        return [
+            *self._refused.values(),
+            *map(finding_of, mistakes.values()),
+            *self._slices.findings(),
+        ]
 
 
 def _kind_of(
