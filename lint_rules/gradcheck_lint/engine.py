@@ -126,6 +126,7 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
             if rule.part is None or rule.part in function.scope.parts
             for violation in rule.check(function)
         ]
+        model.release()
     if not found and plan.answerable is None:
         return Inspection(tree=tree)
     positions = Positions(tree, _nodes(found))

@@ -147,6 +147,16 @@ class Scopes:
         self._imported: set[str] = set()
         self._collect(module, self.top, None, "")
 
+    def release(self) -> None:
+        """Undo the circles between scopes, which nobody may ask from here on."""
+        for scope in self.functions:
+            scope.parent = scope.owner = None
+            scope.nested.clear()
+        for known in self.classes.values():
+            known.methods.clear()
+        self.functions.clear()
+        self.classes.clear()
+
     def resolve_import(self, dotted: str) -> str | None:
         """Return the full name of what ``dotted`` was imported as, or None.
 
