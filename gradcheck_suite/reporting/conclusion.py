@@ -12,7 +12,15 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from gradcheck_suite.findings import Report, VerdictStatus
 
-__all__ = ["TOLD", "conclusion", "count_findings", "count_verdicts", "verdict_and_remarks"]
+__all__ = [
+    "COVERED",
+    "TOLD",
+    "conclusion",
+    "count_findings",
+    "count_verdicts",
+    "sentences_covered",
+    "verdict_and_remarks",
+]
 
 # The figures of a summary that say how much was looked at: key, noun, verb.
 _WATCHED = (
@@ -21,6 +29,8 @@ _WATCHED = (
 )
 # The keys of a summary that the conclusion tells.
 TOLD = frozenset(key for key, _, _ in _WATCHED)
+COVERED = "covered"
+"""The key of a summary that holds sentences on what was looked at."""
 _VERDICT_ORDER: tuple[VerdictStatus, ...] = ("pass", "fail", "inconclusive", "not covered")
 
 
@@ -51,6 +61,12 @@ def verdict_and_remarks(report: Report) -> tuple[str, str]:
     if report.not_covered:
         remarks.append(f"{plural(len(report.not_covered), 'thing')} not covered")
     return f"{one_line(report.tool)}: {sentence}", "; ".join(remarks)
+
+
+def sentences_covered(report: Report) -> tuple[str, ...]:
+    """Return what a check says that it covered, beyond what the verdicts show."""
+    covered = report.summary.get(COVERED)
+    return tuple(map(str, covered)) if isinstance(covered, (tuple, list)) else ()
 
 
 def count_findings(report: Report) -> str:

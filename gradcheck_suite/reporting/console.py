@@ -12,7 +12,12 @@ from rich.style import Style
 from rich.text import Text
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.reporting.conclusion import TOLD, conclusion, verdict_and_remarks
+from gradcheck_suite.reporting.conclusion import (
+    TOLD,
+    conclusion,
+    sentences_covered,
+    verdict_and_remarks,
+)
 from gradcheck_suite.reporting.diagnostics import draw_finding
 from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph
 from gradcheck_suite.reporting.source import SourceLines
@@ -100,15 +105,14 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
     if report.verdicts:
         yield from draw_verdicts(report.verdicts, page)
         yield Text()
-    covered = report.summary.get("covered")
     for heading, sentences in (
-        ("covered", covered if isinstance(covered, (tuple, list)) else ()),
+        ("covered", sentences_covered(report)),
         ("not covered", report.not_covered),
     ):
         if sentences:
             yield Text(heading, style=page.style("strong"))
             for sentence in sentences:
-                yield from paragraph(str(sentence), page, label="- ")
+                yield from paragraph(sentence, page, label="- ")
             yield Text()
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.concise import place
-from gradcheck_suite.reporting.conclusion import TOLD, conclusion
+from gradcheck_suite.reporting.conclusion import COVERED, TOLD, conclusion, sentences_covered
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
 
@@ -37,7 +37,8 @@ def render(report: Report) -> str:
         f"<h1>{title}</h1>",
         *(_finding(finding, sources) for finding in findings),
         *_verdicts(report.verdicts),
-        *_not_covered(report.not_covered),
+        *_sentences("covered", sentences_covered(report)),
+        *_sentences("not covered", report.not_covered),
         *_summary(report.summary),
     ]
     return (
@@ -159,14 +160,14 @@ def _verdict_table(verdicts: Iterable[Verdict]) -> str:
     return f'<table class="verdicts"><thead>{head}</thead><tbody>{rows}</tbody></table>'
 
 
-def _not_covered(reasons: Sequence[str]) -> Iterator[str]:
-    if reasons:
-        items = "".join(f"<li>{_prose(reason)}</li>" for reason in reasons)
-        yield f"<h2>not covered</h2><ul>{items}</ul>"
+def _sentences(heading: str, sentences: Sequence[str]) -> Iterator[str]:
+    if sentences:
+        items = "".join(f"<li>{_prose(sentence)}</li>" for sentence in sentences)
+        yield f"<h2>{heading}</h2><ul>{items}</ul>"
 
 
 def _summary(summary: Mapping[str, JSON]) -> Iterator[str]:
-    figures = {key: value for key, value in summary.items() if key not in TOLD}
+    figures = {key: value for key, value in summary.items() if key not in {*TOLD, COVERED}}
     if figures:
         yield f"<h2>figures</h2>{_figures(figures)}"
 

@@ -147,3 +147,14 @@ def test_write_report_knows_the_format(reports_of_each_kind):
     stream = io.StringIO()
     write_report(reports_of_each_kind["lint"], output_format="html", stream=stream)
     assert stream.getvalue().startswith("<!doctype html>")
+
+
+def test_what_was_covered_stands_before_what_was_not():
+    report = Report(
+        tool="gradcheck-suite verify",
+        summary={"evaluations": 12, "covered": ("inputs: strided", "<order 2>")},
+        not_covered=("block sizes",),
+    )
+    text = Page(page.render(report)).text
+    assert "covered inputs: strided <order 2> not covered block sizes figures evaluations" in text
+    assert text.count("strided") == 1
