@@ -35,7 +35,7 @@ from tests.auditing.loops.bank import BUGGY, CLEAN
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _LOOPS = Path(__file__).parents[1] / "tests" / "auditing" / "loops"
 _MODULES = sorted({path.stem for path in _LOOPS.glob("*.py")} - {"__init__", "bank", "connected"})
@@ -160,9 +160,9 @@ class LoopMutant:
     original: Callable[[], object]
 
 
-def loop_mutants() -> Iterator[LoopMutant]:
-    """Yield every mutant of every correct loop whose code can be seen at run time."""
-    for module in _MODULES:
+def loop_mutants(modules: Sequence[str] = _MODULES) -> Iterator[LoopMutant]:
+    """Yield every mutant of the correct loops of these modules that can be seen at run time."""
+    for module in modules:
         text = (_LOOPS / f"{module}.py").read_text(encoding="utf-8")
         counts: dict[tuple[str, str], int] = defaultdict(int)
         for mutant in mutants(text):
@@ -192,6 +192,15 @@ def _made(module: str, source: str, function: str, name: str) -> Callable[[], ob
     return made
 
 
+def _right(mutant: LoopMutant) -> set[str]:
+    return {mutant.code, *_ALSO_RIGHT.get((mutant.operator, mutant.code), ())}
+
+
+def is_found(mutant: LoopMutant) -> bool:
+    """Return whether an audit names the mistake under its code."""
+    return bool(_right(mutant) & set(run(mutant.loop, audited=True).codes))
+
+
 def score_mutants(options: argparse.Namespace) -> tuple[dict[str, list[int]], list[str]]:
     """Return how many of how many were found by operator, and those that were not."""
     by_operator: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -215,8 +224,7 @@ def score_mutants(options: argparse.Namespace) -> tuple[dict[str, list[int]], li
                 continue
         watched = run(mutant.loop, audited=True)
         count[1] += 1
-        right = {mutant.code, *_ALSO_RIGHT.get((mutant.operator, mutant.code), ())}
-        if right & set(watched.codes):
+        if _right(mutant) & set(watched.codes):
             count[0] += 1
         else:
             missed.append(f"{mutant.name} ({mutant.code}): {watched.codes} {watched.raised[:80]}")

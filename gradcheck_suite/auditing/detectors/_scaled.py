@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
@@ -81,14 +82,14 @@ class ScaledLosses:
         reference = weakref.ref(event.scaler)
         for result in _tensors(event.result):
             if result.grad_fn is not None:
-                _notes_of(result.grad_fn)[_MARK] = reference
+                node_metadata(result.grad_fn)[_MARK] = reference
                 self._scaler = reference
 
     def _before_backward(self, event: BackwardStarted) -> None:
         if self._scaler is None:
             return
         nodes = [root.grad_fn for root in event.roots if root.grad_fn is not None]
-        if any(_MARK in _notes_of(node) for node in nodes):
+        if any(_MARK in node_metadata(node) for node in nodes):
             self._kind = "scaled"
         elif self._walks < _MOST_WALKS:
             self._walks += 1
@@ -132,15 +133,10 @@ def _kind_of(nodes: list[Node]) -> Kind:
         for child, _ in waiting.pop().next_functions:
             if child is None or child in seen:
                 continue
-            if _MARK in _notes_of(child):
+            if _MARK in node_metadata(child):
                 return "scaled"
             if len(seen) >= _MOST_NODES:
                 return "unknown"
             seen.add(child)
             waiting.append(child)
     return "plain"
-
-
-def _notes_of(node: Node) -> dict[Any, Any]:
-    """Return the dictionary that lives as long as the node (torch declares it as a method)."""
-    return node.metadata  # type: ignore[return-value]

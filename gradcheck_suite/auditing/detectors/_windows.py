@@ -66,6 +66,8 @@ class Turn(NamedTuple):
         discarded: what was cleared since the step before, unused, oldest first.
         backwards: how many outermost backwards of any kind have begun since the step before.
         site: where the step was called.
+        cleared_last: whether no backward has begun since they were cleared, by this optimizer
+            or for it.
         backward_inside: whether a closure ran a backward inside the step.
     """
 
@@ -74,6 +76,7 @@ class Turn(NamedTuple):
     backwards: int
     site: CallSite | None
     backward_inside: bool
+    cleared_last: bool = False
 
 
 class Window:
@@ -90,6 +93,7 @@ class Window:
         whole: whether it was known from the beginning of this window on.
         used: whether its gradients, if there, are those that its last step has used.
         cleared: whether they were cleared since.
+        cleared_at: how many backwards had begun when they were cleared last.
         turn: the last finished turn.
         filled_at: the time of the last backward, where gradients were discarded before.
         gradients: the identities of the gradients at that time.
@@ -99,6 +103,7 @@ class Window:
         "__weakref__",
         "backwards",
         "cleared",
+        "cleared_at",
         "constructed_at",
         "discarded",
         "filled_at",
@@ -125,6 +130,7 @@ class Window:
         self.stepping_backwards = 0
         self.whole = whole
         self.used = self.cleared = False
+        self.cleared_at = -1
         self.backwards = backwards
         self.turn: Turn | None = None
         self.filled_at = 0
@@ -217,7 +223,7 @@ class Windows:
         owner = event.owner
         if isinstance(owner, Optimizer):
             own = self.of(owner, whole=True)
-            _discard(own, event)
+            self._discard(own, event)
             others = [
                 window
                 for window in self._windows.values()
@@ -227,7 +233,18 @@ class Windows:
             others = [window for window in self._windows.values() if window.fills or window.used]
         for window in others:
             if all(_is_clear(parameter.grad) for parameter in window.parameters()):
-                _discard(window, event)
+                self._discard(window, event)
+
+    def _discard(self, window: Window, event: GradientsCleared) -> None:
+        window.used = False
+        window.cleared = True
+        window.cleared_at = self._recorder.backwards
+        if not window.fills:
+            return
+        # A closure clears what an earlier evaluation of it has left.
+        if not window.stepping and len(window.discarded) < _MOST_KEPT:
+            window.discarded.append(Discarded(event.site, tuple(window.fills)))
+        window.fills.clear()
 
     def _begin_step(self, event: StepStarted) -> None:
         window = self.stepped = self.of(event.optimizer)
@@ -246,6 +263,7 @@ class Windows:
                 backwards=now - window.backwards,
                 site=event.site,
                 backward_inside=window.stepping and now > window.stepping_backwards,
+                cleared_last=window.cleared and window.cleared_at == now,
             )
             if window.whole
             else None
@@ -265,17 +283,6 @@ class Windows:
             window.discarded.clear()
             window.used = True
             window.backwards = self._recorder.backwards
-
-
-def _discard(window: Window, event: GradientsCleared) -> None:
-    window.used = False
-    window.cleared = True
-    if not window.fills:
-        return
-    # A closure clears what an earlier evaluation of it has left.
-    if not window.stepping and len(window.discarded) < _MOST_KEPT:
-        window.discarded.append(Discarded(event.site, tuple(window.fills)))
-    window.fills.clear()
 
 
 def _is_clear(gradient: Tensor | None) -> bool:

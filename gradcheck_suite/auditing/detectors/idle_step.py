@@ -5,6 +5,9 @@ and the step has written nothing; or they are those that its last step has used,
 contents. A step that finds gradients which the program has put there itself is left alone, and so
 is one that moves parameters without gradients (an optimizer that needs none).
 
+Or, in each of an optimizer's steps, only backwards for other optimizers have begun, and none since
+its gradients were cleared.
+
 Where ``zero_grad`` clears what the backward of the turn before has left, and the very first step
 on that line came before there was any gradient, the step comes too early in each turn.
 """
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["IdleStepDetector"]
 
 _COMPARED = 4
+_ENOUGH_SKIPPED = 3
+_LIKELY = ("again", "skipped")
 
 
 class _Seen:
@@ -40,14 +45,15 @@ class _Seen:
         idle: how many steps in a row were idle.
         versions: the versions of the parameters when the last idle step had ended.
         left: parameters with identity and contents of the gradients that the last step has used.
+        skipped: how many steps in a row had only backwards for other optimizers before them.
         watch: whether the next steps take note of that.
     """
 
-    __slots__ = ("blank_at", "idle", "left", "versions", "watch")
+    __slots__ = ("blank_at", "idle", "left", "skipped", "versions", "watch")
 
     def __init__(self) -> None:
         self.blank_at: CallSite | None = None
-        self.idle = 0
+        self.idle = self.skipped = 0
         self.versions: list[int] = []
         self.left: list[tuple[int, int, Fingerprint]] = []
         self.watch = False
@@ -81,7 +87,11 @@ class IdleStepDetector:
         if turn is None:
             return
         seen = self._seen.get(window)
-        if turn.backwards and not (turn.discarded and not turn.fills):
+        skipped = _is_skipped(turn)
+        if not skipped and turn.fills and seen is not None and seen.skipped:
+            seen.skipped = 0
+            self._occurrences.pop((event.site, "skipped"), None)  # it was only waiting
+        if turn.backwards and not skipped and not (turn.discarded and not turn.fills):
             if seen is not None:
                 seen.idle = 0
                 if seen.watch:
@@ -89,7 +99,9 @@ class IdleStepDetector:
             return
         if seen is None:
             seen = self._seen[window] = _Seen()
-        if turn.backwards:
+        if skipped:
+            self._look_at_skipped(window, seen, event)
+        elif turn.backwards:
             self._look_at_early(window, seen, turn, event)
         else:
             self._look_at_idle(window, seen, turn, event)
@@ -99,6 +111,19 @@ class IdleStepDetector:
         if same_line and not turn.backward_inside and none_left(window.parameters()):
             lost = turn.discarded[-1].fills[-1].site
             self._report(event, "early", lost)
+
+    def _look_at_skipped(self, window: Window, seen: _Seen, event: StepFinished) -> None:
+        versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - as below
+        moved = seen.skipped and versions != seen.versions
+        seen.versions = versions
+        if moved or any(parameter.grad is not None for parameter in window.parameters()):
+            seen.skipped = 0  # an optimizer that needs none; or zeros, which may move as well
+            return
+        seen.skipped += 1
+        # The very first may have come before any backward.
+        every = seen.skipped + (seen.blank_at is not None) == window.steps
+        if every and seen.skipped >= _ENOUGH_SKIPPED:
+            self._report(event, "skipped", None, count=seen.skipped)
 
     def _look_at_idle(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
         if window.steps == 1:
@@ -133,6 +158,17 @@ class IdleStepDetector:
     def findings(self) -> list[Finding]:
         """Return one finding for each line of a step."""
         return [_finding(occurrence) for occurrence in self._occurrences.values()]
+
+
+def _is_skipped(turn: Turn) -> bool:
+    """Return whether there was nothing to clear, it was cleared, and no backward followed."""
+    return (
+        turn.backwards > 0
+        and turn.cleared_last
+        and not turn.fills
+        and not turn.discarded
+        and not turn.backward_inside
+    )
 
 
 def _used_gradients(window: Window) -> list[tuple[int, int, Fingerprint]]:
@@ -174,6 +210,13 @@ def _finding(occurrence: _Occurrence) -> Finding:
             "since its last step; expected a backward() before each step"
         )
         hint = "call loss.backward() before step()"
+    elif occurrence.kind == "skipped":
+        message = (
+            f"{name}.step() ran {occurrence.count} times without a gradient: no backward() had run "
+            "since they were cleared, only others for other optimizers before that; expected a "
+            "backward() between zero_grad() and step()"
+        )
+        hint = "call loss.backward() between zero_grad() and step()"
     else:
         message = (
             f"{name}.step() used the gradients that its last step had used already, unchanged: no "
@@ -184,7 +227,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         catalogue.STEP_WITHOUT_BACKWARD,
         message,
         detector="audit",
-        severity=Severity.WARNING if occurrence.kind == "again" else Severity.ERROR,
+        severity=Severity.WARNING if occurrence.kind in _LIKELY else Severity.ERROR,
         location=location_of(occurrence.site),
         related=related,
         hint=hint,
