@@ -52,11 +52,11 @@ def module_rows(graph: AutogradGraph, *, rows: int) -> tuple[ModuleRow, ...]:
     """
     if not graph.calls:
         return ()
-    for depth in range(_DEEPEST, 0, -1):
+    for depth in range(_DEEPEST, 1, -1):
         found = _rows(graph, depth)
         if len(found) <= rows:
-            break
-    return found
+            return found
+    return _rows(graph, 1)
 
 
 def _rows(graph: AutogradGraph, depth: int) -> tuple[ModuleRow, ...]:
