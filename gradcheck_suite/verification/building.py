@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,6 +17,7 @@ from gradcheck_suite.verification.arguments import (
     resolve_target,
     split_arguments,
 )
+from gradcheck_suite.verification.by_design import ALL_ROWS, departures
 from gradcheck_suite.verification.calling import Constant, Given, Subject, Variable
 from gradcheck_suite.verification.representations import (
     LAYOUTS,
@@ -149,6 +150,7 @@ class _Builder:
         prefix = "owner." if isinstance(module, BoundMethod) else ""
         taken = {variable.name for variable in self.variables}
         slots: dict[str, _Slot] = {}
+        by_design = departures(module)
         for full_name, parameter in module.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise UsageError(
@@ -157,8 +159,17 @@ class _Builder:
                 )
             name = full_name.removeprefix(prefix)
             shown = f"self.{name}" if name in taken else name
-            if self._options.parameters:
+            rows = by_design.get(id(parameter))
+            if self._options.parameters and rows == ALL_ROWS:
+                self.not_covered.append(
+                    f"the gradient of `{shown}` is by design not the derivative "
+                    "(scale_grad_by_freq); it was held constant"
+                )
+                slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
+            elif self._options.parameters:
                 slots[full_name] = self._slot(parameter, shown, "parameter")
+                if rows is not None and slots[full_name].varies:
+                    self._leave_out_row(int(rows))
             else:
                 slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
         if slots and not self._options.parameters:
@@ -166,6 +177,18 @@ class _Builder:
         for full_name, buffer in module.named_buffers():
             slots[full_name] = self._constant(full_name, self._copy(buffer), "buffer")
         return slots
+
+    def _leave_out_row(self, row: int) -> None:
+        """Never move one row of the variable that was added last."""
+        variable = self.variables[-1]
+        mask = torch.zeros_like(variable.value, dtype=torch.bool)
+        mask[row] = True
+        fixed = mask if variable.fixed is None else variable.fixed | mask
+        self.variables[-1] = replace(variable, fixed=fixed)
+        self.not_covered.append(
+            f"row {row} of `{variable.name}` gets no gradient by design (padding_idx); it was not "
+            "moved"
+        )
 
     def tell_of_hooks(self, name: str, tensor: torch.Tensor) -> None:
         """Say that hooks on the gradient of the user's tensor don't run on our copies."""

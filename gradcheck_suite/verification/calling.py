@@ -46,7 +46,8 @@ class Variable:
             the function takes.
         kind: what it is to the user.
         representation: what the values stand for: a complex or sparse tensor, or themselves.
-        fixed: where ``value`` is not finite, which is never moved; None where it is everywhere.
+        fixed: where ``value`` is never moved, as it is not finite or its gradient is by design not
+            the derivative; None where it is moved everywhere.
     """
 
     name: str
@@ -57,10 +58,10 @@ class Variable:
 
     def moved_to(self, values: torch.Tensor) -> Variable:
         """Return the same variable with other values."""
-        finite = torch.isfinite(values)
-        return replace(
-            self, value=copied(values), fixed=None if bool(finite.all()) else ~finite.detach()
-        )
+        fixed = ~torch.isfinite(values.detach())
+        if self.fixed is not None and self.fixed.shape == fixed.shape:
+            fixed |= self.fixed & torch.isfinite(self.value)
+        return replace(self, value=copied(values), fixed=fixed if bool(fixed.any()) else None)
 
     @property
     def dtype(self) -> torch.dtype:

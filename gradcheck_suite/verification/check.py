@@ -197,7 +197,14 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         probes = options.probes or precision.probes
         try:
             kind = PooledSurvey if precision.is_half else Survey
-            survey = kind(subject, outputs, precision=precision, seed=options.seed, probes=probes)
+            survey = kind(
+                subject,
+                outputs,
+                precision=precision,
+                seed=options.seed,
+                probes=probes,
+                deadline=deadline,
+            )
         except Exception as error:
             findings = explain_failure(subject, outputs, error)
             if not findings:
@@ -219,7 +226,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
         findings = list(find_mistakes(survey, conclusions))
         verdicts += _empty_verdicts(survey)
-        lines += _masked_outputs(survey)
+        lines += [*_masked_outputs(survey), *survey.not_covered]
         if not survey.deterministic:
             lines.append(
                 f"{subject.title} gives different outputs for the same inputs and random state; "
@@ -394,11 +401,12 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
             status, reason = "fail", "backward is not linear in the incoming gradient"
         if survey.breaches.differs((output, variable)):
             status, reason = "fail", "two identical backwards give different gradients"
-        fixed = survey.subject.variables[variable].fixed
-        if status == "pass" and fixed is not None:
+        values = survey.subject.variables[variable].value
+        broken = int(values.numel() - torch.isfinite(values).sum())
+        if status == "pass" and broken:
             status = "inconclusive"
             reason = (
-                f"{int(fixed.sum())} of {fixed.numel()} values of the input are not finite (NaN or "
+                f"{broken} of {values.numel()} values of the input are not finite (NaN or "
                 "Inf), where no derivative can be measured; the gradient at the others is right. "
                 "Give finite inputs"
             )

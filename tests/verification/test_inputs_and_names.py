@@ -321,3 +321,22 @@ def test_parametrized_modules_pass(randn, wrap):
     report = check_gradients(wrap(nn.Linear(4, 3).double()), randn(5, 4))
     assert report.findings == ()
     assert set(report.summary["verdicts"]) == {"pass"}
+
+
+def test_a_padding_row_gets_no_gradient_by_design():
+    torch.manual_seed(0)
+    module = torch.nn.Embedding(5, 3, padding_idx=1).double()
+    report = check_gradients(module, torch.tensor([[0, 1], [4, 1]]))
+    assert report.findings == ()
+    assert [verdict.status for verdict in report.verdicts] == ["pass"]
+    assert any("padding_idx" in line and "row 1" in line for line in report.not_covered)
+
+
+def test_gradients_scaled_by_frequency_are_held_constant():
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(5, 3, scale_grad_by_freq=True)
+    module = torch.nn.Sequential(embedding, torch.nn.Linear(3, 2)).double()
+    report = check_gradients(module, torch.tensor([0, 1, 1]))
+    assert report.findings == ()
+    assert {verdict.input for verdict in report.verdicts} == {"1.weight", "1.bias"}
+    assert any("scale_grad_by_freq" in line for line in report.not_covered)
