@@ -209,10 +209,11 @@ def owner_of(holder: object, frames: RunningFrames, *, skip: set[int]) -> Owner 
 def _referrers(level: list[_Node], seen: set[int]) -> list[_Node]:
     by_identity = {id(node.thing): node for node in level}
     things = [node.thing for node in level]
-    seen |= {id(by_identity), id(things), id(level)}
+    # Not kept in ``seen``: an identity may come again once these are gone.
+    own = {id(by_identity), id(things), id(level)}
     found: list[_Node] = []
     for referrer in gc.get_referrers(*things):
-        if id(referrer) in seen or is_ours(referrer):
+        if id(referrer) in seen or id(referrer) in own or is_ours(referrer):
             continue
         seen.add(id(referrer))
         below = next((id(r) for r in gc.get_referents(referrer) if id(r) in by_identity), None)
@@ -299,21 +300,26 @@ def _in_cache(chain: list[Any]) -> _Anchor:
 
 
 def _in_thread(chain: list[Any]) -> _Anchor | None:
-    if len(chain) <= 2:  # noqa: PLR2004 - the dictionary of this thread lies between
-        return None
-    name = _key_of(chain[1], chain[2]) if isinstance(chain[1], dict) else None
-    if name is None:
-        return None
-    return _Anchor(3, Owner("thread-local", name, type(chain[0]).__name__.lstrip("_")), 2)
+    # Between it and its attributes lie the dictionary of this thread and parts of its own.
+    attributes = vars(chain[0])
+    for place, thing in enumerate(chain[1:], 1):
+        name = _key_of(attributes, thing)
+        if name is not None:
+            kind = type(chain[0]).__name__.lstrip("_")
+            return _Anchor(3, Owner("thread-local", name, kind), place)
+    return None
 
 
 def _in_context(chain: list[Any]) -> _Anchor | None:
-    variables = [
-        each for each in gc.get_referents(chain[0]) if isinstance(each, contextvars.ContextVar)
-    ]
-    if len(variables) != 1 or len(chain) == 1:
+    if len(chain) == 1:
         return None
-    return _Anchor(3, Owner("context", variables[0].name, "", grows=None), 1)
+    parts = gc.get_referents(chain[0])
+    # A variable and its value stand side by side in such a node, and are told in reverse.
+    place = next((i for i, part in enumerate(parts[:-1]) if part is chain[1]), None)
+    variable = None if place is None else parts[place + 1]
+    if not isinstance(variable, contextvars.ContextVar):
+        return None
+    return _Anchor(3, Owner("context", variable.name, ""), 1)
 
 
 def _on_ctx(chain: list[Any]) -> _Anchor | None:

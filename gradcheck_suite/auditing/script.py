@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -154,7 +154,8 @@ def _status_of(stop: SystemExit) -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
+        # The script may have closed it, or what lies beneath it.
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
 
 

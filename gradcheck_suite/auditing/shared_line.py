@@ -212,7 +212,7 @@ def _is_ours_to_draw_on(terminal: int) -> bool:
     """
     import termios  # noqa: PLC0415 - POSIX only
 
-    if "_curses" in sys.modules or not os.isatty(terminal):
+    if _in_curses() or not os.isatty(terminal):
         return False
     try:
         flags = termios.tcgetattr(terminal)[3]
@@ -224,3 +224,14 @@ def _is_ours_to_draw_on(terminal: int) -> bool:
     with suppress(OSError):  # not the terminal that controls this process
         return os.tcgetpgrp(terminal) == os.getpgrp()
     return True
+
+
+def _in_curses() -> bool:
+    """Return whether the program is between ``curses.initscr()`` and ``curses.endwin()``."""
+    curses = sys.modules.get("_curses")
+    if curses is None:
+        return False
+    try:
+        return not curses.isendwin()
+    except curses.error:  # initscr was never called
+        return False

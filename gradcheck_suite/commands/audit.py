@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from gradcheck_suite._exit import reader_may_leave
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
@@ -79,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 
     def report(outcome: ScriptOutcome) -> int:
+        _open_output()
         if arguments.output_file is None and arguments.output_format == "full":
             # The script's own output comes right before.
             with reader_may_leave():
@@ -99,6 +102,26 @@ def run(arguments: argparse.Namespace) -> int:
     )
     found = report(outcome)
     return outcome.exit_status or found
+
+
+def _open_output() -> None:
+    """Put standard error in the place of a standard output that the script has closed."""
+    if not _is_open(sys.stdout):
+        sys.stdout = sys.stderr if _is_open(sys.stderr) else io.StringIO()
+        sys.stdout.write(
+            "gradcheck-suite: standard output was closed by the script; what belongs there goes to "
+            "standard error\n"
+        )
+
+
+def _is_open(stream: TextIO | None) -> bool:
+    try:
+        os.fstat(stream.fileno())  # type: ignore[union-attr]  # None has no such method
+    except io.UnsupportedOperation:
+        return True  # kept in memory
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
 
 
 def _write_so_far(report: Report, arguments: argparse.Namespace) -> None:

@@ -134,3 +134,38 @@ def test_after_max_steps_nothing_is_watched_and_all_is_put_back():
     assert "what ran after the first 2 steps" in session.report.not_covered
     with session:
         assert torch.Tensor.add_ is before
+
+
+def test_audits_that_end_out_of_order_put_everything_back():
+    before = torch.Tensor.add_
+    outer, inner = gs.audit(), gs.audit()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    train(2)
+    inner.__exit__(None, None, None)
+    assert torch.Tensor.add_ is before
+    assert top_saved_tensors_hooks() is None
+    assert inner.report.summary["steps"] == 2
+    assert [finding.code for finding in inner.findings] == ["GCS301"]
+
+
+def test_an_audit_that_is_entered_twice_is_one():
+    with gs.audit() as session, session:
+        train(2)
+    assert session.report.summary["steps"] == 2
+    assert top_saved_tensors_hooks() is None
+
+
+def test_tensors_that_are_freed_under_us():
+    with gs.audit() as session:
+        for _ in range(3):
+            net = nn.Linear(2, 1)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            loss = net(torch.randn(3, 2)).sum()
+            loss.backward()
+            optimizer.step()
+            for parameter in net.parameters():
+                parameter.grad.untyped_storage().resize_(0)
+            del net, optimizer, loss
+    assert not [line for line in session.report.not_covered if "bug in" in line]

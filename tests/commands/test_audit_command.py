@@ -265,3 +265,78 @@ def test_max_steps_watches_the_first_steps_only(audit):
     bad = audit(CLEAN, "--max-steps", "0")
     assert bad.returncode == 2
     assert "max_steps must be a whole number of at least 1, got 0" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    "closing",
+    ["import sys; sys.stdout.close()", "import sys; sys.stdout = None", "import os; os.close(1)"],
+)
+def test_a_script_that_closes_standard_output_keeps_its_report(audit, closing):
+    done = audit(BUGGY.replace('print("done")', closing), "--output-format", "concise")
+    assert done.returncode == 1
+    assert "standard output was closed by the script" in done.stderr
+    assert "GCS301" in done.stderr
+    assert "internal error" not in done.stderr
+
+
+def test_a_script_whose_folder_is_gone(audit):
+    leaving = "import os; os.makedirs('x'); os.chdir('x'); os.rmdir(os.getcwd())"
+    done = audit(BUGGY.replace('print("done")', leaving), "--output-format", "concise")
+    assert done.returncode == 1
+    assert "GCS301" in done.stdout
+    assert done.stderr == ""
+
+
+def test_an_except_hook_that_ends_the_process_keeps_the_report(audit):
+    ending = "import os, sys; sys.excepthook = lambda *_: os._exit(7)\n1 / 0"
+    done = audit(BUGGY.replace('print("done")', ending), "--output-format", "concise")
+    assert done.returncode == 7
+    assert "GCS301" in done.stdout
+
+
+def test_a_module_with_relative_imports(audit, tmp_path):
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "steps.py").write_text("COUNT = 3\n")
+    (package / "fit.py").write_text("from .steps import COUNT\n" + BUGGY)
+    done = subprocess.run(  # noqa: PLW1510
+        [sys.executable, "-c", _MAIN, "audit", "--output-format", "concise", "-m", "trainer.fit"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "trainer/fit.py:7:" in done.stdout
+
+
+WORKERS = """\
+import multiprocessing, sys
+import torch
+
+def train(count):
+    weight = torch.randn(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(count):
+        (weight ** 2).sum().backward()
+        optimizer.step()
+    return count
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(METHOD)
+    with context.Pool(1) as pool:
+        print("pool", pool.map(train, [2]))
+    child = context.Process(target=train, args=(2,))
+    child.start()
+    child.join()
+    print("child", child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_end_as_they_do_without_an_audit(audit, method):
+    done = audit(WORKERS.replace("METHOD", repr(method)), "--output-format", "concise")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("pool [2]\nchild 0\n")
+    assert done.stdout.count("gradcheck-suite audit:") == 1
+    assert done.stderr == ""

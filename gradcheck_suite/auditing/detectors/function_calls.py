@@ -208,7 +208,8 @@ def _varies(tensor: Tensor) -> bool:
     if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
         return False
     with torch.no_grad(), without_torch_function(), without_dispatch_modes():
-        return int(tensor.detach().flatten()[:_LOOKED_AT].unique().numel()) > _FEW_VALUES
+        values: set[float] = set(tensor.detach().flatten()[:_LOOKED_AT].tolist())
+        return len(values) > _FEW_VALUES
 
 
 def _is_once_differentiable(function: type) -> bool:

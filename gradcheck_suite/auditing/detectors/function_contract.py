@@ -45,6 +45,7 @@ class FunctionContractDetector:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._searched = 0
+        self._cut_short = False
         self._found: dict[object, Finding] = {}
 
     def subscriptions(self) -> Subscriptions:
@@ -55,11 +56,19 @@ class FunctionContractDetector:
         """Return one finding for each Function and mistake."""
         return list(self._found.values())
 
+    def not_covered(self) -> list[str]:
+        """Return what to say of Functions that were not found."""
+        if not self._cut_short:
+            return []
+        return ["custom autograd.Functions deep in graphs that are too large to search"]
+
     def _before_backward(self, event: BackwardStarted) -> None:
         if self._searched >= _SEARCHED:
             return
         self._searched += 1
-        for node in survey(event.roots).custom:
+        found = survey(event.roots)
+        self._cut_short = self._cut_short or not found.complete
+        for node in found.custom:
             function = custom_function_class(node)
             if function is not None and is_the_users(function):
                 self._look_at_context(node, function)

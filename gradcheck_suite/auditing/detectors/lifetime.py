@@ -127,6 +127,8 @@ class LifetimeDetector:
         self._suspect: _Suspect | None = None
         self._kept: dict[object, _Kept] = {}
         self._newest: _Kept | None = None
+        self._unowned = 0
+        self._nobody = False
         self._longest_chain = 0
         self._chain_growth = 0
         self._chain_site: CallSite | None = None
@@ -165,6 +167,15 @@ class LifetimeDetector:
         if self._suspect is not None:
             self._report(replace(self._suspect, most=max(self._suspect.most, len(spent))))
             self._suspect = None
+        alive = len(set(self._turns(spent).values())) if self._nobody else 0
+        self._unowned = alive if alive >= _LIKELY else 0
+
+    def not_covered(self) -> list[str]:
+        """Return what to say of graphs that live and whose holder was not found."""
+        if not self._unowned:
+            return []
+        what = f"who keeps the graphs of {self._unowned:,} steps, which were alive at the end"
+        return [f"{what}: no one thing was found to hold them"]
 
     def findings(self) -> list[Finding]:
         """Return the holders that are certain by now."""
@@ -200,6 +211,7 @@ class LifetimeDetector:
         held: tuple[HeldGraphs, ...] = ()
         if len(set(turns.values())) >= limit and len(self._kept) < _MOST_FINDINGS:
             held = find_holders(turns, at_least=limit)
+            self._nobody = not held
         endless = tuple(each for each in held if each.bound is None or each.bound > _LARGE)
         if not endless:
             # Nobody in particular, or a deque that can't grow on: ask again at twice as many.
