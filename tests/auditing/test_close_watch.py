@@ -27,9 +27,11 @@ traces = pytest.mark.skipif(hasattr(sys, "monitoring"), reason="settrace is for 
 
 @pytest.fixture
 def untraced():
-    trace = sys.gettrace()
+    trace, of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(None)
+    threading.settrace(None)
     yield
+    threading.settrace(of_threads)
     sys.settrace(trace)
 
 
@@ -293,9 +295,29 @@ class TestTracedLines:
         assert lines._entered(frame, "call", None) is None
         assert traced[-1] is None
 
+    def test_start_and_stop_in_a_frame_that_is_watched(self, monkeypatch):
+        set_now = {"here": None, "threads": None}
+        monkeypatch.setattr(sys, "settrace", lambda f: set_now.update(here=f))
+        monkeypatch.setattr(sys, "gettrace", lambda: set_now["here"])
+        monkeypatch.setattr(threading, "settrace", lambda f: set_now.update(threads=f))
+        monkeypatch.setattr(threading, "gettrace", lambda: set_now["threads"])
+        frame = sys._getframe()
+        before = frame.f_trace
+        lines = TracedLines(lambda _place: None, lambda code: code is frame.f_code)
+        set_now["threads"] = print
+        assert not lines.start()
+        set_now["threads"] = None
+        assert lines.start()
+        assert set_now["here"] == set_now["threads"] == lines._entered
+        lines.stop()
+        assert set_now == {"here": None, "threads": None}
+        assert frame.f_trace is before
+
     def test_a_line_that_ends_the_watch(self, monkeypatch):
         monkeypatch.setattr(sys, "gettrace", lambda: None)
         monkeypatch.setattr(sys, "settrace", lambda _function: None)
+        monkeypatch.setattr(threading, "gettrace", lambda: None)
+        monkeypatch.setattr(threading, "settrace", lambda _function: None)
         lines = TracedLines(lambda _place: lines.stop(), lambda code: code is function.__code__)
         lines.start()
         frame = SimpleNamespace(f_code=function.__code__, f_lineno=7, f_back=None, f_trace=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import warnings
 
 import pytest
@@ -25,9 +26,11 @@ LOOP = {"steps": 3}
 @pytest.fixture(autouse=True)
 def untraced():
     """Take away the trace function of a coverage tool, which the watch makes room for."""
-    trace = sys.gettrace()
+    trace, of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(None)
+    threading.settrace(None)
     yield
+    threading.settrace(of_threads)
     sys.settrace(trace)
 
 

@@ -36,8 +36,8 @@ class TracedLines:
         self._replaced: list[tuple[int, CodeType, Any]] = []
 
     def start(self) -> bool:
-        """Begin on this thread, unless somebody else traces it."""
-        if sys.gettrace() is not None:
+        """Begin on this thread, unless somebody else traces it, or the threads it may begin."""
+        if sys.gettrace() is not None or threading.gettrace() is not None:
             return False
         self._running = True
         self._threads = {threading.get_ident()}
@@ -49,8 +49,7 @@ class TracedLines:
                 self._replaced.append((id(frame), frame.f_code, frame.f_trace))
                 frame.f_trace = self._go_on
             frame = frame.f_back
-        if threading.gettrace() is None:
-            threading.settrace(self._enter)
+        threading.settrace(self._enter)
         sys.settrace(self._enter)
         return True
 
