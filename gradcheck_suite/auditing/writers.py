@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import torch
 
@@ -27,16 +27,16 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.events import WriteRefused, Written
+from gradcheck_suite.auditing.patches import Patches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from gradcheck_suite.auditing.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["Write", "Writers"]
+__all__ = ["Write", "Writers", "stand_ins_kept"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _KEPT_PER_STORAGE = 8
@@ -44,8 +44,7 @@ _KEPT_STORAGES = 512
 _WORTH_A_LOOK = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One call that wrote into memory: bytes ``start`` up to ``end`` of the address space."""
 
     sequence: int
@@ -120,6 +119,47 @@ def _watched(owner: object, name: str, original: Callable[..., Any]) -> tuple[_W
     return known
 
 
+_KEPT: list[_Watched] = []
+
+
+def _place(patches: Patches) -> list[_Watched]:
+    placed_ones = []
+    for owner, name in in_place_functions():
+        watched, placed = _watched(owner, name, getattr(owner, name))
+        placed_ones.append(watched)
+        patches.replace(owner, name, placed)
+    teach_torchscript({watched: watched.original for watched in placed_ones})
+    forget_compiler_tables()
+    return placed_ones
+
+
+def _forget(replacements: list[_Watched]) -> None:
+    if replacements:
+        forget_torchscript(replacements)
+        forget_compiler_tables()
+
+
+@contextmanager
+def stand_ins_kept() -> Iterator[None]:
+    """Leave the stand-ins in place between the audits inside, which then begin and end sooner.
+
+    For runs of many short audits, such as one for each test. While none runs, they take no note.
+    Does nothing inside itself.
+    """
+    if _KEPT:
+        yield
+        return
+    patches = Patches()
+    _KEPT.extend(_place(patches))
+    try:
+        yield
+    finally:
+        replacements = _KEPT.copy()
+        _KEPT.clear()
+        patches.restore()
+        _forget(replacements)
+
+
 class Writers:
     """Takes note of in-place writes and looks up who wrote to a tensor since it was saved.
 
@@ -139,24 +179,19 @@ class Writers:
 
     def install(self, patches: Patches) -> None:
         """Replace every function that writes into its first argument."""
-        for owner, name in in_place_functions():
-            original = getattr(owner, name)
-            watched, placed = _watched(owner, name, original)
+        self._replacements = _KEPT or _place(patches)
+        for watched in self._replacements:
             watched.writers = self
-            self._replacements.append(watched)
-            patches.replace(owner, name, placed)
-        teach_torchscript({watched: watched.original for watched in self._replacements})
-        forget_compiler_tables()
         self._tells = self._recorder.wants(Written)
 
     def uninstall(self) -> None:
         """Clear what other parts of torch know about the replacements, which are gone by now."""
         for watched in self._replacements:
             watched.writers = None
-        forget_torchscript(self._replacements)
-        self._replacements.clear()
+        if self._replacements is not _KEPT:
+            _forget(self._replacements)
+        self._replacements = []
         self._writes.clear()
-        forget_compiler_tables()
 
     def note(self, written: object, name: str) -> None:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
@@ -238,6 +273,8 @@ class Writers:
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + max(tensor.nbytes, tensor.element_size())
     elements = 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from pytest_gradcheck_suite.auditing import audit_of, forget_audit
 from pytest_gradcheck_suite.marks import fail_on, leak_mark
@@ -21,9 +24,9 @@ from pytest_gradcheck_suite.upkeep import look, notes_of, repair_after
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    import pytest
-
 __all__ = ["around_body", "begin", "complete", "end"]
+
+_READY = pytest.StashKey[bool]()
 
 
 def begin(item: pytest.Item) -> None:
@@ -42,6 +45,8 @@ def around_body(item: pytest.Item) -> Generator[None, Any, Any]:
         if not _wants_an_audit(item):
             return (yield from _counting_graphs(item))
         runtime()
+        if settings_of(item.config).audit is not None:
+            _keep_ready(item.config)
         audit = audit_of(item)
         if audit is None:
             return (yield from _counting_graphs(item))
@@ -49,6 +54,18 @@ def around_body(item: pytest.Item) -> Generator[None, Any, Any]:
             return (yield from _counting_graphs(item))
     finally:
         look(item, "end")
+
+
+def _keep_ready(config: pytest.Config) -> None:
+    """Make one audit for each test begin and end sooner, until the run is over."""
+    if config.stash.get(_READY, False):
+        return
+    from gradcheck_suite.auditing.writers import stand_ins_kept  # noqa: PLC0415 - needs torch
+
+    config.stash[_READY] = True
+    stack = ExitStack()
+    stack.enter_context(stand_ins_kept())
+    config.add_cleanup(stack.close)
 
 
 def end(item: pytest.Item) -> None:

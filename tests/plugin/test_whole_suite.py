@@ -6,6 +6,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 PACKAGE = """
     import torch
@@ -112,6 +113,23 @@ class TestAuditOfEveryTest:
         }
         assert cases["test_training[True]"] == []
         assert cases["test_training[False]"][0].startswith("error GCS301 missing-zero-grad: ")
+
+    def test_what_watches_in_place_functions_stays_from_test_to_test(self, run_tests):
+        source = """
+            import torch
+
+            seen = []
+
+            def test_one():
+                seen.append(torch.Tensor.add_)
+
+            def test_two():
+                assert torch.Tensor.add_ is seen[0]
+                assert torch.ones(2).add_(1).tolist() == [2, 2]
+        """
+        before = torch.Tensor.add_
+        run_tests(source, "--gradcheck-suite-audit").assert_outcomes(passed=2)
+        assert torch.Tensor.add_ is before
 
     def test_off_on_the_command_line_comes_before_the_configuration(self, run_tests):
         source = """
