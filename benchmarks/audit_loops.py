@@ -5,7 +5,8 @@ the parameters after each step, the state of the random generator at the end and
 any, must be the same. The wrong loops of that bank, of test_lost_graphs.py and of
 test_untrained_parameters.py each know their code. Mutants are made of the correct loops by the
 operators of ``lint_mutants``; one that changes nothing (the parameters after each step are those of
-the correct loop) is left out, unless its mistake lies elsewhere than in parameters.
+the correct loop) is left out, unless its mistake lies elsewhere than in parameters, and so is one
+that fails before its first step, unless the audit is to explain just that.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _ALSO_RIGHT = {
     ("move zero_grad before step", "GCS302"): {"GCS303"},
 }
 _LEAVES_PARAMETERS_ALONE = {"GCS201", "GCS203", "GCS204"}
+_EXPLAINED = {"GCS310", "GCS401", "GCS402", "GCS405"}
 _AT_RUN_TIME = {
     *("GCS201", "GCS203", "GCS204", "GCS301", "GCS302", "GCS303", "GCS304", "GCS305", "GCS306"),
     *("GCS310", "GCS401", "GCS402", "GCS405"),
@@ -61,6 +63,7 @@ class Run:
 
     hash: str
     raised: str
+    steps: int
     codes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     bugs: tuple[str, ...] = ()
@@ -73,7 +76,11 @@ def run(loop: Callable[[], object], *, audited: bool) -> Run:
     torch.manual_seed(0)
     digest = hashlib.sha256()
 
+    steps = 0
+
     def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        nonlocal steps
+        steps += 1
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 values = parameter.detach().contiguous().view(-1).view(torch.uint8)
@@ -96,11 +103,12 @@ def run(loop: Callable[[], object], *, audited: bool) -> Run:
     digest.update(torch.get_rng_state().numpy().tobytes())
     digest.update(repr(random.getstate()).encode())
     if session is None:
-        return Run(digest.hexdigest(), raised)
+        return Run(digest.hexdigest(), raised, steps)
     findings = session.findings
     return Run(
         digest.hexdigest(),
         raised,
+        steps,
         tuple(finding.code for finding in findings),
         tuple(f"{f.code} {f.message}" for f in findings if f.severity is Severity.ERROR),
         tuple(line for line in session.report.not_covered if "bug in" in line),
@@ -219,7 +227,9 @@ def score_mutants(options: argparse.Namespace) -> tuple[dict[str, list[int]], li
             if key not in originals:
                 originals[key] = run(mutant.original, audited=False)
             bare = run(mutant.loop, audited=False)
-            if (bare.hash, bare.raised) == (originals[key].hash, originals[key].raised):
+            same = (bare.hash, bare.raised) == (originals[key].hash, originals[key].raised)
+            fails_at_once = bare.raised and not bare.steps and mutant.code not in _EXPLAINED
+            if same or fails_at_once:
                 count[2] += 1
                 continue
         watched = run(mutant.loop, audited=True)
@@ -273,7 +283,7 @@ def score(options: argparse.Namespace) -> list[Scores]:
             rows.append((f"mutants: {operator}", hits, count))
             found, total = found + hits, total + count
         alike = sum(count[2] for count in by_operator.values())
-        rows.append(("mutants that change nothing, left out", "", alike))
+        rows.append(("mutants that change nothing or fail at once, left out", "", alike))
     if rows:
         results.append(
             Scores(

@@ -44,11 +44,13 @@ class Fill(NamedTuple):
         number: which backward, as in ``BackwardFinished``.
         site: where it was called.
         added: whether it added to gradients that were there.
+        saved: how many tensors had been saved for some backward by its end.
     """
 
     number: int
     site: CallSite | None
     added: bool
+    saved: int = 0
 
 
 class Discarded(NamedTuple):
@@ -68,6 +70,8 @@ class Turn(NamedTuple):
         site: where the step was called.
         cleared_last: whether no backward has begun since they were cleared, by this optimizer
             or for it.
+        forward_since: whether a forward was recorded after the last backward whose gradients
+            were cleared.
         backward_inside: whether a closure ran a backward inside the step.
     """
 
@@ -77,6 +81,7 @@ class Turn(NamedTuple):
     site: CallSite | None
     backward_inside: bool
     cleared_last: bool = False
+    forward_since: bool = False
 
 
 class Window:
@@ -211,7 +216,8 @@ class Windows:
                 added = not ids.isdisjoint(map(id, accumulated))
                 filled = added or not ids.isdisjoint(map(id, created))
             if filled:
-                window.fills.append(Fill(event.number, event.site, added))
+                saved = self._recorder.saved_tensors.saved
+                window.fills.append(Fill(event.number, event.site, added, saved))
                 window.used = False
                 if window.discarded:
                     window.filled_at = self._recorder.clock.moment.sequence
@@ -264,6 +270,8 @@ class Windows:
                 site=event.site,
                 backward_inside=window.stepping and now > window.stepping_backwards,
                 cleared_last=window.cleared and window.cleared_at == now,
+                forward_since=bool(window.discarded)
+                and self._recorder.saved_tensors.saved > window.discarded[-1].fills[-1].saved,
             )
             if window.whole
             else None

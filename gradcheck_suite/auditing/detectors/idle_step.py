@@ -5,8 +5,8 @@ and the step has written nothing; or they are those that its last step has used,
 contents. A step that finds gradients which the program has put there itself is left alone, and so
 is one that moves parameters without gradients (an optimizer that needs none).
 
-Or, in each of an optimizer's steps, only backwards for other optimizers have begun, and none since
-its gradients were cleared.
+Or, in each of an optimizer's turns, no backward has begun since its gradients were cleared, and
+those that were cleared, if any, came from a backward before the forward that was recorded last.
 
 Where ``zero_grad`` clears what the backward of the turn before has left, and the very first step
 on that line came before there was any gradient, the step comes too early in each turn.
@@ -87,7 +87,9 @@ class IdleStepDetector:
         if turn is None:
             return
         seen = self._seen.get(window)
-        skipped = _is_skipped(turn)
+        blank_at = None if seen is None else seen.blank_at
+        is_early = bool(turn.discarded) and blank_at is not None and blank_at == turn.site
+        skipped = _is_skipped(turn) and not is_early
         if not skipped and turn.fills and seen is not None and seen.skipped:
             seen.skipped = 0
             self._occurrences.pop((event.site, "skipped"), None)  # it was only waiting
@@ -161,12 +163,16 @@ class IdleStepDetector:
 
 
 def _is_skipped(turn: Turn) -> bool:
-    """Return whether there was nothing to clear, it was cleared, and no backward followed."""
+    """Return whether gradients were cleared, rightly, and no backward followed.
+
+    There were none, or they came from a backward before the forward that was recorded last, as
+    a generator's reach the discriminator.
+    """
     return (
         turn.backwards > 0
         and turn.cleared_last
         and not turn.fills
-        and not turn.discarded
+        and (turn.forward_since or not turn.discarded)
         and not turn.backward_inside
     )
 
@@ -212,9 +218,8 @@ def _finding(occurrence: _Occurrence) -> Finding:
         hint = "call loss.backward() before step()"
     elif occurrence.kind == "skipped":
         message = (
-            f"{name}.step() ran {occurrence.count} times without a gradient: no backward() had run "
-            "since they were cleared, only others for other optimizers before that; expected a "
-            "backward() between zero_grad() and step()"
+            f"{name}.step() ran {occurrence.count} times without a gradient: no backward() ran "
+            "between zero_grad() and this step, only others before that; expected one between them"
         )
         hint = "call loss.backward() between zero_grad() and step()"
     else:

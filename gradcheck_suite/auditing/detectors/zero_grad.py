@@ -151,6 +151,8 @@ class MisplacedZeroGradDetector:
             return
         if seen.blank_at is not None and seen.blank_at == turn.site:
             return  # it stepped before there was any gradient: the step is too early
+        if turn.forward_since and turn.cleared_last:
+            return  # clearing was right: what is missing is the backward of that forward
         seen.empty += 1
         every = seen.empty == window.steps and seen.empty > 1
         if every or seen.empty >= _ENOUGH_EMPTY:
