@@ -12,6 +12,7 @@ an audit costs what its detectors ask for. ``site`` is always the user's innermo
 event                      fires
 =========================  ======================================================================
 OptimizerConstructed       after ``Optimizer.__init__``, for any subclass that calls it
+NonLeafRefused             when an optimizer refuses a tensor that an operation has made
 ParameterGroupAdded        after ``add_param_group``, outside of the constructor
 GradientsCleared           after ``optimizer.zero_grad()`` or ``module.zero_grad()``
 StepStarted, StepFinished  around ``optimizer.step()``; finished only without an exception
@@ -71,6 +72,7 @@ __all__ = [
     "LossScaled",
     "ModeChanged",
     "NonLeafGradientRead",
+    "NonLeafRefused",
     "OptimizerConstructed",
     "ParameterGroupAdded",
     "SavedTensorCorrupted",
@@ -92,6 +94,13 @@ class OptimizerConstructed(NamedTuple):
     """An optimizer has been made."""
 
     optimizer: Optimizer
+    site: CallSite | None
+
+
+class NonLeafRefused(NamedTuple):
+    """An optimizer was given a tensor that has a graph, and has raised."""
+
+    optimizer: str
     site: CallSite | None
 
 
@@ -359,6 +368,7 @@ Event: TypeAlias = (
     | ForwardFinished
     | LayerRanInTrainingMode
     | NonLeafGradientRead
+    | NonLeafRefused
     | GradModeChanged
     | Written
     | WriteRefused

@@ -110,8 +110,8 @@ In source: the name must hold a leaf, be bound again to an expression made from 
 a leaf afterwards (`.grad`, an optimizer, the next turn of the loop, registration on a module).
 Rebinding alone, as in `x = x * 2`, is ordinary code and is not reported.
 
-At run time: `.grad` is read from a tensor that was computed from a leaf, or an optimizer is given
-one.
+At run time: an optimizer is given, and refuses, a tensor that an operation has made. A read of its
+`.grad` is told as GCS407.
 
 Severity: warning. A conversion may turn out to be no copy at all.
 """,

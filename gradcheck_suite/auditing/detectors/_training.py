@@ -10,7 +10,7 @@ from gradcheck_suite.auditing.detectors.clipping import ClippingDetector
 from gradcheck_suite.auditing.detectors.idle_step import IdleStepDetector
 from gradcheck_suite.auditing.detectors.leftover import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.mode import ModeDetector
-from gradcheck_suite.auditing.detectors.non_leaf_grad import NonLeafGradDetector
+from gradcheck_suite.auditing.detectors.non_leaf import NonLeafDetector
 from gradcheck_suite.auditing.detectors.ownership import OwnershipDetector
 from gradcheck_suite.auditing.detectors.scaling import ScalingDetector
 from gradcheck_suite.auditing.detectors.schedulers import SchedulerDetector
@@ -38,5 +38,5 @@ def training_detectors(recorder: Recorder) -> tuple[Detector, ...]:
         LeftoverGradientDetector(windows),
         ModeDetector(windows),
         OwnershipDetector(recorder, windows),
-        NonLeafGradDetector(),
+        NonLeafDetector(),
     )

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 from gradcheck_suite.auditing.call_sites import call_site
 from gradcheck_suite.auditing.events import (
     GradientsCleared,
+    NonLeafRefused,
     OptimizerConstructed,
     ParameterGroupAdded,
     StepFinished,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["OptimizerSource"]
 
@@ -41,6 +43,7 @@ class OptimizerSource(Source):
         StepFinished,
         OptimizerConstructed,
         ParameterGroupAdded,
+        NonLeafRefused,
         GradientsCleared,
     )
     always = True
@@ -98,6 +101,9 @@ class OptimizerSource(Source):
             under_construction.add(id(self))
             try:
                 original(self, *args, **kwargs)
+            except ValueError as error:
+                _tell_of_refusal(recorder, self, error)
+                raise
             finally:
                 under_construction.discard(id(self))
             if recorder.running:
@@ -113,7 +119,12 @@ class OptimizerSource(Source):
 
         @functools.wraps(original)
         def add_param_group(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
+            try:
+                original(self, *args, **kwargs)
+            except ValueError as error:
+                if id(self) not in under_construction:
+                    _tell_of_refusal(recorder, self, error)
+                raise
             if recorder.running and id(self) not in under_construction:
                 recorder.optimizers.note(self)
                 if recorder.optimizers.watches(self):
@@ -137,3 +148,11 @@ class OptimizerSource(Source):
             recorder.emit(GradientsCleared(self, set_to_none, call_site()))
 
         return zero_grad
+
+
+_NON_LEAF = "can't optimize a non-leaf Tensor"
+
+
+def _tell_of_refusal(recorder: Recorder, optimizer: Optimizer, error: ValueError) -> None:
+    if recorder.running and str(error) == _NON_LEAF:
+        recorder.emit(NonLeafRefused(type(optimizer).__name__, call_site()))

@@ -1,4 +1,4 @@
-"""GCS407: `.grad` of an intermediate tensor is read."""
+"""GCS407 and GCS102: computed tensors that are taken for leaves."""
 
 from __future__ import annotations
 
@@ -94,3 +94,35 @@ def test_what_shows_warnings_is_put_back():
     with gs.audit():
         pass
     assert dict(vars(warnings)) == before
+
+
+def given_to_the_constructor():
+    w = torch.randn(3, requires_grad=True) * 0.1
+    torch.optim.SGD([w], lr=0.1)  # <- here
+
+
+def given_as_another_group():
+    optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)])
+    moved = torch.ones(3, requires_grad=True).double()
+    optimizer.add_param_group({"params": [moved]})  # <- here
+
+
+@pytest.mark.parametrize(
+    "program", [given_to_the_constructor, given_as_another_group], ids=lambda f: f.__name__
+)
+def test_a_tensor_that_an_optimizer_refuses_is_told_and_the_error_is_torchs(only, line_of, program):
+    with gs.audit() as session, pytest.raises(ValueError, match="can't optimize a non-leaf"):
+        program()
+    finding = only(session, "GCS102")
+    assert finding.location.line == line_of(program)
+    assert finding.evidence["optimizer"] in finding.message
+
+
+def given_a_wrong_learning_rate():
+    torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=-1.0)
+
+
+def test_other_refusals_are_the_programs_own_affair():
+    with gs.audit() as session, pytest.raises(ValueError, match="learning rate"):
+        given_a_wrong_learning_rate()
+    assert session.findings == ()
