@@ -195,6 +195,13 @@ def noise_drawn_by_the_op():
     nn.RReLU()(torch.randn(4, requires_grad=True) * 2).sum().backward()
 
 
+def workspace_of_a_fused_kernel():
+    lstm, state = nn.LSTM(3, 4), None
+    for _ in range(3):
+        out, state = lstm(torch.randn(2, 1, 3), state)
+        out.sum().backward(retain_graph=True)
+
+
 def moving_average_after_the_step():
     net, average = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(requires_grad=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -234,6 +241,7 @@ def freed_and_gathered_storage():
         refilled_while_an_old_output_lives,
         running_statistics,
         noise_drawn_by_the_op,
+        workspace_of_a_fused_kernel,
         moving_average_after_the_step,
         same_contents_in_other_memory,
         freed_and_gathered_storage,
