@@ -93,7 +93,7 @@ class Outcome:
 
 
 def recipes() -> list[Recipe]:
-    """Read the committed table."""
+    """Read the committed table; what it lists as untried is left alone."""
     table = json.loads((_HERE / "audit_scripts.json").read_text(encoding="utf-8"))
     made = []
     for repository, entry in table["repositories"].items():
@@ -303,14 +303,17 @@ def page(outcomes: Sequence[Outcome]) -> str:
             f"- {each.repository} {each.name}, `{finding['at']}`: {finding['severity']} "
             f"{finding['code']}: {finding['message']}\n    {verdict}"
         )
+    if not told:
+        lines.append("None.")
     return "\n".join(lines) + "\n"
 
 
 _HEAD = """\
 # Public training scripts under audit
 
-Written by `{command} --write`; never edited by hand. Each script is run by Python and by
-`gradcheck-suite audit`, on synthetic data of the real shapes and for a few steps. *Bits* says
+Written by `{command} --write`;
+never edited by hand. Each script is run by Python and by `gradcheck-suite audit`, on synthetic
+data of the real shapes and for a few steps. *Bits* says
 whether the parameters after each optimizer step and the states of all random generators are the
 same; *output* whether what it printed is (*but for numbers* where it prints times). A person has
 read every finding with the code that it is about: *true* means that the code does what the finding
@@ -327,6 +330,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, help="keep outcomes here, and go on from them")
     parser.add_argument("--again", action="store_true", help="run also what is in --results")
     parser.add_argument("--seconds", type=float, default=170, help="the most for one run")
+    parser.add_argument("--kept", action="store_true", help="run nothing: show --results alone")
     parser.add_argument("--write", action="store_true", help="write docs/audit-scripts.md")
 
 
@@ -352,7 +356,7 @@ def _run_all(options: argparse.Namespace) -> Scores:
         if not options.only or any(recipe.name.startswith(name) for name in options.only)
     ]
     for recipe in _in_turn(wanted):
-        if recipe.name in done and not options.again:
+        if options.kept or (recipe.name in done and not options.again):
             continue
         outcome = try_script(
             recipe,
@@ -365,7 +369,7 @@ def _run_all(options: argparse.Namespace) -> Scores:
         if options.results:
             with options.results.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
-    outcomes = [done[recipe.name] for recipe in wanted]
+    outcomes = [done[recipe.name] for recipe in wanted if recipe.name in done]
     if options.write:
         _PAGE.write_text(page(outcomes), encoding="utf-8")
     return as_scores(outcomes)
