@@ -209,47 +209,6 @@ def old_gradients_for_ever():
         optimizer.step()  # <- here
 
 
-@buggy("GCS303")
-def generator_without_a_backward():
-    g, d = net(), nn.Linear(1, 1)
-    opt_g, opt_d = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (g, d))
-    for x, _ in data():
-        made = g(x)
-        opt_g.zero_grad()
-        opt_g.step()  # <- here
-        opt_d.zero_grad()
-        d(made.detach()).square().mean().backward()
-        opt_d.step()
-
-
-@buggy("GCS303")
-def discriminator_without_a_backward():
-    g, d = net(), nn.Linear(1, 1)
-    opt_g, opt_d = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (g, d))
-    for x, _ in data():
-        opt_g.zero_grad()
-        d(g(x)).square().mean().backward()
-        opt_g.step()
-        loss = d(g(x).detach()).square().mean()
-        opt_d.zero_grad()
-        opt_d.step()  # <- here
-        assert loss.grad_fn
-
-
-@clean
-def generator_that_waits_for_its_turn():
-    g, d = net(), nn.Linear(1, 1)
-    opt_g, opt_d = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (g, d))
-    for step, (x, _) in enumerate(data(10)):
-        opt_d.zero_grad()
-        d(g(x).detach()).square().mean().backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        if step >= 5:
-            d(g(x)).square().mean().backward()
-        opt_g.step()
-
-
 @clean
 def plain():
     model, optimizer = setup(torch.optim.Adam)
