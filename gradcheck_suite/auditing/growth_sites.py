@@ -81,7 +81,8 @@ def growth_of(
     return Growth(
         site=_location(file, sites[0]) if len(sites) == 1 else None,
         adds=bool(sites) and not any(_is_keyed(each.statement) for each in sites),
-        shrinks=any(_shrinks(each, wanted) and not _comes_once(each, sites) for each in statements),
+        shrinks=(bool(sites) and all(_has_fixed_key(each.statement) for each in sites))
+        or any(_shrinks(each, wanted) and not _comes_once(each, sites) for each in statements),
     )
 
 
@@ -211,6 +212,23 @@ def _is_keyed(statement: ast.stmt | ast.expr) -> bool:
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in _KEYED_METHODS
+    )
+
+
+def _has_fixed_key(statement: ast.stmt | ast.expr) -> bool:
+    """Return whether an item is set under a key that the source spells out, always the same."""
+    if isinstance(statement, ast.Assign):
+        return all(
+            isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
+            for target in statement.targets
+        )
+    call = _value_of(statement)
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "setdefault"
+        and bool(call.args)
+        and isinstance(call.args[0], ast.Constant)
     )
 
 

@@ -89,6 +89,13 @@ def history(xs):
         kept[i] = x
 
 
+def best(xs):
+    kept = {}
+    for x in xs:
+        kept.setdefault("first", x)
+        kept["last"] = x
+
+
 def window(xs):
     kept = []
     for x in xs:
@@ -173,6 +180,7 @@ def hook(layer, kept):
     [
         ("losses", True, False),
         ("history", False, False),  # a key may come again
+        ("best", False, True),  # one key for each
         ("window", False, True),
         ("last_few", False, True),
         ("epochs", False, True),

@@ -39,6 +39,7 @@ CORRECT = (
     "short_run_of_a_bounded_deque",
     "window_by_hand_in_a_short_run",
     "losses_of_two_players",
+    "first_last_and_best",
     "queue_that_is_read",
     "cache_of_fixed_size",
     "hook_that_is_read_each_step",
