@@ -77,6 +77,7 @@ class SavedTensors:
 
     def _pack_hook(self) -> Callable[[Tensor], Holder]:
         # Runs for every tensor that autograd saves: each line here is a line of the overhead.
+        counts = self
         clock = self._recorder.clock
         writers = self._recorder.writers
         new = Holder.__new__
@@ -85,20 +86,22 @@ class SavedTensors:
         plain = _PLAIN
         running_frame = sys._getframe  # noqa: SLF001 - the only cheap way
 
-        def pack(tensor: Tensor) -> Holder:
+        # The tensor is called `self` because torch.jit.trace names values after the variables of
+        # the frame that runs an operator, all but this one.
+        def pack(self: Tensor) -> Holder:
             holder = new(Holder)
-            if tensor.is_leaf:
-                holder.tensor = tensor
+            if self.is_leaf:
+                holder.tensor = self
                 holder.original = None
                 try:
-                    holder.address = tensor.data_ptr() if type(tensor) in plain else None
+                    holder.address = self.data_ptr() if type(self) in plain else None
                 except RuntimeError:  # no storage of its own: wrapped by a transform
                     holder.address = None
             else:
-                holder.tensor = _alias_of(tensor) if dispatch_mode_is_active() else tensor.detach()
-                holder.original = weak_reference(tensor)
+                holder.tensor = _alias_of(self) if dispatch_mode_is_active() else self.detach()
+                holder.original = weak_reference(self)
                 holder.address = None
-            holder.version = version_of(tensor)
+            holder.version = version_of(self)
             holder.moment = clock.moment
             frame: FrameType | None = running_frame(1)
             while frame is not None:
@@ -109,10 +112,10 @@ class SavedTensors:
                 frame = frame.f_back
             else:
                 holder.site = call_site()
-            self.saved += 1
+            counts.saved += 1
             writers.listening = True
-            if self.take_fingerprints:
-                self._take_fingerprint(holder)
+            if counts.take_fingerprints:
+                counts._take_fingerprint(holder)
             return holder
 
         return pack
@@ -226,10 +229,10 @@ def _address_of(tensor: Tensor) -> int | None:
         return None
 
 
-def _alias_of(tensor: Tensor) -> Tensor:
-    """Alias ``tensor`` out of sight of the user's dispatch modes."""
+def _alias_of(self: Tensor) -> Tensor:
+    """Alias a tensor out of sight of the user's dispatch modes; called ``self`` as above."""
     with without_dispatch_modes():
-        return tensor.detach()
+        return self.detach()
 
 
 def _may_read(tensor: Tensor) -> bool:

@@ -250,6 +250,17 @@ def test_torchscript_compiles_under_and_after_an_audit():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_trace_passes_torchs_own_check():
+    # Which compares the names of values, taken from variables where operators run.
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Conv2d(2, 2, 1), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(8, 3), nn.Tanh()),
+    )
+    with gs.audit():
+        torch.jit.trace(model, torch.randn(2, 1, 6, 6), check_trace=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("grad", [True, False])
 def test_tracers_record_the_same_program(grad):
     def net():
