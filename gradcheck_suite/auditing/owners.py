@@ -443,9 +443,10 @@ def _placed_labels(chain: list[Any]) -> Iterator[tuple[int, _Label]]:
 
 def _label(chain: list[Any]) -> _Label | None:
     owner, thing = chain[0], chain[1]
-    if isinstance(owner, tuple) and hasattr(owner, "_fields"):
+    fields: tuple[str, ...] | None = getattr(owner, "_fields", None)
+    if isinstance(owner, tuple) and fields is not None:
         index = _index_of(owner, thing)
-        name = owner._fields[index] if index is not None and index < len(owner._fields) else None
+        name = fields[index] if index is not None and index < len(fields) else None
         return None if name is None else _Label(f".{name}", 1, name)
     if isinstance(owner, (list, tuple, deque)):
         index = _index_of(owner, thing)

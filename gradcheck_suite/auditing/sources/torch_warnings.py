@@ -32,8 +32,8 @@ class TorchWarningSource(Source):
 
     def install(self, patches: Patches) -> None:
         """Replace the function through which every warning goes."""
-        show = getattr(warnings, _SHOW, None)
-        if callable(show):
+        show: Callable[[Any], None] | None = getattr(warnings, _SHOW, None)
+        if show is not None:
             patches.replace(warnings, _SHOW, self._showing(show))
 
     def _showing(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
