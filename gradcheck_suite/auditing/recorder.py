@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerStep", "Recorder"]
 
 _KEPT_STEPS = 256
+_BACKWARDS_OF_THE_FIRST_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Recorder:
     Attributes:
         clock: the one count that orders saves, writes, steps and backwards.
         step: the number of finished steps.
+        turn: how far the run has come, for deciding how closely to look at it: the step, and in a
+            program that goes on without any, such as a test, the backwards.
         optimizer_steps: the number of finished ``optimizer.step()``, whatever counts as a step.
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
@@ -78,7 +81,7 @@ class Recorder:
     ) -> None:
         self.options = options
         self.clock = Clock()
-        self.step = 0
+        self.step = self.turn = 0
         self.optimizer_steps = 0
         self.backwards = 0
         self.running = self.installed = self.finished = False
@@ -179,6 +182,15 @@ class Recorder:
         """Keep a mistake of ours for the report."""
         self.failures.append(f"{where}: {type(error).__name__}: {error}")
 
+    def count_backward(self) -> int:
+        """Count an outermost backward that begins, and return its number."""
+        number = self.backwards
+        self.backwards += 1
+        if not self.step and self.backwards > _BACKWARDS_OF_THE_FIRST_STEP:
+            self.turn += 1
+            self._set_fingerprints()
+        return number
+
     def after_optimizer_step(self, optimizer: Optimizer, site: CallSite | None) -> None:
         """Count a finished ``optimizer.step()``."""
         self.optimizer_steps += 1
@@ -200,6 +212,7 @@ class Recorder:
 
     def _next_step(self) -> None:
         self.step += 1
+        self.turn = self.step
         limit = self.options.max_steps
         if limit is not None and self.step >= limit:
             self._finish()
@@ -219,8 +232,9 @@ class Recorder:
         saved = self.saved_tensors
         now = perf_counter()
         share = saved.checksum_seconds / max(now - self._began, 1e-9)
-        due = self.options.checksums_on(self.step, last=self._last_checksums, share=share)
+        last = min(self._last_checksums, self.turn)
+        due = self.options.checksums_on(self.turn, last=last, share=share)
         saved.take_fingerprints = due or saved.want_fingerprints or self.watch.armed
         saved.want_fingerprints = False
         if saved.take_fingerprints:
-            self._last_checksums = self.step
+            self._last_checksums = self.turn

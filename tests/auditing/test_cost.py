@@ -79,3 +79,19 @@ def test_a_checksummed_step_calls_a_bounded_number_more():
     checked = added_by(10, checksum_every=1)
     assert (checked[0] - plain[0]) / 40 <= 17
     assert (checked[1] - plain[1]) / 40 <= 22
+
+
+def test_a_program_without_steps_is_looked_at_less_closely_in_time():
+    x = torch.randn(4, requires_grad=True)
+
+    def many(backwards):
+        for _ in range(backwards):
+            x.exp().sum().backward()
+
+    def checksummed(backwards):
+        with gs.audit(checksum_every=10) as session:
+            many(backwards)
+        return session.report.summary["saved_tensors_checksummed"]
+
+    assert checksummed(20) == 20
+    assert checksummed(400) < 100

@@ -74,6 +74,8 @@ class SliceWrites:
 
     def before_backward(self, event: BackwardStarted) -> None:
         """Look for what was counted in the graph that a backward is about to go through."""
+        if not self._runs:
+            return
         long = {run: site for site, run in self._runs.items() if run.count >= _LEAST}
         self._runs.clear()
         if not long:

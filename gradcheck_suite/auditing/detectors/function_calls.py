@@ -87,8 +87,10 @@ class FunctionCallDetector:
 
     def _before_backward(self, event: BackwardStarted) -> None:
         self._reached = set()
-        undecided = any(function not in self._twice for function in self._saved)
-        if self._searched >= _SEARCHED and not (undecided and self._searched < 4 * _SEARCHED):
+        if self._searched >= _SEARCHED and (
+            self._searched >= 4 * _SEARCHED
+            or all(function in self._twice for function in self._saved)
+        ):
             return
         self._searched += 1
         for node in survey(event.roots).custom:

@@ -90,8 +90,8 @@ class NonFiniteDetector:
         return list(self._findings.values())
 
     def _before_backward(self, event: BackwardStarted) -> None:
-        step = self._recorder.step
-        if self._findings or (step >= _FIRST_STEPS and step % _EVERY):
+        turn = self._recorder.turn
+        if self._findings or (turn >= _FIRST_STEPS and turn % _EVERY):
             return
         if not _may_look():
             return
@@ -108,7 +108,7 @@ class NonFiniteDetector:
                 self._loss = root.detach().reshape(-1)[0].item() if root.numel() == 1 else math.nan
         if self._loss is not None:
             self._birth = self._born_in_forward(event.roots)
-        elif self._recorder.step < _CLOSELY:
+        elif turn < _CLOSELY:
             for node in _nodes(event.roots):
                 if node.next_functions:
                     self._handles.append(node.register_hook(self._hook(node, self._round)))

@@ -38,6 +38,9 @@ class BackwardSource(Source):
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
+        # Asked once: every call counts here.
+        self._tells_starts = self.recorder.wants(BackwardStarted)
+        self._tells_ends = self.recorder.wants(BackwardFinished)
         for owner, name in engine_entry_points():
             patches.replace(owner, name, self._watched(getattr(owner, name)))
 
@@ -67,17 +70,16 @@ class BackwardSource(Source):
     def _begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
         recorder = self.recorder
         site = call_site()
-        index = recorder.backwards
-        recorder.backwards += 1
+        index = recorder.count_backward()
         recorder.backwards_elsewhere += threading.get_ident() != recorder.thread
         recorder.writers.listening = True
         before: GradientState = []
         try:
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             generation = recorder.generations.open(index, _nodes(roots), site, recorder.step)
-            if recorder.wants(BackwardStarted):
+            if self._tells_starts:
                 recorder.emit(_started(generation, site, roots, accumulates=accumulates))
-            if accumulates and recorder.wants(BackwardFinished):
+            if accumulates and self._tells_ends:
                 before = recorder.optimizers.gradients()
         except Exception as error:  # noqa: BLE001 - the user's program goes on
             recorder.note_failure("backward", error)
@@ -96,7 +98,7 @@ class BackwardSource(Source):
         if not keeps and not failed:
             generation.free()
         recorder = self.recorder
-        if not recorder.wants(BackwardFinished):
+        if not self._tells_ends:
             return
         created, accumulated = changes_since(before)
         recorder.emit(
