@@ -80,7 +80,10 @@ that runs under `no_sync()` is not reduced even if its backward comes after the 
 runs before the block is reduced even if its backward is inside.
 """,
     example="""\
-def train(ddp, optimizer, loader, window=2):
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def train(ddp: DDP, optimizer, loader, window=2):
     for i, (x, y) in enumerate(loader):
         with ddp.no_sync():
             loss = (ddp(x) - y).pow(2).mean() / window

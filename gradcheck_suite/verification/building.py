@@ -55,11 +55,6 @@ def build_subject(
     Raises:
         UsageError: there is nothing to check, or it can't be called so.
     """
-    if isinstance(target, nn.DataParallel):
-        raise UsageError(
-            "nn.DataParallel copies its module on every call and can't be checked; give the module "
-            "that it holds: model.module"
-        )
     call, module, signature_of, title = resolve_target(target)
     positional, keyword = split_arguments(inputs, kwargs)
     names = name_arguments(signature_of, positional, keyword, title)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
 
 
+# Banks of cases, which tests import; none has doctests.
+collect_ignore = ["leaks", "loops", "writers"]
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
     threads = torch.get_num_threads()

@@ -208,7 +208,7 @@ def test_a_module_on_meta_is_refused():
 
 
 def test_copies_on_many_devices_are_refused():
-    with pytest.raises(UsageError, match=r"give the module that it holds: model\.module"):
+    with pytest.raises(UsageError, match=r"check the module that it wraps, its attribute \.module"):
         check_gradients(nn.DataParallel(nn.Linear(3, 2)), torch.randn(4, 3))
 
 

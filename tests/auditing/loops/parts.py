@@ -7,6 +7,7 @@ import random
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -263,9 +264,9 @@ def auxiliary_head_in_training_only():
 @clean
 def pruned_with_masks():
     layer = nn.Linear(4, 1)
-    nn.utils.prune.l1_unstructured(layer, "weight", amount=0.5)
+    prune.l1_unstructured(layer, "weight", amount=0.5)
     fit(layer)
-    nn.utils.prune.remove(layer, "weight")
+    prune.remove(layer, "weight")
 
 
 @clean
