@@ -54,10 +54,6 @@ RECIPES = (
         "ccb89f27599f26d7140a1bd2703305309fe3a3bd",
         ("einops/tests",),
         environment=(("EINOPS_TEST_BACKENDS", "numpy,torch"),),
-        note=(
-            "`test_torch_layer` fails when audited, by no finding: `torch.jit.trace` compares two "
-            "traces of its own, and finds other names in them (TracingCheckError). A known defect."
-        ),
     ),
     Recipe(
         "entmax",
