@@ -43,7 +43,11 @@ class GraphKept(Rule):
         for store in events:
             if not isinstance(store, Store) or not store.loops:
                 continue
-            proofs = [backward for backward in backwards if _proves_graph(backward, store)]
+            proofs = [
+                backward
+                for backward in backwards
+                if _proves_graph(backward, store, store.stored, store.how)
+            ]
             if not proofs or not _keeps(store) or _is_of_this_iteration(function, store):
                 continue
             if any(_consumes(backward, store) for backward in backwards):
@@ -52,7 +56,11 @@ class GraphKept(Rule):
                 continue
             yield self._violation(function, store, proofs)
         for keeper in keepers(function):
-            kept = [backward for backward in backwards if _proves_graph_of(backward, keeper)]
+            kept = [
+                backward
+                for backward in backwards
+                if _proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
+            ]
             if kept and not any(proof.retains_graph for proof in kept):
                 yield self._violation_in_callee(function, keeper, kept)
 
@@ -259,6 +267,29 @@ def train(model, loader, optimizer):
             """\
 import torch
 
+class Meter:
+    def __init__(self):
+        self.sum = 0
+
+    def update(self, value):
+        self.sum += value * 2
+
+def train(model, loader, optimizer):
+    meter = Meter()
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            meter.update(loss)
+""",
+            why="a sum that is made without recording has no graph",
+        ),
+        Valid(
+            """\
+import torch
+
 def train(model, loader, optimizer):
     total, losses = 0.0, []
     for x in loader:
@@ -350,25 +381,15 @@ def train(model, loader, optimizer):
     )
 
 
-def _proves_graph(backward: Backward, store: Store) -> bool:
-    """Tell whether ``backward`` is called, in a loop with ``store``, on what is stored."""
-    if not set(backward.loops) & set(store.loops) or _exclude_each_other(backward, store):
+def _proves_graph(backward: Backward, at: Store | Call, kept: Values, how: StoreKind) -> bool:
+    """Tell whether ``backward`` is called, in a loop with ``at``, on what is kept there."""
+    if not set(backward.loops) & set(at.loops) or _exclude_each_other(backward, at):
         return False
-    if store.how is StoreKind.ACCUMULATE and store.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
-        return False
-    proven = frozenset[int]().union(*(value.implies for value in backward.values))
-    proven |= implied_by_all(backward.values)
-    return bool(store.stored) and all(value.carries & proven for value in store.stored)
-
-
-def _proves_graph_of(backward: Backward, keeper: Keeper) -> bool:
-    """Tell whether ``backward`` is called, in a loop with the call, on what that keeps."""
-    call = keeper.call
-    if not set(backward.loops) & set(call.loops) or _exclude_each_other(backward, call):
+    if how is StoreKind.ACCUMULATE and at.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
         return False
     proven = frozenset[int]().union(*(value.implies for value in backward.values))
     proven |= implied_by_all(backward.values)
-    return all(value.carries & proven for value in keeper.handed)
+    return bool(kept) and all(value.carries & proven for value in kept)
 
 
 def _exclude_each_other(left: Backward, right: Store | Call) -> bool:
