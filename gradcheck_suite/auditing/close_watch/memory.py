@@ -208,5 +208,5 @@ def _is_same(region: _Region, tensor: Tensor) -> bool | None:
 
 
 def _is_capturing() -> bool:
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types for it
     return started and torch.cuda.is_current_stream_capturing()

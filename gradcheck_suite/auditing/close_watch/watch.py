@@ -188,7 +188,7 @@ class CloseWatch:
 
     def _change(self, tensor: Tensor, place: Place | None) -> Change:
         # Other processes may write into shared memory.
-        shared = tensor.is_cpu and tensor.is_shared()  # type: ignore[no-untyped-call]
+        shared = tensor.is_cpu and tensor.is_shared()  # type: ignore[no-untyped-call]  # torch has no types for it
         return Change(
             sequence=self._recorder.clock.tick(),
             site=site_of(place),
