@@ -32,9 +32,9 @@ def generator_for(seed: int, *stream: int) -> torch.Generator:
 def spread_signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw signs times magnitudes from 1/2 to 3/2, in the shape, type and place of ``like``."""
     # Uniform draws: the lower half becomes -3/2 to -1/2, the upper half 1/2 to 3/2.
-    draws = torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu")
-    signed = 2.0 * draws - 1.0
-    signed = signed + 0.5 * torch.where(signed < 0.0, -1.0, 1.0)
+    signed = torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu")
+    signed.mul_(2.0).sub_(1.0)
+    signed.add_(torch.full((), 0.5, dtype=torch.float64).copysign(signed))
     return signed.to(device=like.device, dtype=like.dtype)
 
 

@@ -172,7 +172,8 @@ def differentiate(
             rows.append((None,) * len(leaves))
             written.append(False)
             continue
-        given = (scale * cotangents[index]).to(tensor.dtype)
+        given = cotangents[index] if scale == 1.0 else scale * cotangents[index]
+        given = given.to(tensor.dtype)
         handed = given.clone()
         later = any(other.requires_grad for other in tensors[index + 1 :])
         row: Sequence[torch.Tensor | None] = torch.autograd.grad(
@@ -312,13 +313,14 @@ class _Ladder:
         rounding /= step
         # For a smooth function the second difference over the step vanishes with the step; the
         # line through two steps leaves at zero what a kink contributes.
-        bend = (high + low).sub_(centre, alpha=2.0).mul_(cotangent).div_(step)
+        # The values are ours alone and needed no longer: large tensors are dear to allocate.
+        bend = high.add_(low).sub_(centre, alpha=2.0).mul_(cotangent).div_(step)
         previous = self._bends[index]
         self._bends[index] = (step, bend)
         kink = math.inf
         if previous is not None:
             ratio = previous[0] / step
-            left = torch.linalg.vector_norm(torch.sub(previous[1], bend, alpha=ratio))
+            left = torch.linalg.vector_norm(previous[1].sub_(bend, alpha=ratio))
             kink = max(0.0, float(left) / (ratio - 1.0) - 4.0 * rounding)
         return Level(step=step, slope=slope, rounding=rounding, kink=kink, unchanged=unchanged)
 
