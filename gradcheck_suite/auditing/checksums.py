@@ -1,6 +1,6 @@
 """Fingerprints of tensor contents that notice any edit and cost little.
 
-Of little memory a copy is kept. More is read as rows of 509 words of 64 bits, and the sums of the
+Of little memory a copy is kept. More is read as rows of 2,039 words of 64 bits, and the sums of the
 rows and of the columns are kept: integer addition is exact, so a change of one bit in one
 element always shows, and so do two swapped words, which share a row or a column but not both. A
 prime row length keeps these rows out of step with the tensor's own. One sum over the whole tensor,
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Fingerprint", "fingerprint", "is_whole", "same_content", "same_fingerprint"]
 
-BLOCK = 509
-"""The number of 64-bit words in a row of sums: a prime, for the reason given above."""
+BLOCK = 2039
+"""The number of 64-bit words in a row of sums: a prime, for the reason given above. From 128 kB to
+25 MB, adding up both ways takes least with such rows; with rows of 509 words, up to 1.7 times."""
 
 SMALL = 16_384
 """So many bytes are copied: that takes a microsecond, and summing them takes ten."""
@@ -122,8 +123,9 @@ def _words_of(tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
         rest = flat.view(torch.uint8) if aligned else flat.view(torch.uint8).clone()
         end = blocks * BLOCK * _WORD
         words = rest[:end].view(torch.int64)
-    whole = rest.numel() == end
-    return words.as_strided((blocks, BLOCK), (BLOCK, 1)), None if whole else rest[end:]
+    left = rest.numel() - end
+    rows = words.as_strided((blocks, BLOCK), (BLOCK, 1))
+    return rows, rest.as_strided((left,), (1,), rest.storage_offset() + end) if left else None
 
 
 def _memory_of(tensor: Tensor) -> Tensor:
