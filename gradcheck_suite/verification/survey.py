@@ -26,12 +26,13 @@ from gradcheck_suite.verification.probes import (
     draw_cotangents,
     measure,
 )
+from gradcheck_suite.verification.roundings import other_roundings
 from gradcheck_suite.verification.stairs import is_staircase
 from gradcheck_suite.verification.steadiness import is_contradicted_closer
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.options import Precision
@@ -413,10 +414,41 @@ class Survey:
                         _spread(row[variable], second[variable]),
                         self.breaches.rounding.get(pair, 0.0),
                     )
+        faint = {pair for pair in self.pairs if self._is_faint(pair)}
+        if faint:
+            self._round_otherwise(faint)
         for output in range(len(self.point.outputs)):
             for variable in suspects:
                 pair = (output, variable)
                 self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
+
+    def _is_faint(self, pair: tuple[int, int]) -> bool:
+        """Say whether rounding might explain a disagreement: half the digits may cancel."""
+        most = math.sqrt(self.precision.eps)
+        return any(
+            outcome.ruling in {"fail", "ambiguous"}
+            and abs(outcome.measurement.deviation) <= most * outcome.measurement.magnitude
+            for outcome in self._outcomes[pair]
+        )
+
+    def _round_otherwise(self, pairs: Collection[tuple[int, int]]) -> None:
+        """Measure what the roundings on the way do to some analytic gradients."""
+        cotangents = self.cotangents(self.point, 0)
+        known = self._differentiate(self.point, 0)
+        seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
+        for draw in range(_NUDGES):
+            try:
+                with other_roundings(draw):
+                    other = differentiate(self.subject, self.point, cotangents)
+            except Exception:  # noqa: BLE001 - nothing has to run where numbers are changed
+                return
+            for (output, variable), spreads in seen.items():
+                rows = known.rows[output][variable], other.rows[output][variable]
+                spreads.append(_spread(*rows))
+        for pair, spreads in seen.items():
+            # One draw may land beyond a threshold within the function.
+            usual = sorted(spreads)[len(spreads) // 2]
+            self._backward_noise[pair] = max(self._backward_noise[pair], usual)
 
     def _judged(self, pair: tuple[int, int], outcome: Outcome) -> Outcome:
         """Judge a measurement of one variable in the light of its backward's rounding."""

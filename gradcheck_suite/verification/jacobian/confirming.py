@@ -196,9 +196,8 @@ class _Run:
         # as a group has draws are not what BLAS is made for.
         diagonal = weights.new_zeros(blocks, _BLOCK, draws, _BLOCK, company)
         place = torch.arange(_BLOCK)
-        diagonal[:, place, :, place] = (
-            weights[:whole].unflatten(0, (blocks, _BLOCK)).transpose(0, 1)
-        )
+        blocked = weights[:whole].reshape(blocks, _BLOCK, draws, company)
+        diagonal[:, place, :, place] = blocked.transpose(0, 1)
         shape = (blocks, _BLOCK * company, rows.shape[1])
         strides = (_BLOCK * company * rows.stride(0), *rows.stride())
         shaped = rows.as_strided(shape, strides, rows.storage_offset())
