@@ -10,6 +10,9 @@ import torch
 import gradcheck_suite as gs
 from benchmarks.graph_subjects import encoder
 from benchmarks.harness import Benchmark, Contender, Result, Scores, measure, run_as_command
+from gradcheck_suite._torch_compat import add_post_hooks
+from gradcheck_suite.graph._walk import collect
+from gradcheck_suite.graph._watchpoints import Clearing, sparsely
 from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_svg import graph_to_svg
 
@@ -59,7 +62,7 @@ def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
 
 
 def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
-    spent = {"bare": 0.0, "gradients": 0.0}
+    spent: dict[str, float] = {}
 
     def bare() -> None:
         loss = model(x).sum()
@@ -74,6 +77,18 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
             loss.backward()
             spent["gradients"] = time.process_time() - start
 
+    def hooked() -> None:
+        clearing = Clearing()
+        loss = model(x).sum()
+        start = time.process_time()
+        links, shared = collect([loss.grad_fn])
+        watchpoints = sparsely(links, shared, clearing)
+        assert watchpoints is not None, "a model without hooks"
+        remove = add_post_hooks((node, lambda *_: None) for node in watchpoints.hooked)
+        loss.backward()
+        remove()
+        spent["empty hooks"] = time.process_time() - start
+
     # Only backward is timed: the clock shows what it has taken so far.
     elapsed = 0.0
     current = "bare"
@@ -83,15 +98,18 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         elapsed += spent.pop(current, 0.0)
         return elapsed
 
+    bursts = {"bare": bare, "gradients": watched, "empty hooks": hooked}
+
     def timed(name: str) -> None:
         nonlocal current
         current = name
-        bare() if name == "bare" else watched()
+        bursts[name]()
 
     rows = measure(
         [
             Contender("bare", partial(timed, "bare")),
             Contender("gradients", partial(timed, "gradients")),
+            Contender("the same walk and hooks, empty", partial(timed, "empty hooks")),
         ],
         rounds=21,
         clock=clock,

@@ -398,6 +398,21 @@ def add_post_hooks(
     return remove
 
 
+def hooks_registered() -> int | None:
+    """Return how many handles of hooks have been made so far, of whatever kind (torch 2.13).
+
+    Hooks on tensors, nodes and modules that Python code registers all have one. None where torch
+    does not count them.
+    """
+    return getattr(torch.utils.hooks.RemovableHandle, "next_id", None)
+
+
+def expanded_from(node: Node) -> tuple[int, ...] | None:
+    """Return the shape that ``expand`` was given, for the node that it made (torch 2.13)."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    return None if sizes is None else tuple(sizes)
+
+
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
     """Return the elements of dense tensors of one dtype and device, one after another (torch 2.13).
 

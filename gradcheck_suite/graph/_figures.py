@@ -1,7 +1,7 @@
 """Take the figures of many gradients at once: norms, zeros, NaN and infinity.
 
 One operator call on one small tensor costs more than the arithmetic in it. Gradients are therefore
-held until some megabytes have come together, and those of one shape are measured as rows of one
+held until some megabytes have come together, and those of one size are measured as rows of one
 matrix. A gradient that is handed on unchanged (a transpose, a view, both inputs of a sum) is
 measured once.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import torch
 
 from gradcheck_suite._torch_compat import (
+    flattened,
     without_dispatch_modes,
     without_torch_function,
 )
@@ -36,6 +37,8 @@ _MANY = 4_096
 """So many gradients are held at most."""
 _STACKED = 1 << 14
 """Gradients of more elements are measured one by one: copying them would cost more than calls."""
+_BLOCK = 1 << 17
+"""So many elements are copied into one block at most: more would leave the cache."""
 _EXACT_IN_FLOAT = 1 << 24
 """Counting up to here in float32 is exact."""
 _MISSING = EdgeGradient(norm=None, zeros=0, elements=0)
@@ -50,9 +53,13 @@ _HAVE_DOUBLE = frozenset({"cpu", "cuda"})
 _COUNTED_IN = {torch.float64: torch.float64}
 
 _Stream: TypeAlias = "torch.cuda.Stream | None"
-_Taken: TypeAlias = "tuple[int, int, torch.Tensor | None, int, _Stream]"
-"""A gradient that waits to be measured: node, index, itself, its version, and its stream."""
-_Group: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, _Stream]"
+_Gradients: TypeAlias = "Sequence[torch.Tensor | None]"
+_Hook: TypeAlias = "Callable[[_Gradients, _Gradients], None]"
+_State: TypeAlias = "tuple[int | None, _Stream]"
+_Taken: TypeAlias = "tuple[int, _Gradients, Sequence[_State] | None]"
+"""Gradients that wait to be measured: of which node, they, and the version and stream of each."""
+_Group: TypeAlias = "tuple[torch.dtype, int, torch.device | None, _Stream]"
+"""Dtype, number of elements, device (None for the CPU) and stream."""
 _Groups: TypeAlias = "dict[_Group, tuple[list[int], list[torch.Tensor]]]"
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError)
 _Figure: TypeAlias = "tuple[float, int] | None"
@@ -86,31 +93,45 @@ class Figures:
         self._pending: list[_Pending] = []
         self._lock = threading.Lock()
 
-    def leaving(self, node: int) -> Callable[[Sequence[torch.Tensor | None], object], None]:
-        """Return a hook that takes what leaves a node."""
-        note, taken = self._taken.append, self._taken
+    def leaving(self, node: int, looks_back: bool = False) -> _Hook:
+        """Return a hook that takes what leaves a node; and what entered it, if it looks back."""
+        note = self._taken.append
 
-        # Called for every node, and so without a call of its own for what it shares with the other.
-        def hook(gradients: Sequence[torch.Tensor | None], _given: object) -> None:
-            index = 0
+        # Called for many nodes, and so without a call of its own for what it shares with others.
+        def hook(gradients: _Gradients, given: _Gradients) -> None:
+            if looks_back:
+                note((~node, given, _states(given)))
+            note((node, gradients, _states(gradients)))
             for gradient in gradients:
-                if gradient is None:
-                    note((node, index, None, 0, None))
-                else:
-                    stream = _stream(gradient) if gradient.is_cuda else None
-                    note((node, index, gradient, gradient._version, stream))  # noqa: SLF001 - documented by torch
-                    if type(gradient) is torch.Tensor:
-                        self._size += gradient.numel()
-                index += 1  # noqa: SIM113 - quicker than enumerate
-            if self._size > _HELD or len(taken) > _MANY:
+                if type(gradient) is torch.Tensor:
+                    self._size += gradient.numel()
+            if self._size > _HELD or len(self._taken) > _MANY:
                 self._measure()
 
         return hook
 
-    def entering(self, node: int) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    def leaving_quickly(self, node: int, looks_back: bool) -> _Hook:
+        """Do what ``leaving`` does, where nobody writes into gradients and there are no streams."""
+        note = self._taken.append
+
+        def hook(gradients: _Gradients, given: _Gradients) -> None:
+            if looks_back:
+                note((~node, given, None))
+            note((node, gradients, None))
+            size = self._size
+            for gradient in gradients:
+                if type(gradient) is torch.Tensor:
+                    size += gradient.numel()
+            self._size = size
+            if size > _HELD or len(self._taken) > _MANY:
+                self._measure()
+
+        return hook
+
+    def entering(self, node: int) -> Callable[[_Gradients], None]:
         """Return a hook that takes what enters a node."""
         hook = self.leaving(~node)
-        return lambda gradients: hook(gradients, None)
+        return lambda gradients: hook(gradients, ())
 
     def results(self) -> Iterator[tuple[int, int, EdgeGradient]]:
         """Yield the node, the index and the figures of each gradient; ``finish`` comes first.
@@ -159,49 +180,54 @@ class Figures:
             taken = self._taken[:count]
             del self._taken[:count]
             self._size = 0
-            groups, alone = self._sort(taken)
-            self._measure_all(groups, alone)
+            with _unseen():
+                self._measure_all(*self._sort(taken))
 
     def _sort(self, taken: Sequence[_Taken]) -> tuple[_Groups, list[tuple[int, torch.Tensor]]]:
         """Group what was taken by what it can be measured together with, and give out rows."""
-        known: dict[tuple[int, int, int], tuple[int, torch.Tensor]] = {}
+        known: dict[tuple[int, int, int | None], tuple[int, torch.Tensor]] = {}
         groups: _Groups = {}
         entries, figures = self._entries, self._figures
         alone: list[tuple[int, torch.Tensor]] = []
-        for node, index, gradient, version, stream in taken:
-            if gradient is None:
-                entries.append((node, index, None, 0))
-                continue
-            row = len(figures)
-            address = _address(gradient)
-            elements = gradient.numel() if address is not None else _elements(gradient)
-            if address is None:
-                alone.append((row, gradient))
-            elif gradient._version == version:  # noqa: SLF001 - documented by torch
-                place = address, elements, version
-                first = known.get(place)
-                if first is not None and _hold_the_same(first[1], gradient):
-                    entries.append((node, index, first[0], elements))
+        row = len(figures)
+        for node, gradients, states in taken:
+            version, stream = None, None
+            for index, gradient in enumerate(gradients):
+                if gradient is None:
+                    entries.append((node, index, None, 0))
                     continue
-                known[place] = row, gradient
-                group = gradient.dtype, gradient.device, gradient.shape, stream
-                members = groups.get(group)
-                if members is None:
-                    members = groups[group] = [], []
-                members[0].append(row)
-                members[1].append(gradient)
-            figures.append(None)
-            entries.append((node, index, row, elements))
+                if states is not None:
+                    version, stream = states[index]
+                address = _address(gradient)
+                elements = gradient.numel() if address is not None else _elements(gradient)
+                if address is None:
+                    alone.append((row, gradient))
+                elif version is None or gradient._version == version:  # noqa: SLF001 - documented by torch
+                    place = address, elements, version
+                    first = known.get(place)
+                    if first is not None and _hold_the_same(first[1], gradient):
+                        entries.append((node, index, first[0], elements))
+                        continue
+                    known[place] = row, gradient
+                    device = None if gradient.is_cpu else gradient.device
+                    group = gradient.dtype, elements, device, stream
+                    members = groups.get(group)
+                    if members is None:
+                        members = groups[group] = [], []
+                    members[0].append(row)
+                    members[1].append(gradient if gradient.is_contiguous() else _in_order(gradient))
+                figures.append(None)
+                entries.append((node, index, row, elements))
+                row += 1
         return groups, alone
 
     def _measure_all(self, groups: _Groups, alone: Sequence[tuple[int, torch.Tensor]]) -> None:
-        with _unseen():
-            for (_, _, _, stream), (rows, tensors) in groups.items():
-                with contextlib.suppress(*_UNREADABLE), _on(stream):
-                    self._measure_group(rows, tensors, stream)
-            for row, gradient in alone:
-                with contextlib.suppress(*_UNREADABLE):
-                    self._measure_alone(row, gradient)
+        for (*_, stream), (rows, tensors) in groups.items():
+            with contextlib.suppress(*_UNREADABLE), _on(stream):
+                self._measure_group(rows, tensors, stream)
+        for row, gradient in alone:
+            with contextlib.suppress(*_UNREADABLE):
+                self._measure_alone(row, gradient)
 
     def _measure_group(
         self, rows: Sequence[int], tensors: Sequence[torch.Tensor], stream: _Stream
@@ -209,7 +235,7 @@ class Figures:
         for some_rows, some in _blocks(rows, tensors):
             norms, nonzero = _measured(some)
             if norms.device.type == "cpu":
-                self._read(some_rows, norms, nonzero, some)
+                self._read(some_rows, norms.tolist(), nonzero.tolist(), some)
             else:
                 self._pending.append(_Pending(some_rows, norms, nonzero, stream))
 
@@ -227,16 +253,24 @@ class Figures:
     def _read(
         self,
         rows: Sequence[int],
-        norms: torch.Tensor,
-        nonzero: torch.Tensor,
+        norms: Sequence[float],
+        nonzero: Sequence[float],
         tensors: Sequence[torch.Tensor],
     ) -> None:
-        for row, norm, count, tensor in zip(
-            rows, norms.tolist(), nonzero.tolist(), tensors, strict=True
-        ):
+        figures = self._figures
+        for row, norm, count, tensor in zip(rows, norms, nonzero, tensors, strict=True):
             if not (0.0 < norm < math.inf) and (norm or count):
                 norm = _rescued(torch.tensor(norm), tensor).item()  # noqa: PLW2901 - a better one
-            self._figures[row] = norm, int(count)
+            figures[row] = norm, int(count)
+
+
+def _states(gradients: _Gradients) -> list[_State]:
+    return [
+        (None, None)
+        if gradient is None
+        else (gradient._version, _stream(gradient) if gradient.is_cuda else None)  # noqa: SLF001 - documented by torch
+        for gradient in gradients
+    ]
 
 
 def _address(gradient: torch.Tensor) -> int | None:
@@ -247,6 +281,14 @@ def _address(gradient: torch.Tensor) -> int | None:
         return gradient.data_ptr() or None
     except RuntimeError:  # wrapped by a transform of torch.func
         return None
+
+
+def _in_order(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers in the order of memory, if they lie without gaps: quicker to read."""
+    elements = gradient.numel()
+    if _span(gradient.shape, gradient.stride()) == ((1, elements),):
+        return gradient.as_strided((elements,), (1,))
+    return gradient
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
@@ -274,17 +316,22 @@ def _hold_the_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _blocks(
     rows: Sequence[int], tensors: Sequence[torch.Tensor]
 ) -> Iterable[tuple[Sequence[int], Sequence[torch.Tensor]]]:
-    """Split gradients of one shape into those that are measured together."""
-    if tensors[0].numel() <= _STACKED:
+    """Split gradients of one size into those that are measured together."""
+    elements = tensors[0].numel()
+    many = 1 if elements > _STACKED else max(1, _BLOCK // (elements or 1))
+    if len(rows) <= many:
         return ((rows, tensors),)
-    return (((row,), (tensor,)) for row, tensor in zip(rows, tensors, strict=True))
+    return (
+        (rows[start : start + many], tensors[start : start + many])
+        for start in range(0, len(rows), many)
+    )
 
 
 def _measured(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norms of some tensors of one shape, and how many elements are not zero in each."""
+    """Return the norms of some tensors of one size, and how many elements are not zero in each."""
     elements = tensors[0].numel()
     if len(tensors) > 1:
-        block = torch.stack(tuple(tensors)).view(len(tensors), elements)
+        block = flattened(tensors).view(len(tensors), elements)
     else:
         block = tensors[0].reshape(1, elements)
     on_cpu = block.device.type == "cpu"

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import Node
 
 from gradcheck_suite._torch_compat import (
     add_post_hooks,
@@ -19,13 +20,12 @@ from gradcheck_suite.graph._deep import release_without_recursion
 from gradcheck_suite.graph._figures import Figures
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
 from gradcheck_suite.graph._walk import Links, Walked, collect, collector_paused, in_order
+from gradcheck_suite.graph._watchpoints import Clearing, Watchpoints, everywhere, sparsely
 from gradcheck_suite.graph.model import EdgeGradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
-
-    from torch.autograd.graph import Node
 
 
 __all__ = ["BackwardWatch", "WatchedBackward"]
@@ -44,6 +44,8 @@ class WatchedBackward:
     links: Links
     keeps_graph: bool
     is_partial: bool
+    watchpoints: Watchpoints
+    seen: tuple[Node, ...] = ()
     figures: Figures = field(default_factory=Figures)
     failed: bool = False
     _gradients: dict[tuple[int, int], EdgeGradient] | None = None
@@ -70,23 +72,45 @@ class WatchedBackward:
         """Keep no node alive from now on."""
         self._sort()
         self.links = {}
+        self.seen = ()
+        self.watchpoints = Watchpoints()
         self.found = FoundRoots((), ())
 
     def _sort(self) -> None:
         if self._gradients is not None:
             return
         self._gradients = {}
-        nodes = tuple(self.links.items())
-        for node, index, gradient in self.figures.results():
-            inside = node >= 0
-            source, links = nodes[node if inside else ~node]
-            number = node_sequence_number(source)
-            if number is None:
+        left: dict[tuple[Node, int], EdgeGradient] = {}
+        entered: dict[tuple[Node, int], EdgeGradient] = {}
+        starts = {start.node for start in self.found.starts}
+        for number, index, gradient in self.figures.results():
+            if number < 0:
+                node = self.seen[~number]
+                if node in starts:
+                    self._note(self._incoming, node, index, gradient)
+                else:
+                    entered[node, index] = gradient
                 continue
-            if not inside:
-                self._incoming[number, index] = gradient
-            elif index < len(links) and links[index][0] is not None:
-                self._gradients[number, index] = gradient
+            node = self.seen[number]
+            links = self.links[node]
+            if index < len(links) and links[index][0] is not None:
+                left[node, index] = gradient
+                self._note(self._gradients, node, index, gradient)
+        for node, index, on_the_way, end, slot in self.watchpoints.ways:
+            seen = left.get((node, index)) or entered.get((end, slot))
+            if seen is None:
+                continue
+            self._note(self._gradients, node, index, seen)
+            for between in on_the_way:
+                self._note(self._gradients, between, 0, seen)
+
+    @staticmethod
+    def _note(
+        kept: dict[tuple[int, int], EdgeGradient], node: Node, index: int, gradient: EdgeGradient
+    ) -> None:
+        number = node_sequence_number(node)
+        if number is not None:
+            kept[number, index] = gradient
 
 
 class BackwardWatch:
@@ -96,12 +120,14 @@ class BackwardWatch:
         self.backwards: list[WatchedBackward] = []
         self._thread = 0
         self._active = False
+        self._clearing: Clearing | None = None
         self._replaced: list[tuple[ModuleType, str, Any, Any]] = []
 
     def start(self) -> None:
         """Stand in the way."""
         self._thread = threading.get_ident()
         self._active = True
+        self._clearing = Clearing()
         for module, name in engine_entry_points():
             original = getattr(module, name)
             ours = self._watching(original)
@@ -125,7 +151,7 @@ class BackwardWatch:
             if watched is None:
                 return original(outputs, *args, **kwargs)
             with collector_paused():
-                unhook = _hook(watched)
+                unhook = self._hook(watched)
             try:
                 return original(outputs, *args, **kwargs)
             except BaseException:
@@ -148,33 +174,49 @@ class BackwardWatch:
             found = find_roots(roots, called="the tensor that backward started from")
         except Exception:  # noqa: BLE001 - whatever is wrong with it, torch's words come first
             return None
+        links, shared = collect(start.node for start in found.starts)
+        is_partial = len(args) > _INPUTS and bool(args[_INPUTS])
+        watchpoints = None
+        if self._clearing is not None and not is_partial:
+            watchpoints = sparsely(links, shared, self._clearing)
         watched = WatchedBackward(
             found=found,
-            links=collect(start.node for start in found.starts),
+            links=links,
             keeps_graph=len(args) > _KEEP_GRAPH and bool(args[_KEEP_GRAPH]),
-            is_partial=len(args) > _INPUTS and bool(args[_INPUTS]),
+            is_partial=is_partial,
+            watchpoints=watchpoints or everywhere(links),
         )
         if len(watched.links) > _MANY:
             release_without_recursion(watched.walked())
         return watched
 
+    def _hook(self, watched: WatchedBackward) -> Callable[[], None]:
+        """Hook the nodes to be watched; return what takes all hooks away."""
+        figures, watchpoints = watched.figures, watched.watchpoints
+        starts = dict.fromkeys(start.node for start in watched.found.starts)
+        watched.seen = (*watchpoints.hooked, *starts)
+        is_quick = not watchpoints.may_be_written and not _has_streams()
+        leaving = figures.leaving_quickly if is_quick else figures.leaving
+        remove = add_post_hooks(
+            (node, leaving(number, looks_back))
+            for number, (node, looks_back) in enumerate(watchpoints.hooked.items())
+        )
+        handles = [
+            node.register_prehook(figures.entering(number))
+            for number, node in enumerate(starts, start=len(watchpoints.hooked))
+        ]
+        if self._clearing is not None:
+            self._clearing.add(len(handles))
 
-def _hook(watched: WatchedBackward) -> Callable[[], None]:
-    """Hook every node that sends a gradient on; return what takes all hooks away."""
-    figures = watched.figures
-    starts = {start.node for start in watched.found.starts}
-    handles: list[Any] = []
-    leaving: list[tuple[Node, Callable[[Any, Any], None]]] = []
-    for number, (node, links) in enumerate(watched.links.items()):
-        if links:
-            leaving.append((node, figures.leaving(number)))
-        if node in starts:
-            handles.append(node.register_prehook(figures.entering(number)))
-    remove = add_post_hooks(leaving)
+        def unhook() -> None:
+            remove()
+            for handle in handles:
+                handle.remove()
 
-    def unhook() -> None:
-        remove()
-        for handle in handles:
-            handle.remove()
+        return unhook
 
-    return unhook
+
+def _has_streams() -> bool:
+    """Whether gradients may be on a device whose work is queued."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started

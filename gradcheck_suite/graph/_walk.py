@@ -42,24 +42,32 @@ def walk(starts: Iterable[Node]) -> Walked:
     leaf runs at once.
     """
     starts = tuple(dict.fromkeys(starts))
-    return in_order(collect(starts), starts)
+    return in_order(collect(starts)[0], starts)
 
 
-def collect(starts: Iterable[Node]) -> Links:
-    """Find every node from ``starts`` to the leaves, in no order that means anything."""
+def collect(starts: Iterable[Node]) -> tuple[Links, set[Node]]:
+    """Find every node from ``starts`` to the leaves, each after a node that leads to it.
+
+    Returns:
+        The nodes with what they lead to, and those that are a start or that several edges lead to.
+    """
     # A node's Python object must stay alive for its identity to last; keys of a dict do.
     links: Links = {}
-    pending = list(starts)
+    pending = list(dict.fromkeys(starts))
     pending.reverse()
+    shared, met = set(pending), set(pending)
     while pending:
         node = pending.pop()
-        if node in links:
-            continue
-        found = links[node] = tuple(node.next_functions)
+        found = links[node] = node.next_functions
         for target, _ in found:
-            if target is not None and target not in links:
+            if target is None:
+                continue
+            if target in met:
+                shared.add(target)
+            else:
+                met.add(target)
                 pending.append(target)
-    return links
+    return links, shared
 
 
 def in_order(links: Links, starts: Iterable[Node]) -> Walked:

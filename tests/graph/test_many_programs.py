@@ -285,3 +285,34 @@ def test_drawn_in_every_format(name, tmp_path):
     assert any(edge.gradient for edge in recording.graph.edges) or len(recording.graph.nodes) == 1
     pytest.importorskip("tensorboard", reason="an extra")
     recording.graph.save(tmp_path / "run.tfevents")
+
+
+def measured(name, *, is_sure):
+    """Run a program once more, and return what flowed along each edge of its backward."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with gs.record(modules=False, saved=False, backward=True) as recording:
+            if not is_sure:
+                # Any hook at all, so that nothing is taken for granted between two nodes.
+                torch.ones(1, requires_grad=True).register_hook(print)
+            tensors, _ = PROGRAMS[name]()
+            total(tensors).backward()
+    return recording.graph
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in LARGE])
+def test_few_hooks_see_what_a_hook_on_each_node_sees(name):
+    few, all_of_them = (measured(name, is_sure=is_sure) for is_sure in (True, False))
+
+    assert [node.op for node in few.nodes] == [node.op for node in all_of_them.nodes]
+    for one, other in zip(few.edges, all_of_them.edges, strict=True):
+        assert (one.source, one.target) == (other.source, other.target)
+        if one.gradient is None or other.gradient is None:
+            assert one.gradient is other.gradient
+            continue
+        if one.gradient.norm is not None:
+            assert one.gradient.norm == pytest.approx(other.gradient.norm, rel=1e-5)
+        assert one.gradient.zeros == other.gradient.zeros
+        assert one.gradient.elements == other.gradient.elements
+        assert one.gradient.non_finite == other.gradient.non_finite

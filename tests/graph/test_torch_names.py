@@ -14,6 +14,9 @@ from gradcheck_suite._torch_compat import (
     HOOKED,
     add_post_hooks,
     custom_function_class,
+    expanded_from,
+    flattened,
+    hooks_registered,
     is_view,
     next_sequence_number,
     node_metadata,
@@ -191,3 +194,31 @@ class TestPostHooks:
 
         add_post_hooks(hooks())()
         handles[0].remove()
+
+
+class TestHooksRegistered:
+    def test_each_hook_counts(self, node):
+        before = hooks_registered()
+        node.register_hook(print)
+        torch.ones(1, requires_grad=True).register_hook(print)
+        torch.nn.ReLU().register_forward_hook(print)
+        assert hooks_registered() == before + 3
+
+    def test_none_without_the_count(self, monkeypatch):
+        monkeypatch.delattr(torch.utils.hooks.RemovableHandle, "next_id")
+        assert hooks_registered() is None
+
+
+class TestExpandedFrom:
+    def test_shape_before(self, node):
+        assert expanded_from(torch.ones(3, 1, requires_grad=True).expand(3, 4).grad_fn) == (3, 1)
+        assert expanded_from(node) is None
+
+
+class TestFlattened:
+    @pytest.mark.parametrize("without", [False, True])
+    def test_elements_follow_one_another(self, monkeypatch, without):
+        if without:
+            monkeypatch.delattr(torch._utils, "_flatten_dense_tensors")
+        joined = flattened([torch.ones(2, 2), torch.arange(6.0).view(2, 3).t()])
+        assert joined.tolist() == [1, 1, 1, 1, 0, 3, 1, 4, 2, 5]
