@@ -75,42 +75,79 @@
   };
   const isGroup = (item) => item[0] === "g", numberOf = (item) => Number(item.slice(1));
 
+  // Large pictures are drawn tile by tile, when a tile comes into view: browsers take most of the
+  // time that a page needs for words that nobody can see.
+  const ALL_AT_ONCE = 600, TILE = 1200, IN_ONE_GO = 400;
+  let tiles = [];
+
   function render() {
     drawing = draw(graph, states);
     world.replaceChildren();
     elements = new Map();
     wires = [];
+    const [below, ways, titles, above] = [0, 1, 2, 3].map(() => svg("g", {}, world));
     for (const frame of drawing.frames) {
-      const g = svg("g", { class: "f", "data-group": frame.group }, world);
+      const g = svg("g", { class: "f", "data-group": frame.group }, below);
       svg("rect", { x: round(frame.x), y: round(frame.y), width: round(frame.width),
         height: round(frame.height), rx: 8 }, g);
       elements.set("g" + frame.group, g);
+      const title = svg("g", { class: "f", "data-group": frame.group }, titles);
+      svg("text", { x: round(frame.x + 10), y: round(frame.y + 16) }, title).textContent =
+        frame.title;
+      svg("text", { class: "sign", x: round(frame.x + frame.width - 20),
+        y: round(frame.y + 17) }, title).textContent = "\u2212";
     }
+    const isLarge = drawing.boxes.length > ALL_AT_ONCE, size = isLarge ? TILE : Infinity;
+    canvas.classList.toggle("large", isLarge);
+    const found = new Map();
+    const tile = (column, line) => {
+      const key = column + "," + line;
+      if (!found.has(key)) found.set(key, { boxes: [], pieces: [], ways, above,
+        // Lines cross many columns: they belong to a tile as wide as the picture.
+        left: column < 0 ? -Infinity : column * size, right: column < 0 ? Infinity
+          : (column + 1) * size, top: line * size || 0, bottom: (line + 1) * size });
+      return found.get(key);
+    };
+    const at = (value) => (isLarge ? Math.max(0, Math.floor(value / size)) : 0);
     for (const wire of drawing.wires) {
-      const state = wireState.get(wire.target);
-      const d = wire.segments.map(([x1, y1, x2, y2]) => {
+      const parts = new Map();
+      let end = null;
+      for (const segment of wire.segments) {
+        const line = at(segment[1]);
+        if (!parts.has(line)) parts.set(line, []);
+        parts.get(line).push(segment);
+        if (!end || segment[3] > end[3]) end = segment;
+      }
+      for (const [line, segments] of parts)
+        tile(-1, line).pieces.push([wire.target, segments, null]);
+      if (wire.ends && end) tile(-1, at(end[1])).pieces.push([wire.target, null, end]);
+    }
+    for (const box of drawing.boxes) tile(at(box.x), at(box.y)).boxes.push(box);
+    tiles = [...found.values()];
+    if (isLarge) askToFill(); else for (const each of tiles.splice(0)) fill(each);
+    highlight();
+    document.documentElement.dataset.ready = "yes";
+  }
+
+  function fill({ boxes, pieces, ways, above }) {
+    for (const [target, segments, end] of pieces) {
+      if (end) {
+        svg("path", { class: "a", d: `M${round(end[2])} ${round(end[3])}l-3.5 -7h7z` }, ways);
+        continue;
+      }
+      const state = wireState.get(target);
+      const d = segments.map(([x1, y1, x2, y2]) => {
         if (x1 === x2) return `M${round(x1)} ${round(y1)}V${round(y2)}`;
         const m = round((y1 + y2) / 2);
         return `M${round(x1)} ${round(y1)}C${round(x1)} ${m} ${round(x2)} ${m} ` +
           `${round(x2)} ${round(y2)}`;
       }).join("");
-      const path = svg("path", { class: state ? "w " + state : "w", d }, world);
-      wires.push([wire.target, path]);
-      if (wire.ends && wire.segments.length) {
-        let end = wire.segments[0];
-        for (const segment of wire.segments) if (segment[3] > end[3]) end = segment;
-        svg("path", { class: "a", d: `M${round(end[2])} ${round(end[3])}l-3.5 -7h7z` }, world);
-      }
+      const path = svg("path", { class: state ? "w " + state : "w", d }, ways);
+      if (target === selected) path.classList.add("on");
+      wires.push([target, path]);
     }
-    for (const frame of drawing.frames) {
-      const g = svg("g", { class: "f", "data-group": frame.group }, world);
-      svg("text", { x: round(frame.x + 10), y: round(frame.y + 16) }, g).textContent = frame.title;
-      const sign = svg("text", { class: "sign", x: round(frame.x + frame.width - 20),
-        y: round(frame.y + 17) }, g);
-      sign.textContent = "\u2212";
-    }
-    for (const box of drawing.boxes) {
-      const { label } = box, g = svg("g", { class: "b " + label.classes }, world);
+    for (const box of boxes) {
+      const { label } = box, g = svg("g", { class: "b " + label.classes }, above);
       g.setAttribute(isGroup(box.item) ? "data-group" : "data-node", numberOf(box.item));
       const rx = label.classes.split(" ").includes("leaf") ? 11 : 4;
       if (isGroup(box.item)) {
@@ -131,14 +168,38 @@
       if (/\b(error|warning|note|has-marks)\b/.test(label.classes))
         svg("text", { class: "flag", x: round(box.x + label.width - 9), y: round(box.y + 16) }, g)
           .textContent = "!";
+      if (box.item === selected) g.classList.add("selected");
       elements.set(box.item, g);
     }
-    highlight();
-    document.documentElement.dataset.ready = "yes";
   }
+
+  // Draw the tiles in view: some at once, and more before the next frame.
+  let isAsked = false;
+  function fillView() {
+    isAsked = false;
+    if (!tiles.length) return;
+    const margin = 200, { clientWidth: width, clientHeight: height } = canvas;
+    const left = -view.x / view.k - margin, right = (width - view.x) / view.k + margin;
+    const top = -view.y / view.k - margin, bottom = (height - view.y) / view.k + margin;
+    let drawn = 0;
+    tiles = tiles.filter((each) => {
+      if (drawn > IN_ONE_GO || each.left > right || each.right < left || each.top > bottom ||
+          each.bottom < top) return true;
+      fill(each);
+      drawn += each.boxes.length + each.pieces.length / 4;
+      return false;
+    });
+    if (drawn > IN_ONE_GO) askToFill();
+  }
+  function askToFill() {
+    if (!isAsked) { isAsked = true; requestAnimationFrame(fillView); }
+  }
+  addEventListener("beforeprint", () => { for (const each of tiles.splice(0)) fill(each); });
 
   function apply() {
     world.setAttribute("transform", `translate(${view.x} ${view.y}) scale(${view.k})`);
+    canvas.classList.toggle("far", view.k < 0.3);
+    fillView();
   }
   function fit() {
     const { clientWidth: w, clientHeight: h } = canvas;
@@ -540,8 +601,8 @@
 
   $("headline").textContent = data.headline;
   render();
-  select(null);
   fit();
+  select(null);
   performance.mark("ready");
   document.documentElement.dataset.readyAfter = Math.round(performance.now());
   addEventListener("resize", apply);
