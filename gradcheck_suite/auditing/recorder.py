@@ -22,11 +22,10 @@ from gradcheck_suite.auditing.clock import Clock
 from gradcheck_suite.auditing.close_watch import CloseWatch
 from gradcheck_suite.auditing.events import SessionEnded, StepMarked
 from gradcheck_suite.auditing.generations import Generations
+from gradcheck_suite.auditing.installation import installation
 from gradcheck_suite.auditing.module_calls import ModuleCalls
 from gradcheck_suite.auditing.optimizers import Optimizers
-from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.saved_tensors import SavedTensors
-from gradcheck_suite.auditing.sources import SOURCES
 from gradcheck_suite.auditing.writers import Writers
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gradcheck_suite.auditing.events import Detector, Event
+    from gradcheck_suite.auditing.installation import Installation
     from gradcheck_suite.auditing.options import AuditOptions
-    from gradcheck_suite.auditing.sources import Source
 
 __all__ = ["OptimizerStep", "Recorder"]
 
@@ -99,9 +98,8 @@ class Recorder:
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.thread = 0
         self._handlers: dict[type[Any], tuple[tuple[Detector, Callable[[Any], None]], ...]] = {}
-        self._sources: list[Source] = []
         self._steps_are_marked = False
-        self._patches = Patches()
+        self._installation: Installation | None = None
         self._lock = threading.RLock()
         # So much later as the audit has rested in between.
         self._began = self._rested_since = perf_counter()
@@ -132,15 +130,8 @@ class Recorder:
             self.was_disabled = True
         else:
             push_saved_tensors_hooks(self.saved_tensors.hooks)
-        self._sources = [
-            source(self)
-            for source in SOURCES
-            if source.always or any(map(self.wants, source.kinds))
-        ]
-        for source in self._sources:
-            source.install(self._patches)
-        if self.options.name_writers:
-            self.writers.install(self._patches)
+        self._installation = installation()
+        self._installation.begin(self)
         self.watch.begin()
 
     def stop(self) -> None:
@@ -152,11 +143,9 @@ class Recorder:
         self.watch.end()
         self._rested_since = perf_counter()
         self.module_calls.close()
-        for source in self._sources:
-            source.uninstall()
-        self._sources = []
-        self._patches.restore()
-        self.writers.uninstall()
+        if self._installation is not None:
+            self._installation.end()
+            self._installation = None
         remove_saved_tensors_hooks(self.saved_tensors.hooks)
 
     def emit(self, event: Event) -> None:

@@ -21,8 +21,9 @@ from gradcheck_suite.auditing.detectors.non_finite import NonFiniteDetector
 from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
 from gradcheck_suite.auditing.detectors.unused_graphs import UnusedGraphDetector
 from gradcheck_suite.auditing.events import SessionEnded
+from gradcheck_suite.auditing.installation import kept_in_place
 from gradcheck_suite.auditing.names import ParameterNames
-from gradcheck_suite.auditing.options import options_from
+from gradcheck_suite.auditing.options import AuditOptions, options_from
 from gradcheck_suite.auditing.recorder import Recorder
 from gradcheck_suite.auditing.status_line import status_line
 from gradcheck_suite.auditing.streaming import FindingStream
@@ -31,14 +32,14 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from gradcheck_suite.auditing.events import Detector
-    from gradcheck_suite.auditing.options import AuditOptions
     from gradcheck_suite.auditing.status_line import StatusLine
     from gradcheck_suite.findings import JSON
 
-__all__ = ["Session", "audit", "open_sessions"]
+__all__ = ["Session", "audit", "kept_ready", "open_sessions"]
 
 TOOL = "gradcheck-suite audit"
 
@@ -49,6 +50,11 @@ _LOCK = threading.Lock()
 def open_sessions() -> tuple[Session, ...]:
     """Return the audits that were begun and not ended yet, the outermost first."""
     return tuple(_OPEN)
+
+
+def kept_ready() -> AbstractContextManager[None]:
+    """Leave what audits replace in torch in place between those inside, which begin sooner."""
+    return kept_in_place(Recorder(AuditOptions()))
 
 
 def audit(

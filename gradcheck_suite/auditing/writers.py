@@ -1,42 +1,28 @@
-"""Remember which line last wrote into which memory.
-
-The functions that write into their first argument are replaced by ones that also take a note.
-Training code calls few of them outside ``optimizer.step()``, so this costs next to nothing, where
-a torch-function or dispatch mode would slow every call down.
-"""
+"""Remember which line last wrote into which memory."""
 
 from __future__ import annotations
 
-import functools
-import types
 from collections import deque
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gradcheck_suite._torch_compat import (
-    bound_method_maker,
-    forget_compiler_tables,
-    forget_torchscript,
     function_mode_is_active,
-    in_place_functions,
     jit_is_tracing,
-    teach_torchscript,
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.events import WriteRefused, Written
-from gradcheck_suite.auditing.patches import Patches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["Write", "Writers", "stand_ins_kept"]
+__all__ = ["Write", "Writers"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _KEPT_PER_STORAGE = 8
@@ -54,112 +40,6 @@ class Write(NamedTuple):
     end: int
 
 
-class _Watched:
-    """Stand in for a function that writes into its first argument, and take note of each call.
-
-    It equals the original, since torch hands the function that it finds under a name to
-    ``__torch_function__``, and programs look up there what they have registered by function.
-    """
-
-    def __init__(self, original: Callable[..., Any], name: str) -> None:
-        functools.update_wrapper(self, original)
-        self.original = original
-        self._name = name
-        self.writers: Writers | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        writers = self.writers
-        try:
-            result = self.original(*args, **kwargs)
-        except RuntimeError as error:
-            if writers is not None:
-                writers.refused(args[0] if args else kwargs.get("input"), self._name, error)
-            raise
-        if writers is not None and writers.listening and not _is_compiling():
-            writers.note(args[0] if args else kwargs.get("input"), self._name)
-        return result
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, _Watched):
-            other = other.original
-        return bool(self.original == other)
-
-    def __hash__(self) -> int:
-        return hash(self.original)
-
-    def __repr__(self) -> str:
-        return repr(self.original)
-
-    # Compilers copy the functions that they trace; a function is its own copy.
-    def __copy__(self) -> _Watched:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _Watched:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        return self.original.__reduce_ex__(protocol)
-
-
-_is_compiling = torch.compiler.is_compiling
-# Made once for each function, as there are hundreds: an audit begins and ends in little time.
-_WATCHED: dict[tuple[object, str], tuple[_Watched, object]] = {}
-
-
-def _watched(owner: object, name: str, original: Callable[..., Any]) -> tuple[_Watched, object]:
-    """Return the stand-in for a function, and what to put in the place of the function."""
-    known = _WATCHED.get((owner, name))
-    if known is None or known[0].original is not original:
-        watched = _Watched(original, name)
-        placed = bound_method_maker(watched) if isinstance(owner, type) else watched
-        known = _WATCHED[owner, name] = watched, placed
-    return known
-
-
-_KEPT: list[_Watched] = []
-
-
-def _place(patches: Patches) -> list[_Watched]:
-    placed_ones = []
-    for owner, name in in_place_functions():
-        watched, placed = _watched(owner, name, getattr(owner, name))
-        placed_ones.append(watched)
-        patches.replace(owner, name, placed)
-    teach_torchscript({watched: watched.original for watched in placed_ones})
-    forget_compiler_tables()
-    return placed_ones
-
-
-def _forget(replacements: list[_Watched]) -> None:
-    if replacements:
-        forget_torchscript(replacements)
-        forget_compiler_tables()
-
-
-@contextmanager
-def stand_ins_kept() -> Iterator[None]:
-    """Leave the stand-ins in place between the audits inside, which then begin and end sooner.
-
-    For runs of many short audits, such as one for each test. While none runs, they take no note.
-    Does nothing inside itself.
-    """
-    if _KEPT:
-        yield
-        return
-    patches = Patches()
-    _KEPT.extend(_place(patches))
-    try:
-        yield
-    finally:
-        replacements = _KEPT.copy()
-        _KEPT.clear()
-        patches.restore()
-        _forget(replacements)
-
-
 class Writers:
     """Takes note of in-place writes and looks up who wrote to a tensor since it was saved.
 
@@ -172,25 +52,16 @@ class Writers:
         self._recorder = recorder
         self._clock = recorder.clock
         self._writes: dict[int, deque[Write]] = {}
-        self._replacements: list[_Watched] = []
         self.listening = False
         self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
         self._tells = False
 
-    def install(self, patches: Patches) -> None:
-        """Replace every function that writes into its first argument."""
-        self._replacements = _KEPT or _place(patches)
-        for watched in self._replacements:
-            watched.writers = self
+    def begin(self) -> None:
+        """Be told of writes from now on."""
         self._tells = self._recorder.wants(Written)
 
-    def uninstall(self) -> None:
-        """Clear what other parts of torch know about the replacements, which are gone by now."""
-        for watched in self._replacements:
-            watched.writers = None
-        if self._replacements is not _KEPT:
-            _forget(self._replacements)
-        self._replacements = []
+    def end(self) -> None:
+        """Forget the writes of an audit that is over."""
         self._writes.clear()
 
     def note(self, written: object, name: str) -> None:

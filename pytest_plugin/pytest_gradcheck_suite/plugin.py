@@ -75,6 +75,7 @@ def pytest_configure(config: Config) -> None:
         asked.audit is not None or bool(asked.modules)
     )
     if config.stash[options.IN_USE]:
+        _come_into_use(config)
         _need_torch()
     config.pluginmanager.register(_EndOfRun(config), "gradcheck_suite_end_of_run")
 
@@ -100,12 +101,12 @@ def pytest_collection_modifyitems(session: Session, config: Config, items: list[
         items.extend(collect_examples(session, asked.modules))
     for item in items:
         marked = any(item.get_closest_marker(name) for name in options.MARKER_NAMES)
+        if marked or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            _come_into_use(config)
         if marked:
             from pytest_gradcheck_suite.marks import check_marks  # noqa: PLC0415 - for marked ones
 
             check_marks(item)
-        if marked or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-            config.stash[options.IN_USE] = True
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -210,6 +211,14 @@ class _EndOfRun:
 
         self._has_heard = True
         return run_of(self._config)
+
+
+def _come_into_use(config: Config) -> None:
+    """Note that a test or the whole run has a use for this plugin, whose modules load from now."""
+    from pytest_gradcheck_suite.plain_imports import import_plainly  # noqa: PLC0415 - as above
+
+    config.stash[options.IN_USE] = True
+    import_plainly(config)
 
 
 def _need_torch() -> None:

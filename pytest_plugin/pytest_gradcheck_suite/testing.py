@@ -60,17 +60,22 @@ def _keep_ready(config: pytest.Config) -> None:
     """Make one audit for each test begin and end sooner, until the run is over."""
     if config.stash.get(_READY, False):
         return
-    from gradcheck_suite.auditing.writers import stand_ins_kept  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.auditing.session import kept_ready  # noqa: PLC0415 - needs torch
 
     config.stash[_READY] = True
     stack = ExitStack()
-    stack.enter_context(stand_ins_kept())
+    stack.enter_context(kept_ready())
     config.add_cleanup(stack.close)
 
 
 def end(item: pytest.Item) -> None:
-    """Put right what the test has left behind."""
+    """Put right what the test has left behind, and let go of its audit.
+
+    An audit is hundreds of objects, which pytest would keep with the test until the run is over:
+    the garbage collector went through those of all earlier tests, again and again.
+    """
     repair_after(item)
+    forget_audit(item)
 
 
 def complete(item: pytest.Item, test_report: pytest.TestReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -130,6 +131,32 @@ class TestAuditOfEveryTest:
         before = torch.Tensor.add_
         run_tests(source, "--gradcheck-suite-audit").assert_outcomes(passed=2)
         assert torch.Tensor.add_ is before
+
+    def test_modules_of_ours_are_imported_plainly_and_audits_go_with_their_tests(self, run_tests):
+        source = """
+            import gc
+            import sys
+            import weakref
+
+            sessions = []
+
+            def test_one(autograd_audit):
+                from pytest_gradcheck_suite.plain_imports import _PlainFinder
+
+                assert type(sys.meta_path[0]) is _PlainFinder
+                spec = sys.meta_path[0].find_spec("pytest_gradcheck_suite.leaks")
+                assert spec is None or spec.origin.endswith("leaks.py")
+                assert sys.meta_path[0].find_spec("torch.nn") is None
+                train()
+                sessions.append(weakref.ref(autograd_audit.session))
+
+            def test_two():
+                gc.collect()
+                assert sessions[0]() is None
+        """
+        finders = list(sys.meta_path)
+        run_tests(source, "--gradcheck-suite-audit").assert_outcomes(passed=2)
+        assert sys.meta_path == finders
 
     def test_off_on_the_command_line_comes_before_the_configuration(self, run_tests):
         source = """

@@ -19,9 +19,15 @@ is_compiling = torch.compiler.is_compiling
 class Source(ABC):
     """Watches one part of torch while an audit runs.
 
+    What it puts into torch may stay there from audit to audit, and then acts for the source of
+    the audit that runs: it asks for ``acting`` whenever it is called, and keeps to the answer
+    until it returns.
+
     Attributes:
         kinds: the events that it emits; it is installed only if one of them is read.
         always: install it in any case, since it keeps the recorder's own count.
+        recorder: of the audit that this source is made for.
+        acting: the source, of the same class, that is told of what happens now.
     """
 
     kinds: ClassVar[tuple[type[Any], ...]] = ()
@@ -29,6 +35,7 @@ class Source(ABC):
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.acting: Any = self
 
     @abstractmethod
     def install(self, patches: Patches) -> None:

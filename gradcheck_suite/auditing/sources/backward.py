@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.optimizers import GradientState
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["BackwardSource"]
 
@@ -36,38 +37,41 @@ class BackwardSource(Source):
     kinds = (BackwardStarted, BackwardFinished)
     always = True
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        # Asked once: every call counts here.
+        self._tells_starts = recorder.wants(BackwardStarted)
+        self._tells_ends = recorder.wants(BackwardFinished)
+
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
-        # Asked once: every call counts here.
-        self._tells_starts = self.recorder.wants(BackwardStarted)
-        self._tells_ends = self.recorder.wants(BackwardFinished)
         for owner, name in engine_entry_points():
             patches.replace(owner, name, self._watched(getattr(owner, name)))
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self.recorder
-
         @functools.wraps(original)
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.running or inside_backward() or is_compiling():
+            source: BackwardSource = self.acting
+            if not source.recorder.running or inside_backward() or is_compiling():
                 return original(t_outputs, *args, **kwargs)
             if transform_is_active():
                 # What passes here are the transform's own wrapped tensors.
                 return original(t_outputs, *args, **kwargs)
             keeps, creates = _keeps_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
-            generation, before = self._begin(t_outputs, accumulates=accumulates)
+            generation, before = source.begin(t_outputs, accumulates=accumulates)
             failed = True
             try:
                 result = original(t_outputs, *args, **kwargs)
                 failed = False
             finally:
-                self._end(generation, before, keeps=keeps, creates=creates, failed=failed)
+                source.end(generation, before, keeps=keeps, creates=creates, failed=failed)
             return result
 
         return run
 
-    def _begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
+    def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
+        """Tell that a backward begins; return what ``end`` needs."""
         recorder = self.recorder
         site = call_site()
         index = recorder.count_backward()
@@ -86,7 +90,7 @@ class BackwardSource(Source):
             generation = Generation(index, site)
         return generation, before
 
-    def _end(
+    def end(
         self,
         generation: Generation,
         before: GradientState,
@@ -95,6 +99,7 @@ class BackwardSource(Source):
         creates: bool,
         failed: bool,
     ) -> None:
+        """Tell that it has ended."""
         if not keeps and not failed:
             generation.free()
         recorder = self.recorder

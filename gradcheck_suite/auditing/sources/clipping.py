@@ -53,7 +53,7 @@ class ClippingSource(Source):
             result = original(parameters, *args, **kwargs)
             given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
             limit = args[0] if args else kwargs.get("max_norm")
-            self._emit("clip_grad_norm_", (each.grad for each in given), given, limit)
+            self.acting.tell("clip_grad_norm_", (each.grad for each in given), given, limit)
             return result
 
         return clip
@@ -66,7 +66,7 @@ class ClippingSource(Source):
             finally:  # it refuses an empty list, as an exhausted iterator leaves
                 caller = sys._getframe(1)  # noqa: SLF001 - the others call this too
                 if caller.f_code.co_name == "clip_grad_value_":
-                    self._emit("clip_grad_value_", lists[0])
+                    self.acting.tell("clip_grad_value_", lists[0])
 
         return group
 
@@ -77,18 +77,19 @@ class ClippingSource(Source):
                 parameters = list(parameters)
             result = original(parameters, *args, **kwargs)
             given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            self._emit("clip_grad_value_", (each.grad for each in given), given)
+            self.acting.tell("clip_grad_value_", (each.grad for each in given), given)
             return result
 
         return clip
 
-    def _emit(
+    def tell(
         self,
         function: Any,
         gradients: Iterable[Any],
         given: Sequence[Any] | None = None,
         limit: object = None,
     ) -> None:
+        """Tell of a call of ``function``."""
         if self.recorder.running and not is_compiling():
             self.recorder.emit(
                 GradientsClipped(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["GradModeSource"]
 
@@ -35,10 +36,13 @@ class GradModeSource(Source):
 
     kinds = (GradModeChanged,)
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        # Entering ``no_grad`` sets grad mode, too.
+        self.inside = 0
+
     def install(self, patches: Patches) -> None:
         """Replace the methods."""
-        # Entering ``no_grad`` sets grad mode, too.
-        self._inside = 0
         for context in _CONTEXTS:
             kind = context.__name__
             for name, entered in (("__enter__", True), ("__exit__", False)):
@@ -52,16 +56,16 @@ class GradModeSource(Source):
     def _watched(
         self, original: Callable[..., Any], kind: Any, *, entered: bool
     ) -> Callable[..., Any]:
-        recorder = self.recorder
-
         @functools.wraps(original)
         def watched(context: Any, *args: Any, **kwargs: Any) -> Any:
-            self._inside += 1
+            source: GradModeSource = self.acting
+            source.inside += 1
             try:
                 result = original(context, *args, **kwargs)
             finally:
-                self._inside -= 1
-            if recorder.writers.listening and not self._inside:
+                source.inside -= 1
+            recorder = source.recorder
+            if recorder.writers.listening and not source.inside:
                 enabled = torch.is_grad_enabled()
                 recorder.emit(GradModeChanged(kind, entered, enabled, call_site()))
             return result

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["HookRegions"]
 
@@ -43,12 +44,11 @@ class HookRegions(Source):
     def _stepping_aside(
         self, original: Callable[[str], AbstractContextManager[None]]
     ) -> Callable[[str], AbstractContextManager[None]]:
-        recorder = self.recorder
-
         # torch.func refuses to run under saved-tensors hooks. Ours make room for it, and come
         # back; where the user's own lie above them, torch refuses as it does without an audit.
         @contextmanager
         def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+            recorder: Recorder = self.acting.recorder
             hooks = recorder.saved_tensors.hooks
             top = top_saved_tensors_hooks()
             aside = top is not None and top[0] is hooks[0]
@@ -66,11 +66,9 @@ class HookRegions(Source):
         return disable_saved_tensors_hooks
 
     def _counting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        recorder = self.recorder
-
         @functools.wraps(original)
         def __enter__(hooks: Any) -> None:  # noqa: N807 - the name that it stands in for
-            recorder.hook_regions += 1
+            self.acting.recorder.hook_regions += 1
             return original(hooks)
 
         return __enter__

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["ModeLayerSource"]
 
@@ -39,16 +40,17 @@ class ModeLayerSource(Source):
             patches.replace(owner, "__call__", self._calling())
 
     def _calling(self) -> Callable[..., Any]:
-        recorder = self.recorder
         is_recording = torch.is_grad_enabled
         module_class = nn.Module
 
         @functools.wraps(module_class.__call__)
         def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not is_recording() and layer.training and recorder.running and not is_compiling():
-                model, site_frame = _outermost(layer)
-                site = call_site(site_frame)
-                recorder.emit(LayerRanInTrainingMode(layer, model, recorder.step, site))
+            if not is_recording() and layer.training and not is_compiling():
+                recorder: Recorder = self.acting.recorder
+                if recorder.running:
+                    model, site_frame = _outermost(layer)
+                    site = call_site(site_frame)
+                    recorder.emit(LayerRanInTrainingMode(layer, model, recorder.step, site))
             # Looked up each time: torch.fx replaces it while it traces.
             return module_class.__call__(layer, *args, **kwargs)
 

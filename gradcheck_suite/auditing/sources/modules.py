@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["ForwardSource", "ModeSource"]
 
@@ -28,21 +29,25 @@ class ModeSource(Source):
 
     kinds = (ModeChanged,)
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.inside = 0
+
     def install(self, patches: Patches) -> None:
         """Replace the method."""
-        self._inside = 0
         patches.replace(nn.Module, "train", self._training(nn.Module.train))
 
     def _training(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._inside += 1
+            source: ModeSource = self.acting
+            source.inside += 1
             try:
                 result = original(module, *args, **kwargs)
             finally:
-                self._inside -= 1
-            if not self._inside:
-                self.recorder.emit(ModeChanged(module, module.training, call_site()))
+                source.inside -= 1
+            if not source.inside and source.recorder.running:
+                source.recorder.emit(ModeChanged(module, module.training, call_site()))
             return result
 
         return train
@@ -53,24 +58,32 @@ class ForwardSource(Source):
 
     kinds = (ForwardFinished,)
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.inside = 0
+
     def install(self, patches: Patches) -> None:
         """Replace the method that a call of a module runs."""
-        self._inside = 0
         patches.replace(nn.Module, "__call__", self._calling(nn.Module.__call__))
 
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self.recorder
-
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            source: ForwardSource = self.acting
+            recorder = source.recorder
             step = recorder.step
-            if self._inside or (step >= _FIRST_STEPS and step % _EVERY) or is_compiling():
+            if (
+                source.inside
+                or not recorder.running
+                or (step >= _FIRST_STEPS and step % _EVERY)
+                or is_compiling()
+            ):
                 return original(module, *args, **kwargs)
-            self._inside += 1
+            source.inside += 1
             try:
                 result = original(module, *args, **kwargs)
             finally:
-                self._inside -= 1
+                source.inside -= 1
             recorder.emit(
                 ForwardFinished(
                     module,

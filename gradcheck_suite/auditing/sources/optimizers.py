@@ -48,11 +48,15 @@ class OptimizerSource(Source):
     )
     always = True
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.under_construction: set[int] = set()
+        self.site: CallSite | None = None
+        self._handles: list[RemovableHandle] = []
+
     def install(self, patches: Patches) -> None:
         """Register the hooks and replace the methods."""
-        self._under_construction: set[int] = set()
-        self._site: CallSite | None = None
-        self._handles: list[RemovableHandle] = [
+        self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
@@ -61,8 +65,7 @@ class OptimizerSource(Source):
             Optimizer, "add_param_group", self._adding_a_group(Optimizer.add_param_group)
         )
         patches.replace(Optimizer, "zero_grad", self._clearing(Optimizer.zero_grad))
-        if self.recorder.wants(GradientsCleared):
-            patches.replace(nn.Module, "zero_grad", self._clearing(nn.Module.zero_grad))
+        patches.replace(nn.Module, "zero_grad", self._clearing(nn.Module.zero_grad))
 
     def uninstall(self) -> None:
         """Take the hooks away."""
@@ -70,34 +73,37 @@ class OptimizerSource(Source):
             handle.remove()
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        recorder = self.recorder
+        source: OptimizerSource = self.acting
+        recorder = source.recorder
         if not recorder.running:
             return
         recorder.writers.listening = False
         recorder.optimizers.note(optimizer)
-        self._site = call_site()
+        source.site = call_site()
         if recorder.optimizers.watches(optimizer):
-            recorder.emit(StepStarted(recorder.step, optimizer, self._site))
+            recorder.emit(StepStarted(recorder.step, optimizer, source.site))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        recorder = self.recorder
+        source: OptimizerSource = self.acting
+        recorder = source.recorder
         if not recorder.running:
             return
         recorder.writers.listening = True
         # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
-        site = call_site() if self._site is None else self._site
-        self._site = None
+        site = call_site() if source.site is None else source.site
+        source.site = None
         recorder.after_optimizer_step(optimizer, site)
         if recorder.optimizers.watches(optimizer):
             recorder.emit(StepFinished(recorder.step, optimizer, site))
         recorder.end_step()
 
     def _constructing(self, original: Callable[..., None]) -> Callable[..., None]:
-        recorder = self.recorder
-        under_construction = self._under_construction
+        placed = self
 
         @functools.wraps(original)
         def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            source: OptimizerSource = placed.acting
+            recorder, under_construction = source.recorder, source.under_construction
             under_construction.add(id(self))
             try:
                 original(self, *args, **kwargs)
@@ -114,11 +120,12 @@ class OptimizerSource(Source):
         return __init__
 
     def _adding_a_group(self, original: Callable[..., None]) -> Callable[..., None]:
-        recorder = self.recorder
-        under_construction = self._under_construction
+        placed = self
 
         @functools.wraps(original)
         def add_param_group(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+            source: OptimizerSource = placed.acting
+            recorder, under_construction = source.recorder, source.under_construction
             try:
                 original(self, *args, **kwargs)
             except ValueError as error:
@@ -133,11 +140,12 @@ class OptimizerSource(Source):
         return add_param_group
 
     def _clearing(self, original: Callable[..., None]) -> Callable[..., None]:
-        recorder = self.recorder
+        placed = self
 
         @functools.wraps(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
+            recorder: Recorder = placed.acting.recorder
             if not recorder.running or is_compiling():
                 return
             if isinstance(self, Optimizer):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["ScalingSource"]
 
@@ -31,28 +32,33 @@ class ScalingSource(Source):
 
     kinds = (LossScaled, GradientsUnscaled, ScalerStepped, ScalerUpdated)
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        # ``step`` calls ``unscale_`` where the program has not, and ``scale`` calls itself.
+        self.inside = 0
+
     def install(self, patches: Patches) -> None:
         """Replace the methods."""
-        # ``step`` calls ``unscale_`` where the program has not, and ``scale`` calls itself.
-        self._inside = 0
         patches.replace(GradScaler, "scale", self._scaling(GradScaler.scale))
         patches.replace(GradScaler, "unscale_", self._unscaling(GradScaler.unscale_))
         patches.replace(GradScaler, "step", self._stepping(GradScaler.step))
         patches.replace(GradScaler, "update", self._updating(GradScaler.update))
 
-    def _run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._inside += 1
+    def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method, and note that it is being called."""
+        self.inside += 1
         try:
             return original(*args, **kwargs)
         finally:
-            self._inside -= 1
+            self.inside -= 1
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def scale(scaler: GradScaler, outputs: Any) -> Any:
-            result = self._run(original, scaler, outputs)
-            if not self._inside:
-                self.recorder.emit(LossScaled(scaler, result, call_site()))
+            source: ScalingSource = self.acting
+            result = source.run(original, scaler, outputs)
+            if not source.inside:
+                source.recorder.emit(LossScaled(scaler, result, call_site()))
             return result
 
         return scale
@@ -60,27 +66,28 @@ class ScalingSource(Source):
     def _unscaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def unscale_(scaler: GradScaler, optimizer: Optimizer) -> Any:
+            source: ScalingSource = self.acting
             failed = True
             try:
-                result = self._run(original, scaler, optimizer)
+                result = source.run(original, scaler, optimizer)
                 failed = False
             finally:
-                if not self._inside:
+                if not source.inside:
                     site = call_site()
-                    self.recorder.emit(GradientsUnscaled(scaler, optimizer, failed, site))
+                    source.recorder.emit(GradientsUnscaled(scaler, optimizer, failed, site))
             return result
 
         return unscale_
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self.recorder
-
         @functools.wraps(original)
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            source: ScalingSource = self.acting
+            recorder = source.recorder
             before = recorder.optimizer_steps
             failed = True
             try:
-                result = self._run(original, scaler, optimizer, *args, **kwargs)
+                result = source.run(original, scaler, optimizer, *args, **kwargs)
                 failed = False
             finally:
                 stepped = recorder.optimizer_steps > before
@@ -92,12 +99,13 @@ class ScalingSource(Source):
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            source: ScalingSource = self.acting
             failed = True
             try:
-                result = self._run(original, scaler, *args, **kwargs)
+                result = source.run(original, scaler, *args, **kwargs)
                 failed = False
             finally:
-                self.recorder.emit(ScalerUpdated(scaler, failed, call_site()))
+                source.recorder.emit(ScalerUpdated(scaler, failed, call_site()))
             return result
 
         return update

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["SchedulerSource"]
 
@@ -29,10 +30,13 @@ class SchedulerSource(Source):
 
     kinds = (SchedulerStepped,)
 
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        # A chained scheduler steps those that it is made of.
+        self.inside = 0
+
     def install(self, patches: Patches) -> None:
         """Replace the methods."""
-        # A chained scheduler steps those that it is made of.
-        self._inside = 0
         for thing in list(vars(lr_scheduler).values()):
             if inspect.isclass(thing) and issubclass(thing, lr_scheduler.LRScheduler):
                 own = vars(thing).get("step")
@@ -42,16 +46,17 @@ class SchedulerSource(Source):
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._inside += 1
+            source: SchedulerSource = self.acting
+            source.inside += 1
             try:
                 result = original(scheduler, *args, **kwargs)
             finally:
-                self._inside -= 1
+                source.inside -= 1
             caller = sys._getframe(1)  # noqa: SLF001 - the constructor steps once itself
-            if not self._inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
+            if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
                 known = optimizer if isinstance(optimizer, Optimizer) else None
-                self.recorder.emit(SchedulerStepped(scheduler, known, call_site()))
+                source.recorder.emit(SchedulerStepped(scheduler, known, call_site()))
             return result
 
         return step

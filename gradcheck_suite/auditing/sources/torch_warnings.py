@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["TorchWarningSource"]
 
@@ -37,9 +38,8 @@ class TorchWarningSource(Source):
             patches.replace(warnings, _SHOW, self._showing(show))
 
     def _showing(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        recorder = self.recorder
-
         def show(message: Any) -> None:
+            recorder: Recorder = self.acting.recorder
             if recorder.running and str(message.message).startswith(_NON_LEAF):
                 site = call_site()
                 # Torch's own and libraries' looks are not the program's mistake.
