@@ -2,8 +2,8 @@
 
 Two or three digits leave no single probe a derivative worth the name. Over many random probes the
 changes of the output, against those that the gradient foretells, lie on a line whose slope is one
-if the gradient is right; roundings scatter about it and average out. Two widths of steps,
-extrapolated as in ``differences``, take out what curvature does to the slope.
+if the gradient is right; roundings scatter about it and average out (``crossed`` tells how). Two
+widths of steps, extrapolated as in ``differences``, take out what curvature does to the slope.
 
 A slope tells an error that most of the gradient has. It does not tell one wrong entry of many: that
 takes float32 or float64, and the report says so.
@@ -12,168 +12,167 @@ takes float32 or float64, and the report says so.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.crossed import Pool, Slope, crossed_probes
 from gradcheck_suite.verification.differences import Estimate
-from gradcheck_suite.verification.points import evaluate, match_outputs
-from gradcheck_suite.verification.probes import Measurement, differentiate, inner_product
+from gradcheck_suite.verification.probes import Measurement
 from gradcheck_suite.verification.survey import Survey
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gradcheck_suite.verification.deadline import Deadline
+
 __all__ = ["PooledSurvey"]
 
 _STEP = 2.0**-4
-_POOLS = (16, 64, 256, 1024)
-# Only slopes that lie this many standard errors off at the last pool but one get the last one.
-_WORTH = 2.0
-# How many standard errors a slope may lie off before it counts; at 256 probes 5 of them are reached
-# by chance once in a million.
+# How many directions, and as many cotangents, each round adds.
+_ROUNDS = (8, 16, 32, 64)
+_LAST_ROUNDS = (*_ROUNDS, 128)
+# How small an error has to be excluded for a pass, in units of the precision's target, with so many
+# rounds left: what the first ones show no finer may still show in the next.
+_WANTED = (4.0, 2.0, 1.0)
+_LEFT_AT_ZERO = 2
+_LEFT_AT_FAILURE = 1
+# How much of an error has to show at a point close by, where kinks lie elsewhere.
+_SHARE_BESIDE = 0.5
+_KINKS = (
+    "the gradient is off by more than rounding explains, and not at a point close by: kinks (relu, "
+    "abs, max, ...) lie within the smallest step; dtype='float64' sees more"
+)
+# How many standard errors a slope may lie off before it counts; 5 of them are reached by chance
+# once in a million.
 _PASSES = 3.0
 _FAILS = 5.0
 # Roundings within a backward do not all average out: constants in it are rounded once for all.
 _BIAS = 0.01
-_ALMOST_ALL = 0.9
-
-
-@dataclass(slots=True)
-class _Pool:
-    """What was seen and what was foretold, of one (output, variable) pair, by two widths."""
-
-    seen: list[tuple[float, float]] = field(default_factory=list)
-    foretold: list[tuple[float, float]] = field(default_factory=list)
-
-    def add(self, seen: tuple[float, float], foretold: tuple[float, float]) -> None:
-        if all(map(math.isfinite, (*seen, *foretold))):
-            self.seen.append(seen)
-            self.foretold.append(foretold)
-
-    def slopes(self) -> tuple[float, float, float] | None:
-        """Return the slope at step zero, its standard error, and what curvature changed.
-
-        None if there is nothing to be on a line with.
-        """
-        if len(self.seen) < _POOLS[0] // 2:
-            return None
-        lines = [
-            _line([seen[width] for seen in self.seen], [told[width] for told in self.foretold])
-            for width in (0, 1)
-        ]
-        (narrow, narrow_error), (wide, wide_error) = lines
-        if not math.isfinite(narrow_error + wide_error):
-            return None
-        curvature = (wide - narrow) / 3.0
-        error = math.hypot(4.0 / 3.0 * narrow_error, wide_error / 3.0)
-        return narrow - curvature, error, curvature
-
-    def repeats(self) -> bool:
-        """Say whether both widths see the same change, so that it is no rounding."""
-        if len(self.seen) < _POOLS[0] // 2:
-            return False
-        narrow = [2.0 * seen[0] for seen in self.seen]
-        wide = [seen[1] for seen in self.seen]
-        size = math.sqrt(sum(x * x for x in narrow) * sum(y * y for y in wide))
-        return size > 0.0 and sum(map(float.__mul__, narrow, wide)) > _ALMOST_ALL * size
-
-    def still(self) -> bool:
-        """Say whether no probe saw any change."""
-        return bool(self.seen) and all(seen == (0.0, 0.0) for seen in self.seen)
-
-
-def _line(seen: Sequence[float], foretold: Sequence[float]) -> tuple[float, float]:
-    """Fit a line through the origin by least squares: its slope and the slope's standard error."""
-    square = sum(x * x for x in foretold)
-    if square == 0.0:
-        return math.nan, math.inf
-    slope = sum(x * y for x, y in zip(foretold, seen, strict=True)) / square
-    left = sum((y - slope * x) ** 2 for x, y in zip(foretold, seen, strict=True))
-    return slope, math.sqrt(left / (len(seen) - 1) / square)
+# Variables that move together get as many more directions for each: a fit uses one degree of
+# freedom for each. What share may be left over if the rest is to move together again.
+_FOR_EACH = 2
+_FEWEST_TOGETHER = 2
+_STALLED = 0.75
+_STREAM = 100_000
+_STREAM_BESIDE = 50_000
+# After so many seconds what was not seen by then is inconclusive.
+_MOST_SECONDS = 60.0
 
 
 class PooledSurvey(Survey):
-    """A survey for tensors in half precision: each variable by itself, over many probes."""
+    """A survey for tensors in half precision, over many probes.
+
+    All variables move together first, and those whose gradients this shows to be right are done
+    with; as long as enough of them are, the others move together without them. What is left, and
+    whatever looks wrong, is measured each variable by itself.
+    """
 
     def run(self) -> dict[tuple[int, int], Conclusion]:
         """Measure every pair and conclude on it."""
-        found: dict[tuple[int, int], Conclusion] = {}
+        clock = self.deadline.or_after(_MOST_SECONDS)
+        found = self._passed_together(clock)
         for variable in self._variables():
-            found.update(self._run(variable))
+            if any((output, variable) not in found for output in range(len(self.point.outputs))):
+                found = self._run(variable, clock) | found
         for pair, conclusion in found.items():
             if conclusion.status == "fail":
                 self._outcomes[pair].append(Outcome("fail", conclusion.shown, False, 0))
+        return {pair: found[pair] for pair in self.pairs}
+
+    def _passed_together(self, clock: Deadline) -> dict[tuple[int, int], Conclusion]:
+        """Conclude on the gradients that are right, as far as variables moved together show it."""
+        found: dict[tuple[int, int], Conclusion] = {}
+        left = [variable for variable in self._variables() if self._has_gradient(variable)]
+        stream = _STREAM
+        while len(left) >= _FEWEST_TOGETHER and not clock.passed:
+            found.update(self._pool_together(left, stream, clock))
+            stream += _STREAM
+            outputs = range(len(self.point.outputs))
+            rest = [v for v in left if any((output, v) not in found for output in outputs)]
+            if len(rest) > _STALLED * len(left):
+                break
+            left = rest
         return found
 
-    def _run(self, variable: int) -> dict[tuple[int, int], Conclusion]:
-        pools = [_Pool() for _ in self.point.outputs]
+    def _has_gradient(self, variable: int) -> bool:
+        parts = [row[variable] for row in self.gradients.rows]
+        return all(
+            part is not None and bool(part.any()) and bool(torch.isfinite(part).all())
+            for part in parts
+        )
+
+    def _pool_together(
+        self, variables: Sequence[int], stream: int, clock: Deadline
+    ) -> dict[tuple[int, int], Conclusion]:
+        pools = [Pool() for _ in self.point.outputs]
+        passed: dict[tuple[int, int], Conclusion] = {}
+        for size in _ROUNDS:
+            crossed_probes(
+                self,
+                self.point,
+                variables,
+                pools,
+                steps=(_STEP, 2.0 * _STEP),
+                directions=size + _FOR_EACH * len(variables),
+                cotangents=size,
+                stream=stream,
+                clock=clock,
+            )
+            for output, pool in enumerate(pools):
+                for variable, slope in zip(variables, pool.slopes() or (), strict=False):
+                    conclusion = self._passed(output, variable, slope)
+                    if conclusion is not None:
+                        passed[output, variable] = conclusion
+            if len(passed) == len(pools) * len(variables) or clock.passed:
+                break
+        return passed
+
+    def _passed(self, output: int, variable: int, slope: Slope) -> Conclusion | None:
+        part = self.gradients.rows[output][variable]
+        tolerance = _PASSES * slope.error + _slack(slope)
+        if not abs(slope.off) <= tolerance <= self.precision.target:
+            return None
+        return Conclusion("pass", self._measurement(output, variable, part, slope.off, tolerance))
+
+    def _run(self, variable: int, clock: Deadline) -> dict[tuple[int, int], Conclusion]:
+        pools = [Pool() for _ in self.point.outputs]
         done: dict[tuple[int, int], Conclusion] = {}
-        probe = 0
-        for size in _POOLS:
-            while probe < size:
-                self._probe(probe, variable, pools)
-                probe += 1
-            final = size == _POOLS[-1]
+        for number, size in enumerate(_LAST_ROUNDS, start=1):
+            crossed_probes(
+                self,
+                self.point,
+                [variable],
+                pools,
+                steps=(_STEP, 2.0 * _STEP),
+                directions=size,
+                cotangents=size,
+                stream=0,
+                clock=clock,
+            )
+            left = 0 if clock.passed else len(_LAST_ROUNDS) - number
             for output, pool in enumerate(pools):
                 if (output, variable) not in done:
-                    conclusion = self._conclude(output, variable, pool, final=final)
+                    conclusion = self._conclude(output, variable, pool, left=left)
                     if conclusion is not None:
                         done[output, variable] = conclusion
             if len(done) == len(pools):
                 break
         return done
 
-    def _probe(self, probe: int, variable: int, pools: Sequence[_Pool]) -> None:
-        point, subject = self.point, self.subject
-        cotangents = self.cotangents(point, probe)
-        gradients = self.gradients if probe == 0 else differentiate(subject, point, cotangents)
-        along = self.direction(probe, variable).double()
-        fixed = subject.variables[variable].fixed
-        changes: list[list[float]] = [[] for _ in pools]
-        foretold: list[list[float]] = [[] for _ in pools]
-        for step in (_STEP, 2.0 * _STEP):
-            value = point.values[variable]
-            ends = [(value.double() + sign * step * along).to(value.dtype) for sign in (1.0, -1.0)]
-            made = ends[0].double() - ends[1].double()
-            if fixed is not None:
-                made = made.where(~fixed, 0.0)
-            try:
-                high, low = (self._values(variable, end) for end in ends)
-            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
-                return
-            for index, (one, two) in enumerate(zip(high, low, strict=True)):
-                difference = one.double() - two.double()
-                finite = point.finite[index]
-                if finite is not None:
-                    difference = difference.where(finite, 0.0)
-                changes[index].append(inner_product(cotangents[index].double(), difference))
-                part = gradients.rows[index][variable]
-                foretold[index].append(0.0 if part is None else inner_product(part.double(), made))
-        for pool, seen, expected in zip(pools, changes, foretold, strict=True):
-            pool.add((seen[0], seen[1]), (expected[0], expected[1]))
-
-    def _values(self, variable: int, value: torch.Tensor) -> list[torch.Tensor]:
-        values = list(self.point.values)
-        values[variable] = value
-        produced = evaluate(self.subject, values, recorded=self.point.recorded)
-        return match_outputs(self.subject, self.point.outputs, produced)
-
-    def _conclude(
-        self, output: int, variable: int, pool: _Pool, *, final: bool
-    ) -> Conclusion | None:
+    def _conclude(self, output: int, variable: int, pool: Pool, *, left: int) -> Conclusion | None:
+        """Conclude on one gradient, or on nothing as long as rounds are ``left`` to decide it."""
         part = self.gradients.rows[output][variable]
         if part is not None and not bool(torch.isfinite(part).all()):
             shown = self._measurement(output, variable, part, 0.0, math.inf)
             return Conclusion("inconclusive", shown, "the analytic gradient is not finite")
         if part is None or not bool(part.any()):
-            return self._conclude_on_zero(output, variable, pool, part, final=final)
+            return self._conclude_on_zero(output, variable, pool, part, left=left)
         slopes = pool.slopes()
         if slopes is not None:
-            return self._conclude_on_slope(output, variable, pool, part, slopes, final=final)
-        if not final:
+            return self._conclude_on_slope(output, variable, pool, part, slopes[0], left=left)
+        if left:
             return None
         shown = self._measurement(output, variable, part, 0.0, math.inf)
         return Conclusion("inconclusive", shown, "too few probes could be evaluated")
@@ -182,51 +181,74 @@ class PooledSurvey(Survey):
         self,
         output: int,
         variable: int,
-        pool: _Pool,
+        pool: Pool,
         part: torch.Tensor,
-        slopes: tuple[float, float, float],
+        slope: Slope,
         *,
-        final: bool,
+        left: int,
     ) -> Conclusion | None:
-        slope, error, curvature = slopes
-        off = abs(slope - 1.0)
-        # Curvature makes a slope of twice the width lie four times as far off, kinks twice as far
-        # (see ``slopes``): the extrapolation leaves no more than the two widths differ by.
-        slack = _BIAS + 3.0 * abs(curvature)
-        shown = self._measurement(output, variable, part, slope - 1.0, _PASSES * error + slack)
-        last = final or (len(pool.seen) >= _POOLS[-2] and off <= _WORTH * error + slack)
-        wanted = self.precision.resolution if last else self.precision.target
-        if off <= _PASSES * error + slack and shown.relative_tolerance <= wanted:
+        off, slack = abs(slope.off), _slack(slope)
+        tolerance = _PASSES * slope.error + slack
+        shown = self._measurement(output, variable, part, slope.off, tolerance)
+        wanted = _WANTED[min(left, len(_WANTED) - 1)] * self.precision.target
+        if off <= tolerance and shown.relative_tolerance <= wanted:
             return Conclusion("pass", shown)
-        if not last:
+        if left > _LEFT_AT_FAILURE:
             return None
-        if off > _FAILS * error + slack:
-            return Conclusion("fail", shown)
+        if off > _FAILS * slope.error + _BIAS:
+            if self._fails_beside(output, variable, slope):
+                return Conclusion("fail", shown)
+            return Conclusion("inconclusive", shown, _KINKS)
+        if left:
+            return None
         return Conclusion(
             "inconclusive",
             shown,
-            f"over {len(pool.seen)} pooled probes an error below "
+            f"over {pool.count} pooled probes an error below "
             f"{100.0 * shown.relative_tolerance:.2g}% of the gradient could not be seen; "
             "dtype='float64' sees more",
         )
 
+    def _fails_beside(self, output: int, variable: int, slope: Slope) -> bool:
+        """Say whether a gradient is as wrong at a point close by."""
+        point = self.moved_point()
+        if point is None:
+            return True
+        pools = [Pool() for _ in self.point.outputs]
+        for size in _ROUNDS[-2:]:
+            crossed_probes(
+                self,
+                point,
+                [variable],
+                pools,
+                steps=(_STEP, 2.0 * _STEP),
+                directions=size,
+                cotangents=size,
+                stream=_STREAM_BESIDE,
+                clock=self.deadline,
+            )
+        found = pools[output].slopes()
+        return found is None or found[0].off * slope.off > _SHARE_BESIDE * slope.off**2
+
     def _conclude_on_zero(
-        self, output: int, variable: int, pool: _Pool, part: torch.Tensor | None, *, final: bool
+        self, output: int, variable: int, pool: Pool, part: torch.Tensor | None, *, left: int
     ) -> Conclusion | None:
         shown = self._measurement(output, variable, part, 0.0, 0.0)
         if pool.still():
             return Conclusion("pass", shown)
-        if not final and len(pool.seen) < _POOLS[-2]:
+        if left > _LEFT_AT_ZERO:
             return None
-        sizes = [abs(seen[0]) / (2.0 * _STEP) for seen in pool.seen]
+        sizes = pool.seen(0).abs() / (2.0 * _STEP)
         if pool.repeats():
-            typical = sorted(sizes)[len(sizes) // 2]
+            typical = float(sizes.median())
             return Conclusion(
                 "fail", self._measurement(output, variable, part, typical, 0.25 * typical)
             )
         return Conclusion(
             "inconclusive",
-            self._measurement(output, variable, part, 0.0, max(sizes, default=math.inf)),
+            self._measurement(
+                output, variable, part, 0.0, float(sizes.max()) if len(sizes) else math.inf
+            ),
             "the gradient is zero, and changes of the output are within its rounding; "
             "dtype='float64' sees more",
         )
@@ -265,3 +287,11 @@ class PooledSurvey(Survey):
             non_finite=part is not None and not math.isfinite(float(part.double().sum())),
             masked=self.point.finite[output] is not None,
         )
+
+
+def _slack(slope: Slope) -> float:
+    """Return what does not average out.
+
+    Kinks close to the point and higher derivatives leave some of what the extrapolation changed.
+    """
+    return _BIAS + abs(slope.curvature)

@@ -37,6 +37,8 @@ _PILOTS = 8
 _FIRST_PILOT = 4900
 _SIZES = (48, 144)
 _FOR_EACH = 2
+# Of large tensors the fewer probes have to do: many kinks average out within each of them.
+_MOST_WORK = 2**27
 # Where a call takes so long that this is not enough, single probes have to do.
 _MOST_SECONDS = 60.0
 _LATE = (
@@ -153,6 +155,8 @@ def _pool(
     probes = Probes(survey, point, variables, (step, RATIO * step))
     # A fit uses one degree of freedom for each variable.
     sizes = [size + _FOR_EACH * len(variables) for size in _SIZES]
+    if sizes[-1] * _elements(point) > _MOST_WORK:
+        del sizes[1:]
     for start, end in pairwise((0, *sizes)):
         taken = (probes.take(first + probe) for probe in range(start, end))
         if not coarse or not all(one and not clock.passed for one in taken):
@@ -173,6 +177,11 @@ def _pool(
                     found[pair] = new
                     coarse.discard(pair)
     return found
+
+
+def _elements(point: Point) -> int:
+    outputs = (output.tensor for output in point.outputs)
+    return sum(tensor.numel() for tensor in (*point.values, *outputs))
 
 
 def _concluded(old: Conclusion, slope: Slope, step: float, *, fails: float) -> Conclusion | None:

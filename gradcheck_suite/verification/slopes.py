@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["BIAS_OF_KINKS", "RATIO", "Pool", "Slope", "step_for"]
+__all__ = ["BIAS_OF_KINKS", "RATIO", "Fit", "Pool", "Slope", "step_for"]
 
 RATIO = 4.0
 """By how much the two steps differ that a slope is compared at."""
@@ -127,7 +127,7 @@ class Pool:
         deviations = torch.tensor(self.deviations, dtype=torch.float64)
         parts = torch.tensor(self.parts, dtype=torch.float64)
         bends = torch.tensor(self.bends, dtype=torch.float64)
-        near, far = (_Fit.of(parts[:, at], deviations[:, at]) for at in range(2))
+        near, far = (Fit.of(parts[:, at], deviations[:, at]) for at in range(2))
         squares = parts[:, 0].square().mean(0)
         biases = BIAS_OF_KINKS * bends[:, 0].mean() / squares
         growth = far.slopes - near.slopes
@@ -147,14 +147,15 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class Fit:
     """A least-squares fit: ``shares`` is what each probe's scatter adds to each slope."""
 
     slopes: torch.Tensor
     shares: torch.Tensor
 
     @classmethod
-    def of(cls, parts: torch.Tensor, deviations: torch.Tensor) -> _Fit:
+    def of(cls, parts: torch.Tensor, deviations: torch.Tensor) -> Fit:
+        """Fit ``[probes]`` deviations by the ``[probes, variables]`` parts of each variable."""
         sizes = parts.square().mean(0).sqrt()
         sizes = sizes.where(sizes > 0.0, 1.0)
         scaled = parts / sizes
