@@ -92,3 +92,32 @@ def test_a_tensor_kept_as_an_attribute_is_told_where_it_is_set(audited, only, li
 
 def test_nothing_is_said_of_a_function_that_keeps_its_contract(audited):
     assert audited(train(Good, 2.0)).findings == ()
+
+
+class WritesLate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, runs, last):
+        ctx.runs, ctx.last = runs, last
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        ctx.runs.append(len(ctx.runs))
+        if len(ctx.runs) == ctx.last:
+            grad_output.mul_(1)
+        return grad_output, None, None
+
+
+@pytest.mark.parametrize(("last", "codes"), [(20, ["GCS506"]), (200, [])])
+def test_a_node_that_is_gone_through_again_and_again_is_left_alone_in_the_end(audited, last, codes):
+    runs: list[int] = []
+
+    def loop():
+        weight = torch.ones(3, requires_grad=True)
+        out = (WritesLate.apply(weight * 2, runs, last) * torch.ones(3)).sum()
+        for _ in range(200):
+            torch.autograd.grad(out, weight, retain_graph=True)
+
+    session = audited(loop)
+    assert len(runs) == 200
+    assert [finding.code for finding in session.findings] == codes

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["FunctionContractDetector", "is_the_users", "line_in"]
 
 _SEARCHED = 4
+_WATCHED_RUNS = 32
+"""So many times one node's backward is watched."""
 _ARITY = re.compile(
     r"function (\w+)Backward returned an incorrect number of gradients "
     r"\(expected (\d+), got (\d+)\)"
@@ -91,16 +93,27 @@ class FunctionContractDetector:
     def _watch(self, node: Node, function: type) -> None:
         versions: list[tuple[int, int]] = []
         clock = self._recorder.clock
+        runs = 0
 
         def before(given: Sequence[Tensor | None]) -> None:
+            nonlocal runs
+            runs += 1
+            if runs > _WATCHED_RUNS:
+                # A graph that is kept for thousands of backwards, as torch's gradcheck does.
+                versions.clear()
+                for handle in handles:
+                    handle.remove()
+                return
             versions[:] = [(0, 0)] * len(given)
             now = clock.tick()
             for place, gradient in enumerate(given):
                 if gradient is not None:
                     versions[place] = (version_of(gradient), now)
 
-        node.register_prehook(before)
-        node.register_hook(self._after(function, versions))
+        handles = [
+            node.register_prehook(before),
+            node.register_hook(self._after(function, versions)),
+        ]
 
     def _after(self, function: type, versions: list[tuple[int, int]]) -> Callable[..., None]:
         def after(_made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
