@@ -5,6 +5,10 @@ inside the call that they tell of. They are small and frozen, and valid while th
 detector that keeps a tensor, a module or an optimizer of one keeps it alive, so it keeps
 ``weakref.ref(...)``, or copies what it needs.
 
+A detector that has nothing to wait for among the events of a kind lets its handler return
+``Attention.ASLEEP``, and is not told of them until one of its handlers returns
+``Attention.AWAKE``: most of what could go wrong takes a call that most loops never make.
+
 A detector subscribes to kinds of events. What nobody subscribes to is not even watched for, so that
 an audit costs what its detectors ask for. ``site`` is always the user's innermost line, or None.
 
@@ -45,6 +49,7 @@ calls ``session.step()``: then those alone count. Writes before a moment are ask
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
 
 __all__ = [
+    "Attention",
     "BackwardFinished",
     "BackwardStarted",
     "Detector",
@@ -377,7 +383,20 @@ Event: TypeAlias = (
     | SessionEnded
 )
 
-Subscriptions: TypeAlias = "Mapping[type[Any], Callable[[Any], None]]"
+
+class Attention(Enum):
+    """What a handler may ask for.
+
+    Attributes:
+        ASLEEP: not to be called for this kind of event, until its detector is woken.
+        AWAKE: to call all handlers of this detector again.
+    """
+
+    ASLEEP = "asleep"
+    AWAKE = "awake"
+
+
+Subscriptions: TypeAlias = "Mapping[type[Any], Callable[[Any], Attention | None]]"
 """What handles each kind of event."""
 
 

@@ -93,11 +93,12 @@ class Generations:
         else:
             newest = getattr(self._newest, "number", 0)
             for node in waiting:
-                newest = max(newest, node_sequence_number(node) or 0)
+                number = node_sequence_number(node)
+                if number is not None and number > newest:
+                    self._newest.number = newest = number
                 marked = node_metadata(node).setdefault(MARK, generation)
                 if marked is not generation:
                     generation.reused.append(weakref.ref(marked))
-            self._newest.number = newest
         self._used.append(weakref.ref(generation, self._note_death))
         self._living += 1
         self._births.append(weakref.ref(self._clock.after_backward(index + 1)))

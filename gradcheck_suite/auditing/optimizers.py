@@ -51,8 +51,12 @@ class Optimizers:
 
     def known(self) -> list[Optimizer]:
         """Return the optimizers that live, in the order in which they were first seen."""
-        alive = (reference() for reference in list(self._known.values()))
-        return [optimizer for optimizer in alive if optimizer is not None]
+        known = []
+        for reference in list(self._known.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                known.append(optimizer)
+        return known
 
     def owners(self, parameter: Tensor) -> list[Optimizer]:
         """Return the known optimizers that have ``parameter`` in one of their groups."""
@@ -87,17 +91,21 @@ class Optimizers:
 
 def changes_since(before: GradientState) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Return the parameters whose gradient is another tensor now, and those that were added to."""
-    present = [
-        (parameter, gradient, identity, version)
-        for parameter, identity, version in before
-        if (gradient := parameter.grad) is not None
-    ]
-    created = [entry[0] for entry in present if id(entry[1]) != entry[2]]
-    if len(created) == len(present):
-        return tuple(created), ()
+    created = tuple(
+        [
+            parameter
+            for parameter, identity, _ in before
+            if (gradient := parameter.grad) is not None and id(gradient) != identity
+        ]
+    )
+    if len(created) == len(before):
+        return created, ()
     accumulated = [
         parameter
-        for parameter, gradient, identity, version in present
-        if id(gradient) == identity and gradient._version != version  # noqa: SLF001 - `version_of`, spared a call
+        for parameter, identity, version in before
+        if identity
+        and (gradient := parameter.grad) is not None
+        and id(gradient) == identity
+        and gradient._version != version  # noqa: SLF001 - `version_of`, spared a call
     ]
-    return tuple(created), tuple(accumulated)
+    return created, tuple(accumulated)

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch.optim import Optimizer
 
@@ -20,7 +20,7 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
 from gradcheck_suite.auditing.close_watch import CloseWatch
-from gradcheck_suite.auditing.events import SessionEnded, StepMarked
+from gradcheck_suite.auditing.events import Attention, SessionEnded, StepMarked
 from gradcheck_suite.auditing.generations import Generations
 from gradcheck_suite.auditing.installation import installation
 from gradcheck_suite.auditing.module_calls import ModuleCalls
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["OptimizerStep", "Recorder"]
+
+_Handlers: TypeAlias = (
+    "dict[type[Any], tuple[tuple[Detector, Callable[[Any], Attention | None]], ...]]"
+)
 
 _KEPT_STEPS = 256
 _BACKWARDS_OF_THE_FIRST_STEP = 32
@@ -97,7 +101,10 @@ class Recorder:
         self.saved_tensors = SavedTensors(self)
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.thread = 0
-        self._handlers: dict[type[Any], tuple[tuple[Detector, Callable[[Any], None]], ...]] = {}
+        self._subscribed: _Handlers = {}
+        # Those of them that are awake.
+        self._handlers: _Handlers = {}
+        self._asleep: set[tuple[int, type[Any]]] = set()
         self._steps_are_marked = False
         self._installation: Installation | None = None
         self._lock = threading.RLock()
@@ -110,11 +117,12 @@ class Recorder:
         """Tell these detectors, from the next start on, the events that they ask for."""
         for detector in detectors:
             for kind, handler in detector.subscriptions().items():
-                self._handlers[kind] = (*self._handlers.get(kind, ()), (detector, handler))
+                self._subscribed[kind] = (*self._subscribed.get(kind, ()), (detector, handler))
+        self._sort_out_sleepers()
 
     def wants(self, kind: type[Any]) -> bool:
         """Return whether any detector reads events of this kind."""
-        return bool(self._handlers.get(kind))
+        return bool(self._subscribed.get(kind))
 
     def start(self) -> None:
         """Begin to watch, on this thread; does nothing once ``max_steps`` are done."""
@@ -123,6 +131,8 @@ class Recorder:
         self.installed = True
         self.running = self.writers.listening = True
         self._began += perf_counter() - self._rested_since
+        self._asleep.clear()
+        self._sort_out_sleepers()
         self.thread = threading.get_ident()
         top = top_saved_tensors_hooks()
         if saved_tensors_hooks_are_disabled() or top is not None:
@@ -156,16 +166,36 @@ class Recorder:
         with self._lock:
             for detector, handle in handlers:
                 try:
-                    handle(event)
+                    asked = handle(event)
                 except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
                     self._unsubscribe(detector)
                     self.note_failure(type(detector).__name__, error)
+                else:
+                    if asked is not None:
+                        self._turn(detector, type(event), asked)
+
+    def _turn(self, detector: Detector, kind: type[Any], asked: Attention) -> None:
+        if asked is Attention.ASLEEP:
+            self._asleep.add((id(detector), kind))
+        else:
+            awake = {entry for entry in self._asleep if entry[0] != id(detector)}
+            if len(awake) == len(self._asleep):
+                return
+            self._asleep = awake
+        self._sort_out_sleepers()
+
+    def _sort_out_sleepers(self) -> None:
+        self._handlers = {
+            kind: tuple(entry for entry in entries if (id(entry[0]), kind) not in self._asleep)
+            for kind, entries in self._subscribed.items()
+        }
 
     def _unsubscribe(self, failed: Detector) -> None:
-        self._handlers = {
+        self._subscribed = {
             kind: tuple(entry for entry in entries if entry[0] is not failed)
-            for kind, entries in self._handlers.items()
+            for kind, entries in self._subscribed.items()
         }
+        self._sort_out_sleepers()
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""

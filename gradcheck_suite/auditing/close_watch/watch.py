@@ -16,6 +16,7 @@ from gradcheck_suite.auditing.close_watch.monitored import MonitoredLines
 from gradcheck_suite.auditing.close_watch.suspects import Suspects
 from gradcheck_suite.auditing.close_watch.threads import another_may_have_written
 from gradcheck_suite.auditing.close_watch.traced import TracedLines
+from gradcheck_suite.auditing.events import Attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,23 +111,25 @@ class CloseWatch:
         """Return the line after which the memory of a watched tensor was changed."""
         return self._memory.change_of(holder)
 
-    def after_backward(self, _event: BackwardFinished) -> None:
+    def after_backward(self, _event: BackwardFinished) -> Attention | None:
         """Begin or end a watch, between two backwards."""
         recorder = self._recorder
         if not self.armed:
-            if self._suspects and self._watches < _WATCHES:
-                self._arm()
-            return
+            if not self._suspects or self._watches >= _WATCHES:
+                return Attention.ASLEEP
+            self._arm()
+            return None
         if self._missed_one:
             self._missed_one = False
             self._suspects.begin_watch()
         if self._everything:
             if recorder.step >= recorder.options.checksum_first_steps:
                 self._disarm()
-            return
+            return None
         steps, backwards = recorder.step - self._began[0], recorder.backwards - self._began[1]
         if not self._suspects or steps >= _STEPS or backwards >= _BACKWARDS:
             self._disarm()
+        return None
 
     def not_covered(self) -> list[str]:
         """Say what kept writers from being named."""

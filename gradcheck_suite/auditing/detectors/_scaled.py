@@ -13,6 +13,7 @@ import torch
 
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardFinished,
     BackwardStarted,
     GradientsUnscaled,
@@ -76,18 +77,19 @@ class ScaledLosses:
             return None
         return float(scaler.get_scale())
 
-    def _scale(self, event: LossScaled) -> None:
+    def _scale(self, event: LossScaled) -> Attention | None:
         if not event.scaler.is_enabled():
-            return
+            return None
         reference = weakref.ref(event.scaler)
         for result in _tensors(event.result):
             if result.grad_fn is not None:
                 node_metadata(result.grad_fn)[_MARK] = reference
                 self._scaler = reference
+        return Attention.AWAKE
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if self._scaler is None:
-            return
+            return Attention.ASLEEP
         nodes = [root.grad_fn for root in event.roots if root.grad_fn is not None]
         if any(_MARK in node_metadata(node) for node in nodes):
             self._kind = "scaled"
@@ -96,10 +98,11 @@ class ScaledLosses:
             self._kind = _kind_of(nodes)
         else:
             self._kind = "unknown"
+        return None
 
-    def _after_backward(self, event: BackwardFinished) -> None:
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if self._kind is None:
-            return
+            return Attention.ASLEEP if self._scaler is None else None
         for window in self._windows.all():
             if window.fills and window.fills[-1].number == event.number:
                 known = self._kinds.get(window)
@@ -107,6 +110,7 @@ class ScaledLosses:
                     known = self._kinds[window] = {}
                 known[event.number] = self._kind
         self._kind = None
+        return None
 
     def _unscale(self, event: GradientsUnscaled) -> None:
         if event.failed or not event.scaler.is_enabled():

@@ -17,6 +17,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._gradients import is_nonzero
 from gradcheck_suite.auditing.events import (
+    Attention,
     GradientsClipped,
     ScalerStepped,
     StepFinished,
@@ -93,12 +94,12 @@ class ClippingDetector:
             self._all.append(seen)
         return seen
 
-    def _clip(self, event: GradientsClipped) -> None:
+    def _clip(self, event: GradientsClipped) -> Attention | None:
         if event.limit is not None and math.isinf(event.limit):
-            return
+            return None
         if event.parameters == 0:
             self._of_nothing.append(_Clip(event.site, event.function, "nothing", 0))
-            return
+            return Attention.AWAKE
         given = set(map(id, event.given))
         gradients = set(map(id, event.gradients))
         for window in self._windows.all():
@@ -110,6 +111,7 @@ class ClippingDetector:
                 kind = self._judge(window, event)
                 clip = _Clip(event.site, event.function, kind, len(window.fills))
                 self._of(window).clips.append(clip)
+        return Attention.AWAKE
 
     def _judge(self, window: Window, event: GradientsClipped) -> _Wrong | None:
         if not window.fills:
@@ -131,16 +133,16 @@ class ClippingDetector:
                 seen.clips.clear()
             self._of_nothing.clear()
 
-    def _end_step(self, event: StepFinished) -> None:
+    def _end_step(self, event: StepFinished) -> Attention | None:
         window = self._windows.stepped
         nothing, self._of_nothing = self._of_nothing, []
         if not nothing and window not in self._seen:
-            return
+            return None if self._seen else Attention.ASLEEP
         turn = window.turn
         seen = self._of(window)
         clips, seen.clips = seen.clips, []
         if turn is None or not turn.fills:
-            return
+            return None
         if any(clip.kind is None and clip.fills == len(turn.fills) for clip in clips):
             seen.right += 1
         for clip in [*clips, *nothing]:
@@ -150,6 +152,7 @@ class ClippingDetector:
         again = [clip for clip in fresh if clip.site == fresh[0].site]
         if len({clip.fills for clip in again}) > 1:
             self._count(seen, "each", again[-1], event)
+        return None
 
     def _count(self, seen: _Seen, kind: _Wrong, clip: _Clip, event: StepFinished) -> None:
         key = (kind, clip.site)

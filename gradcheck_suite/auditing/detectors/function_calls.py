@@ -23,7 +23,12 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors._survey import survey
 from gradcheck_suite.auditing.detectors.function_contract import is_the_users, line_in
-from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted, SessionEnded
+from gradcheck_suite.auditing.events import (
+    Attention,
+    BackwardFinished,
+    BackwardStarted,
+    SessionEnded,
+)
 from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.sources._base import is_compiling
 from gradcheck_suite.findings import Finding, Location, Related
@@ -85,13 +90,14 @@ class FunctionCallDetector:
         ]
         return [*self._dirty.values(), *twice]
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         self._reached = set()
         if self._searched >= _SEARCHED and (
             self._searched >= 4 * _SEARCHED
             or all(function in self._twice for function in self._saved)
         ):
-            return
+            # Where no Function is watched, none can come to be looked for again.
+            return None if self._calls else Attention.ASLEEP
         self._searched += 1
         for node in survey(event.roots).custom:
             function = custom_function_class(node)
@@ -99,6 +105,7 @@ class FunctionCallDetector:
                 self._reached.add(function)
                 if function not in self._calls:
                     self._watch(function)
+        return None
 
     def _after_backward(self, event: BackwardFinished) -> None:
         if event.creates_graph and not event.failed:

@@ -17,7 +17,7 @@ from gradcheck_suite._frames import definition_line
 from gradcheck_suite._torch_compat import custom_function_class, version_of
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
 from gradcheck_suite.auditing.detectors._survey import survey
-from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
+from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class FunctionContractDetector:
             return []
         return ["custom autograd.Functions deep in graphs that are too large to search"]
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if self._searched >= _SEARCHED:
-            return
+            return Attention.ASLEEP
         self._searched += 1
         found = survey(event.roots)
         self._cut_short = self._cut_short or not found.complete
@@ -75,6 +75,7 @@ class FunctionContractDetector:
             if function is not None and is_the_users(function):
                 self._look_at_context(node, function)
                 self._watch(node, function)
+        return None
 
     def _look_at_context(self, node: Node, function: type) -> None:
         for name, value in list(vars(node).items()):

@@ -19,6 +19,7 @@ from gradcheck_suite.auditing.detectors._overwritten import (
 )
 from gradcheck_suite.auditing.detectors._slice_writes import SliceWrites
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardFinished,
     BackwardStarted,
     SavedTensorCorrupted,
@@ -73,7 +74,7 @@ class InPlaceDetector:
             BackwardFinished: self._recorder.watch.after_backward,
         }
 
-    def _note(self, event: SavedTensorModified | SavedTensorCorrupted) -> None:
+    def _note(self, event: SavedTensorModified | SavedTensorCorrupted) -> Attention:
         """Note each use of an overwritten tensor, one for each line and operation that saved."""
         holder = event.holder
         tensor = holder.tensor
@@ -91,7 +92,7 @@ class InPlaceDetector:
         if known is None:
             if len(self._uses) >= _MOST_USES:
                 self.left_out += 1
-                return
+                return Attention.AWAKE
             known = self._uses[key] = Use(
                 event=event,
                 subject=self._subject(tensor),
@@ -104,6 +105,7 @@ class InPlaceDetector:
         if writer is not None and writer.seen:
             known.writer = writer
             self._replace_guess(guessed, key, known)
+        return Attention.AWAKE  # the watch over writers may begin
 
     def _replace_guess(self, guessed: _Key, key: _Key, known: Use) -> None:
         """Let what was seen stand for what was guessed before of the same tensors, or will be."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._gradients import is_nonzero
-from gradcheck_suite.auditing.events import BackwardStarted, StepFinished, StepStarted
+from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFinished, StepStarted
 from gradcheck_suite.findings import Finding, Related
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ class LeftoverGradientDetector:
             BackwardStarted: self._before_backward,
         }
 
-    def _end_step(self, _event: StepFinished) -> None:
+    def _end_step(self, _event: StepFinished) -> Attention | None:
         if self._windows.is_alone():
-            return
+            return None
         windows = self._windows.all()
         stepped = self._windows.stepped
         self._left.pop(stepped, None)
         turn = stepped.turn
         if turn is None or not turn.fills:
-            return
+            return None
         own = {fill.number for fill in turn.fills}
         for window in windows:
             if window is not stepped and window.fills and window not in self._left:
@@ -83,10 +83,11 @@ class LeftoverGradientDetector:
                 if last.number in own and window.ids.isdisjoint(stepped.ids):
                     self._left[window] = _Leftover(last, stepped)
                     self._any = True
+        return Attention.AWAKE if self._any else None
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if not self._any:
-            return
+            return Attention.ASLEEP
         for window, leftover in list(self._left.items()):
             if not window.fills or leftover.fill not in window.fills:
                 del self._left[window]
@@ -95,23 +96,24 @@ class LeftoverGradientDetector:
                 leftover.present = any(is_nonzero(each.grad) for each in window.parameters())
                 if not leftover.present:
                     del self._left[window]
+        return None
 
-    def _begin_step(self, event: StepStarted) -> None:
+    def _begin_step(self, event: StepStarted) -> Attention | None:
         if not self._any:
-            return
+            return Attention.ASLEEP
         window = self._windows.stepped
         leftover = self._left.get(window)
         if leftover is None or not leftover.present or leftover.fill not in window.fills:
-            return
+            return None
         if window.fills[0].added and not window.cleared:
-            return  # they were never cleared at all, which is another mistake
+            return None  # they were never cleared at all, which is another mistake
         other = leftover.other()
         later = window.fills[window.fills.index(leftover.fill) + 1 :]
         if other is None or not later or not all(fill.added for fill in later):
-            return
+            return None
         last = later[-1]
         if last.site == leftover.fill.site or self._others_filled(last, window, other):
-            return
+            return None
         optimizer = other.optimizer()
         key = (event.site, last.site, leftover.fill.site)
         known = self._occurrences.get(key)
@@ -125,6 +127,7 @@ class LeftoverGradientDetector:
                 step=event.number,
             )
         known.count += 1
+        return None
 
     def _others_filled(self, fill: Fill, window: Window, other: Window) -> bool:
         """Return whether a third optimizer had a share in this backward, and not in the other."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardFinished,
     BackwardStarted,
     SessionEnded,
@@ -151,13 +152,14 @@ class LifetimeDetector:
         self._stepped = True
         self._look()
 
-    def _after_backward(self, event: BackwardFinished) -> None:
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if self._stepped:
-            return
+            return Attention.ASLEEP
         # Losses over one graph within a turn add to gradients; a new turn makes them anew.
         if event.created and not event.failed:
             self._note_chain(self._unstepped.get(event.number, 0), event.site)
         self._look()
+        return None
 
     def _at_the_end(self, _event: SessionEnded) -> None:
         spent = self._recorder.generations.spent()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardStarted,
     GradientsUnscaled,
     LossScaled,
@@ -151,9 +152,11 @@ class ScalingDetector:
         else:
             known.count += 1
 
-    def _scale(self, event: LossScaled) -> None:
-        if event.scaler.is_enabled():
-            self._has_scaled.add(id(event.scaler))
+    def _scale(self, event: LossScaled) -> Attention | None:
+        if not event.scaler.is_enabled():
+            return None
+        self._has_scaled.add(id(event.scaler))
+        return Attention.AWAKE
 
     def _unscale(self, event: GradientsUnscaled) -> None:
         if not event.scaler.is_enabled():
@@ -170,28 +173,32 @@ class ScalingDetector:
         elif id(event.scaler) not in self._has_scaled:
             self._report("no scale", name, event.site)
 
-    def _begin_step(self, event: StepStarted) -> None:
-        if self._has_scaled:
-            self._settle(event)
-            self._beginning = self._scaled.kinds(self._windows.stepped)
+    def _begin_step(self, event: StepStarted) -> Attention | None:
+        if not self._has_scaled:
+            return Attention.ASLEEP
+        self._settle(event)
+        self._beginning = self._scaled.kinds(self._windows.stepped)
+        return None
 
-    def _end_step(self, event: StepFinished) -> None:
+    def _end_step(self, event: StepFinished) -> Attention | None:
         if self._beginning:
             name = type(event.optimizer).__name__
             self._pending = (id(event.optimizer), name, self._beginning, event.site)
             self._beginning = []
+        return None if self._has_scaled else Attention.ASLEEP
 
-    def _settle(self, _event: object) -> None:
+    def _settle(self, _event: object) -> Attention | None:
         """Judge the last step, which no scaler has called."""
         pending = self._pending
         if pending is None:
-            return
+            return None if self._has_scaled else Attention.ASLEEP
         self._pending = None
         _, name, kinds, site = pending
         if "scaled" in kinds:
             self._report("direct", name, site)
         elif all(kind == "unscaled" for kind in kinds):
             self._report("unchecked", name, site)
+        return None
 
     def _scaler_step(self, event: ScalerStepped) -> None:
         if not event.scaler.is_enabled():

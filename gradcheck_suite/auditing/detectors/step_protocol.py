@@ -128,11 +128,14 @@ class StepProtocolDetector:
 
     def _before_backward(self, _event: BackwardStarted) -> None:
         for state in list(self._states.values()):
-            _look_before_backward(state)
+            # Mostly nothing is there any more: zero_grad lets go of the gradients.
+            if state.left or state.used or state.stale:
+                _look_before_backward(state)
 
     def _after_backward(self, event: BackwardFinished) -> None:
         for state in list(self._states.values()):
-            _look_after_backward(state, event, self._recorder.clock.tick())
+            if state.used:
+                _look_after_backward(state, event, self._recorder.clock.tick())
 
     def _after_clearing(self, event: GradientsCleared) -> None:
         """Forget what a step had used, sooner than by looking at each gradient."""
@@ -157,12 +160,14 @@ class StepProtocolDetector:
             if used.seen_nonzero and _was_added_to(used):
                 used.added_at = self._recorder.clock.tick()
                 state.stale.append(used)
-        self._report(state, event)
+        if state.stale:
+            self._report(state, event)
 
     def _end_step(self, event: StepFinished) -> None:
         state = self._state_of(event.optimizer)
-        # A closure ran its backward inside this step, which then used what it left.
-        self._report(state, event)
+        if state.stale:
+            # A closure ran its backward inside this step, which then used what it left.
+            self._report(state, event)
         first = max(1, self._recorder.options.checksum_first_steps)
         take = not state.proven and (state.want_content or event.number < first)
         state.want_content = False
@@ -214,7 +219,6 @@ class StepProtocolDetector:
 
 def _look_before_backward(state: _OptimizerState) -> None:
     """Keep the used gradients that are still there as the step left them, and not zero."""
-    # Mostly gone by now: zero_grad lets go of the gradients.
     for left in state.left:
         gradient = left[0].grad
         if gradient is not None and id(gradient) == left[1]:
