@@ -61,6 +61,7 @@ from gradcheck_suite.catalogue.gradient_variants import (
 )
 from gradcheck_suite.catalogue.gradients import (
     DETACHED_OUTPUT,
+    DTYPE_CHANGED,
     NON_FINITE_GRADIENT,
     NONDETERMINISTIC_GRADIENT,
     NONLINEAR_BACKWARD,
@@ -117,6 +118,7 @@ __all__ = [
     "CREATE_GRAPH_CYCLE",
     "DATA_WRITE",
     "DETACHED_OUTPUT",
+    "DTYPE_CHANGED",
     "ENTRIES",
     "EVAL_WITH_GRAPH",
     "FAMILIES",

@@ -319,6 +319,50 @@ Severity: error.
 """,
 )
 
+DTYPE_CHANGED = Entry(
+    code="GCS612",
+    slug="dtype-changed",
+    severity=Severity.NOTE,
+    in_source=False,
+    at_run_time=True,
+    title="A gradient changes its dtype on the way to the parameters",
+    what="""
+Part of the graph runs in another precision than the rest: a float64 constant or NumPy array has
+turned all that follows into float64, or a cast has turned it into float16 or bfloat16.
+""",
+    why="""
+Wider than meant, the part takes twice the memory and, on GPUs, many times as long. Narrower than
+meant, gradients are rounded there, and in float16 those below 6e-8 become zero. Neither raises,
+and the parameters' gradients have the parameters' dtype again. Under `torch.autocast`, or where a
+loss is computed in float32 on purpose, it is as it should be.
+""",
+    example="""\
+import torch
+
+scale = torch.linspace(0.5, 2.0, 64, dtype=torch.float64)
+
+
+def loss(model, x):
+    return (model(x) * scale).square().mean()
+""",
+    instead="""\
+import torch
+
+scale = torch.linspace(0.5, 2.0, 64)
+
+
+def loss(model, x):
+    return (model(x) * scale).square().mean()
+""",
+    detection="""
+At run time: `trace_graph` compares the dtype of the gradient that each node is given with that of
+the gradients that it returns. All changes in one graph are one finding, which counts them and marks
+their nodes.
+
+Severity: note.
+""",
+)
+
 ENTRIES = (
     WRONG_GRADIENT,
     WRONG_SECOND_ORDER,
@@ -326,4 +370,5 @@ ENTRIES = (
     NON_FINITE_GRADIENT,
     DETACHED_OUTPUT,
     NONLINEAR_BACKWARD,
+    DTYPE_CHANGED,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
@@ -13,15 +13,32 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gradcheck_suite.graph.model import Edge, EdgeGradient, ModuleCall, Node, TensorType
+    from gradcheck_suite.graph.model import (
+        Edge,
+        EdgeGradient,
+        ModuleCall,
+        Node,
+        Root,
+        TensorType,
+    )
 
-__all__ = ["born_non_finite", "modified_since_saved", "never_given", "slice_write_chains"]
+__all__ = [
+    "born_non_finite",
+    "dtype_changes",
+    "modified_since_saved",
+    "never_given",
+    "slice_write_chains",
+]
 
 _COPY_SLICES = "CopySlices"
 _CHAIN = 4
 """Slice writes by hand, two or three of them, are ordinary; a loop makes more."""
 _LONG_CHAIN = 16
 _LISTED = 8
+_SIGNIFICANT_BITS = {
+    "float64": 53, "complex128": 53, "float32": 24, "complex64": 24, "float16": 11, "complex32": 11,
+    "bfloat16": 8,
+}  # fmt: skip
 _ITEM_SIZES = {
     **dict.fromkeys(("float64", "complex32", "int64"), 8),
     **dict.fromkeys(("float16", "bfloat16"), 2),
@@ -102,6 +119,57 @@ def slice_write_chains(nodes: Sequence[Node], edges: Sequence[Edge]) -> Iterator
             hint="collect the parts in a list and join them with torch.stack or torch.cat",
             evidence={"count": len(chain), "nodes": tuple(chain[:_LISTED]), "bytes": size},
         )
+
+
+def dtype_changes(
+    nodes: Sequence[Node], edges: Sequence[Edge], roots: Sequence[Root]
+) -> Iterator[Finding]:
+    """Report the nodes that are given gradients of one precision and return another, as one note.
+
+    Real and complex numbers of the same precision are not told apart, nor are dtypes whose
+    precision is not known.
+    """
+    if len({known.dtype for node in nodes for known in node.outputs if known is not None}) < 2:  # noqa: PLR2004 - nothing to change between
+        return
+    used: dict[int, set[int]] = defaultdict(set)
+    for edge in edges:
+        used[edge.target].add(edge.output_index)
+    for root in roots:
+        used[root.node].add(root.output_index)
+    changes: dict[int, tuple[str, str]] = {}
+    for edge in edges:
+        given = {_dtype(nodes[edge.source - 1], index) for index in used[edge.source]}
+        returned = _dtype(nodes[edge.target - 1], edge.output_index)
+        bits = {_SIGNIFICANT_BITS.get(dtype) for dtype in given}
+        becomes = _SIGNIFICANT_BITS.get(returned)
+        if becomes is not None and None not in bits and becomes not in bits:
+            changes.setdefault(edge.source, (min(given), returned))
+    if not changes:
+        return
+    first = nodes[min(changes) - 1]
+    kinds = Counter(changes[node] for node in sorted(changes))
+    words = ", ".join(f"{count} x {a} to {b}" for (a, b), count in kinds.most_common(_LISTED))
+    yield Finding.of(
+        catalogue.DTYPE_CHANGED,
+        f"gradients change their dtype at {plural(len(changes), 'node')} of backward ({words}); "
+        f"{called(first)} is the first",
+        detector="graph",
+        location=first.source or first.location,
+        hint=(
+            "as it should be under autocast and round a loss in float32; else look for a constant "
+            "or NumPy array of another dtype, and convert it before it is used"
+        ),
+        evidence={
+            "count": len(changes),
+            "nodes": tuple(sorted(changes)),
+            "changes": {f"{a} to {b}": count for (a, b), count in kinds.items()},
+        },
+    )
+
+
+def _dtype(node: Node, index: int) -> str:
+    known = node.outputs[index] if index < len(node.outputs) else None
+    return "" if known is None else known.dtype
 
 
 def born_non_finite(

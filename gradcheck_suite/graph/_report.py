@@ -10,6 +10,7 @@ from gradcheck_suite.findings import Finding, Report
 from gradcheck_suite.graph._borders import explained
 from gradcheck_suite.graph._marks import (
     born_non_finite,
+    dtype_changes,
     modified_since_saved,
     never_given,
     slice_write_chains,
@@ -50,7 +51,11 @@ def report_of(
     not_covered = _not_visible(nodes)
     if recording is not None:
         not_covered += recording.not_recorded
-    findings = (*modified_since_saved(nodes), *slice_write_chains(nodes, observed.edges))
+    findings = (
+        *modified_since_saved(nodes),
+        *slice_write_chains(nodes, observed.edges),
+        *dtype_changes(nodes, observed.edges, observed.roots),
+    )
     if recording is not None:
         findings += tuple(
             born_non_finite(

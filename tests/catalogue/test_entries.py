@@ -70,6 +70,7 @@ FROZEN = {
     "GCS609": "layout-dependent-gradient",
     "GCS610": "nonlinear-backward",
     "GCS611": "compiled-gradient-mismatch",
+    "GCS612": "dtype-changed",
     "GCS701": "train-mode-in-eval",
     "GCS702": "stuck-in-eval",
     "GCS801": "ranks-diverged",
@@ -78,7 +79,7 @@ FROZEN = {
     "GCS902": "legacy-volatile",
     "GCS903": "legacy-scalar-index",
 }
-NOTES = {"GCS901"}
+NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
     *("GCS309", "GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),

@@ -236,3 +236,63 @@ class TestBorders:
         (finding,) = traced(WithMetric(Cuts()), torch.ones(2, 3)).findings
         assert finding.code == "GCS403"
         assert "head.weight" in finding.message
+
+
+class TestDtypeChanges:
+    """Found where they happen, whatever op it is; equal precision and what has none are silent."""
+
+    def test_a_constant_of_another_dtype(self):
+        model = nn.Linear(3, 4)
+        scale = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
+        with gs.record(model, source=True) as recording:
+            y, changed_at = model(torch.randn(2, 3)) * scale, line()
+            loss = y.square().mean()
+        graph = recording.trace_graph(loss, model=model)
+
+        (finding,) = graph.findings
+        assert (finding.code, finding.severity.value) == ("GCS612", "note")
+        assert "at 1 node of backward (1 x float64 to float32); MulBackward0 (#" in finding.message
+        assert finding.location.line == changed_at
+        (node,) = finding.evidence["nodes"]
+        assert graph.node(node).op == "MulBackward0"
+
+    def test_autocast_is_one_note_that_counts(self):
+        model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(torch.randn(5, 3)), torch.zeros(5).long())
+        graph = gs.trace_graph(loss, model=model)
+
+        (finding,) = graph.findings
+        assert finding.code == "GCS612"
+        assert finding.evidence["changes"]["bfloat16 to float32"] >= 4
+        assert finding.evidence["changes"]["float32 to bfloat16"] >= 1
+        assert len(finding.evidence["nodes"]) == finding.evidence["count"]
+        graph_classes = gs.graph.render_svg.graph_to_svg(graph, depth=-1)
+        assert graph_classes.count('class="flag"') == finding.evidence["count"]
+
+    def test_a_cast_and_its_way_back_are_both_marked(self):
+        x = torch.randn(3, requires_grad=True)
+        (finding,) = gs.trace_graph(x.half().exp().float().sum()).findings
+        assert finding.evidence["changes"] == {"float16 to float32": 1, "float32 to float16": 1}
+
+    def test_a_root_of_another_dtype(self):
+        x = torch.randn(3, requires_grad=True)
+        (finding,) = gs.trace_graph(x.double()).findings
+        assert finding.evidence["changes"] == {"float64 to float32": 1}
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda x: x.double().exp().sum() if x.dtype is torch.float64 else x.float().sum(),
+            lambda x: torch.complex(x, x).abs().sum(),
+            lambda x: torch.view_as_real(torch.fft.rfft(x)).sum(),
+            lambda x: nn.functional.embedding(torch.tensor([0]), x[None]).sum(),
+            lambda x: torch.stack([torch.sort(x)[0], x]).max(0)[0].sum(),
+            lambda x: (x * torch.tensor(2.0, dtype=torch.float64)).sum(),
+            lambda x: torch.where(x > 0, x, 0).sum() * 3,
+        ],
+        ids=["same", "complex", "fft", "embedding", "indices", "scalar", "where"],
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_silent(self, make, dtype):
+        assert not gs.trace_graph(make(torch.randn(4, dtype=dtype, requires_grad=True))).findings

@@ -568,7 +568,7 @@
     ["leaf input", "unnamed leaf", "another leaf tensor (dashed)"],
     ["custom-function", "Custom", "an autograd.Function of yours"],
     ["in-place", "CopySlices", "an in-place write into a view"],
-    ["op cast", "ToCopy", "a change of dtype or device (thick line)"],
+    ["op cast", "ToCopy", "a change of device, or of dtype, which is flagged too (thick line)"],
     ["op freed", "Exp", "an op whose saved tensors are freed (dashed)"],
     ["op error", "Sqrt", "an op that a finding is about (with !)"],
     ["group module", "layers.0", "a closed group: double-click or Enter opens it"],

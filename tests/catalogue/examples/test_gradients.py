@@ -212,3 +212,12 @@ def test_gcs611_compiled_and_eager_differ(example, instead):
     assert torch.allclose(compiled, torch.tensor([0.2, 0.0]))
     eager, compiled = gradients(instead("GCS611").normalize)
     assert torch.allclose(eager, compiled)
+
+
+def test_gcs612_a_constant_makes_what_follows_wider(example, instead):
+    model = torch.nn.Linear(3, 64)
+    loss = example("GCS612").loss(model, torch.randn(2, 3))
+    assert loss.dtype is torch.float64
+    loss.backward()
+    assert model.weight.grad.dtype is torch.float32
+    assert instead("GCS612").loss(model, torch.randn(2, 3)).dtype is torch.float32
