@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["is_contradicted_closer"]
 
 _STEPS = (2.0**-15, 2.0**-17, 2.0**-19)
-_PROBES = 8
-_FIRST = 7000
+_PROBES, _PROBES_AGAIN = 8, 32
+_FIRST, _FIRST_AGAIN = 7000, 7100
 # The deviation at a small step as a share of that at the usual one: one for an error. Kinks,
 # curvature and poles leave a fourth or less at a fourth of the step.
 _LEAST, _MOST = 0.7, 1.5
@@ -59,24 +59,28 @@ def _is_contradicted(
 ) -> bool:
     """Compare the steps, of one size for all entries or in proportion to each."""
 
-    def deviations(step: float) -> torch.Tensor | None:
+    def deviations(step: float, first: int, count: int) -> torch.Tensor | None:
         probes = Probes(survey, point, [variable], (step,), in_proportion=in_proportion)
-        if not all(probes.take(_FIRST + probe) for probe in range(_PROBES)):
+        if not all(probes.take(first + probe) for probe in range(count)):
             return None
         rows: Sequence[Sequence[float]] = probes.pools[output].deviations
         return torch.tensor([row[0] for row in rows], dtype=torch.float64) / step
 
-    usual = deviations(step)
-    if usual is None:
-        return False
+    def contradicts(smaller: float, first: int, count: int) -> bool | None:
+        usual, closer = (deviations(one, first, count) for one in (step, smaller))
+        if usual is None or closer is None:
+            return None
+        share, error = _share(usual, closer)
+        return share + _CERTAIN * error < _LEAST or share - _CERTAIN * error > _MOST
+
     for smaller in _STEPS:
         if smaller * _CLOSER > step:
             continue
-        closer = deviations(smaller)
-        if closer is None:
+        found = contradicts(smaller, _FIRST, _PROBES)
+        if found is None:
             return False
-        share, error = _share(usual, closer)
-        if share + _CERTAIN * error < _LEAST or share - _CERTAIN * error > _MOST:
+        # The error of so few probes is too small by chance now and then.
+        if found and contradicts(smaller, _FIRST_AGAIN, _PROBES_AGAIN):
             return True
     return False
 
