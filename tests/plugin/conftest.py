@@ -21,6 +21,9 @@ import pytest_gradcheck_suite.modules
 import pytest_gradcheck_suite.pictures
 import pytest_gradcheck_suite.testing  # noqa: F401 - as above
 
+# Plugins that are installed here, left out unless a test is about them and takes them in again.
+ALONE = ("-p", "no:randomly", "-p", "no:asyncio")
+
 TRAINING = """
     import pytest
     import torch
@@ -91,6 +94,6 @@ def run_tests(write_tests, pytester):
         write_tests(source, **settings)
         # The plugin that is left out collects garbage five times, which takes a second here.
         quick = ("-p", "no:cacheprovider", "-p", "no:unraisableexception")
-        return pytester.runpytest_inprocess(*quick, *arguments)
+        return pytester.runpytest_inprocess(*quick, *ALONE, *arguments)
 
     return run

@@ -184,6 +184,8 @@ class TestAuditOfEveryTest:
             "-p",
             "no:randomly",
             "-p",
+            "no:asyncio",
+            "-p",
             "no:cacheprovider",
             "--gradcheck-suite-audit",
             "--gradcheck-suite-modules=pkgpar",

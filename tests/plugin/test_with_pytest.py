@@ -97,7 +97,9 @@ class TestReports:
         monkeypatch.delenv("CI", raising=False)  # pytest repeats whole failures in a summary there
         write_tests(self.SOURCE)
 
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2")
+        result = pytester.runpytest_subprocess(
+            "-p", "no:cacheprovider", "-p", "no:asyncio", "-n", "2"
+        )
 
         result.assert_outcomes(failed=2, passed=1)
         text = result.stdout.str()
@@ -141,7 +143,7 @@ class TestWithoutTorch:
                 pass
         """)
 
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA")
+        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:asyncio", "-rA")
 
         result.assert_outcomes(errors=2, failed=1, passed=1)
         assert result.stdout.str().count("pip install 'gradcheck-suite[torch]'") >= 3
