@@ -115,6 +115,10 @@ def record_call(
             Kind.PLAIN, node, origin=Origin.CALL, mentions=mentions, cut=cut, certain=False
         )
         return frozenset({plain})
+    if function is not None and reading.surroundings.returns_no_graph(function):
+        cut = reading.recorder.cut_by_mode(node)
+        plain = reading.recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)
+        return frozenset({plain})
     if function is not None and reading.surroundings.returns_optimizer(function):
         return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})
     made = reading.recorder.value(

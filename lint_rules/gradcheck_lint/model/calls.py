@@ -15,7 +15,8 @@ from gradcheck_lint.model.arguments import (
     read_arguments,
     record_call,
 )
-from gradcheck_lint.model.expressions import container, element_of, read, same_graph
+from gradcheck_lint.model.arithmetic import same_graph
+from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES

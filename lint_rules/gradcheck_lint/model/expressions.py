@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Block, Call, GradMode, ZeroGrad
+from gradcheck_lint.model.arithmetic import combine, same_graph
+from gradcheck_lint.model.flow import Block, Call, ZeroGrad
 from gradcheck_lint.model.knowledge import (
     HARMLESS_BUILTINS,
     SCALAR_ATTRIBUTES,
-    SCALED,
     SETTINGS,
     TORCH_MODULES_WITH_WEIGHTS,
     VIEW_ATTRIBUTES,
+    names_holder,
 )
 from gradcheck_lint.model.saving import note_arithmetic
 from gradcheck_lint.model.state import history_of
 from gradcheck_lint.model.syntax import (
     bound_names,
-    children,
+    child_list,
     dotted_name,
     integer,
     is_basic_index,
@@ -38,7 +39,6 @@ from gradcheck_lint.model.values import (
     carried_by_all,
     cut_of,
     held_by,
-    implied_by_all,
     join,
     join_all,
     mentioned_by,
@@ -49,13 +49,6 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.state import State
 
-_HOLDER_NAME = re.compile(
-    r"model|net(?![a-z])|network|module|critic|actor|policy|generator|discriminator|optim|(?:^|_)opt(?:$|_)"
-)
-_HELD_DATA_NAME = re.compile(
-    r"_(?:states?|actions?|loss(?:es)?|out(?:puts?)?|inputs?|logits?|pred(?:s|ictions?)?|batch(?:es)?"
-    r"|names?|path|dir|file|dim|size|lr|args|config|cfg|kwargs|type|ids?|time|steps?|freq|data)$"
-)
 _GROUP_OPTIONS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps", "name", "initial_lr"})
 _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 
@@ -122,8 +115,7 @@ def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _note_holder(reading: Reading, name: str, values: Values) -> None:
-    last = name.rpartition(".")[2].lower()
-    if _HOLDER_NAME.search(last) and not _HELD_DATA_NAME.search(last):
+    if names_holder(name.rpartition(".")[2]):
         reading.recorder.holders.update(
             value.site
             for value in values
@@ -254,6 +246,8 @@ def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
         aliases=aliased_by(frozenset({value})) if is_basic_index(node) else NO_SITES,
         **history_of(value),
     )
+    if value.site in recorder.batches:
+        recorder.batches.add(made.site)
     return frozenset({made})
 
 
@@ -287,102 +281,12 @@ def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
     return combine(reading, node, node.operator, left, right)
 
 
-def combine(
-    reading: Reading, node: cst.CSTNode, operator: cst.CSTNode, left: Values, right: Values
-) -> Values:
-    """Return what an arithmetic operation makes of two operands."""
-    make = reading.recorder.value
-    mentions = mentioned_by(left) | mentioned_by(right)
-    own = frozenset({id(node)})
-    is_scaled = any(value.name == SCALED for value in (*left, *right))
-    if all_are(left, Kind.NUMBER) and all_are(right, Kind.NUMBER):
-        return frozenset({make(Kind.NUMBER, node, cut=cut_of(left, right))})
-    if all_are(left, Kind.CONTAINER, Kind.TUPLE) and all_are(right, Kind.CONTAINER, Kind.TUPLE):
-        parts = join_all(part for value in (*left, *right) for part in value.parts)
-        return frozenset(
-            {make(Kind.CONTAINER, node, mentions=mentions, parts=(parts,) if parts else ())}
-        )
-    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
-    if reading.state.mode is GradMode.DISABLED or (
-        all_are(left, *plain) and all_are(right, *plain)
-    ):
-        cut = _cut_by_mode(reading, node, left | right) or cut_of(left, right)
-        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut)})
-    grown = (*_LEAVES, Kind.HISTORY)
-    kind = Kind.HISTORY if all_are(left, *grown) or all_are(right, *grown) else Kind.UNKNOWN
-    implies = own
-    if _is_scale(right) or (isinstance(operator, _DIVISIONS) and _is_setting(right)):
-        implies = own | implied_by_all(left)
-    elif _is_scale(left):
-        implies = own | implied_by_all(right)
-    made = make(
-        kind,
-        node,
-        mentions=mentions,
-        implies=implies,
-        carries=own | carried_by_all(left) | carried_by_all(right),
-        through=through_all(left) | through_all(right),
-        cut=cut_of(left, right),
-        name=SCALED if is_scaled else "",
-        holds=own | held_by(left) | held_by(right),
-    )
-    return frozenset({made})
-
-
-def _cut_by_mode(reading: Reading, node: cst.CSTNode, operands: Values) -> cst.CSTNode | None:
-    """Return the operation if it would have grown a graph, had it been recorded."""
-    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
-    if reading.state.mode is not GradMode.DISABLED or all_are(operands, *plain):
-        return None
-    return reading.recorder.cut_by_mode(node)
-
-
-_DIVISIONS = (cst.Divide, cst.FloorDivide, cst.DivideAssign, cst.FloorDivideAssign)
-
-
-def _is_scale(values: Values) -> bool:
-    return all_are(values, Kind.NUMBER)
-
-
-def _is_setting(values: Values) -> bool:
-    """Tell whether this is a number, or an argument or attribute as numbers of steps are."""
-    settings = {Origin.ARGUMENT, Origin.ATTRIBUTE, Origin.ELEMENT}
-    return bool(values) and all(
-        value.kind is Kind.NUMBER or (value.kind is Kind.UNKNOWN and value.origin in settings)
-        for value in values
-    )
-
-
 def _read_unary(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.UnaryOperation)
     inner = read(reading, node.expression)
     if isinstance(node.operator, cst.Not) or all_are(inner, Kind.NUMBER):
         return frozenset({reading.recorder.value(Kind.NUMBER, node)})
     return same_graph(reading, node, inner)
-
-
-def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
-    """Return the result of an operation on one tensor alone."""
-    make = reading.recorder.value
-    own = frozenset({id(node)})
-    mentions = mentioned_by(operand)
-    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
-    if reading.state.mode is GradMode.DISABLED or all_are(operand, *plain):
-        cut = _cut_by_mode(reading, node, operand) or cut_of(operand)
-        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut)})
-    kind = Kind.HISTORY if all_are(operand, *_LEAVES, Kind.HISTORY) else Kind.UNKNOWN
-    made = make(
-        kind,
-        node,
-        origin=Origin.CALL,
-        mentions=mentions,
-        implies=own | implied_by_all(operand),
-        carries=own | carried_by_all(operand),
-        through=through_all(operand),
-        cut=cut_of(operand),
-        name=SCALED if any(value.name == SCALED for value in operand) else "",
-    )
-    return frozenset({made})
 
 
 def _read_conditional(reading: Reading, node: cst.CSTNode) -> Values:
@@ -491,6 +395,9 @@ def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: 
     for value in values:
         if value.kind is Kind.TUPLE and not starred and index < len(value.parts):
             part = value.parts[index]
+        elif index == 1 and _is_extremum(value.node):
+            cut = value.node if value.through or value.kind is Kind.HISTORY else value.cut
+            part = frozenset({reading.recorder.value(Kind.NUMBER, element, cut=cut)})
         elif value.kind in {Kind.CONTAINER, Kind.LEAF, Kind.PLAIN} and not starred:
             part = _element(reading, value, element)
         else:
@@ -498,8 +405,20 @@ def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: 
             part = reading.recorder.unknown(
                 element, origin=Origin.CALL, mentions=mentions, part_of=value
             )
+            if value.site in reading.recorder.batches:
+                reading.recorder.batches.update(made.site for made in part)
         found = join(found, part)
     return found or reading.recorder.unknown(element, origin=Origin.CALL)
+
+
+def _is_extremum(node: cst.CSTNode | None) -> bool:
+    """Tell whether this is ``x.max(dim)`` or ``torch.max(x, dim)``, of values and indices."""
+    return isinstance(node, cst.Call) and (dotted_name(node.func) or "").rpartition(".")[2] in {
+        "max",
+        "min",
+        "topk",
+        "sort",
+    }
 
 
 def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:
@@ -535,8 +454,8 @@ def _read_yield(reading: Reading, node: cst.CSTNode) -> Values:
 
 def _read_children(reading: Reading, node: cst.CSTNode) -> Values:
     found = NOTHING
-    for child in children(node):
-        if isinstance(child, (cst.BaseExpression, *_TRANSPARENT)):
+    for child in child_list(node):
+        if _is_read(type(child)):
             found = join(found, read(reading, child))
     value = reading.recorder.value(
         Kind.UNKNOWN,
@@ -557,6 +476,11 @@ _TRANSPARENT = (
     cst.FormattedStringExpression,
     cst.From,
 )
+
+
+@cache
+def _is_read(kind: type[cst.CSTNode]) -> bool:
+    return issubclass(kind, (cst.BaseExpression, *_TRANSPARENT))
 
 
 def is_builtin(reading: Reading, name: str) -> bool:

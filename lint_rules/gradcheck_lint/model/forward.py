@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.arguments import Arguments, record_call
-from gradcheck_lint.model.expressions import same_graph
+from gradcheck_lint.model.arithmetic import cut_with_batch, same_graph
 from gradcheck_lint.model.flow import Forward, GradMode
 from gradcheck_lint.model.saving import note_layer
 from gradcheck_lint.model.syntax import dotted_name
@@ -70,7 +70,7 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
         )
     if is_loss and arguments.positional:
         made = loss_of(reading, node, arguments)
-    elif reading.state.mode is not GradMode.DISABLED:
+    elif reading.state.mode is not GradMode.DISABLED and not _runs_unrecorded(reading, callee):
         if reading.notes_saves:
             note_layer(reading, node, callee, arguments)
         if all_are(callee, Kind.MODULE):
@@ -92,11 +92,31 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
     return made
 
 
+def _runs_unrecorded(reading: Reading, callee: Values) -> bool:
+    """Tell whether the forward of a class of this file has a decorator that records nothing."""
+    forwards = [
+        reading.scopes.method(reading.scopes.classes.get(value.name), "forward")
+        if value.kind is Kind.INSTANCE
+        else None
+        for value in callee
+    ]
+    return bool(forwards) and all(
+        forward is not None and reading.surroundings.returns_no_graph(forward)
+        for forward in forwards
+    )
+
+
 def loss_of(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
     """Return what a differentiable function of all its arguments makes."""
     make = reading.recorder.value
     everything = arguments.everything
     plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    handed = (*arguments.positional, *arguments.keywords.values())
+    if reading.state.mode is not GradMode.DISABLED and not all_are(everything, *plain):
+        cut = cut_with_batch(reading, *handed)
+        if cut is not None:
+            mentions = mentioned_by(everything)
+            return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=False)})
     if reading.state.mode is not GradMode.DISABLED and not all_are(everything, *plain):
         made = same_graph(reading, node, arguments.positional[0])
         if all_are(arguments.positional[0], *plain):
@@ -104,4 +124,6 @@ def loss_of(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
         return made
     is_plain = all_are(everything, *plain)
     cut = cut_of(everything) if is_plain else reading.recorder.cut_by_mode(node)
-    return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(everything), cut=cut)})
+    sure = all(value.certain for value in everything)
+    mentions = mentioned_by(everything)
+    return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=sure)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Final
 
 
@@ -82,8 +84,10 @@ SAME_GRAPH_METHODS: Final = words(
 )
 """Methods of one tensor whose result has a graph exactly if that tensor has one."""
 
-SCALAR_METHODS: Final = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "argmax"})
-CUTTING_METHODS: Final = frozenset({"item", "tolist", "numpy", "argmax"})
+SCALAR_METHODS: Final = frozenset(
+    {"item", "tolist", "numpy", "size", "dim", "numel", "argmax", "argmin"}
+)
+CUTTING_METHODS: Final = frozenset({"item", "tolist", "numpy", "argmax", "argmin"})
 """Methods whose result has no graph whatever it is called on."""
 
 SCALAR_ATTRIBUTES: Final = frozenset(
@@ -174,3 +178,18 @@ HARMLESS_BUILTINS: Final = words(
     sorted str sum tuple type vars zip super open
     """
 )
+
+_HOLDER_NAME = re.compile(
+    r"model|net(?![a-z])|network|module|critic|actor|policy|generator|discriminator|optim|(?:^|_)opt(?:$|_)"
+)
+_HELD_DATA_NAME = re.compile(
+    r"_(?:states?|actions?|loss(?:es)?|out(?:puts?)?|inputs?|logits?|pred(?:s|ictions?)?|batch(?:es)?"
+    r"|names?|path|dir|file|dim|size|lr|args|config|cfg|kwargs|type|ids?|time|steps?|freq|data)$"
+)
+
+
+@lru_cache(maxsize=4096)
+def names_holder(name: str) -> bool:
+    """Tell by its name whether something is a model or an optimizer, or owns one."""
+    last = name.lower()
+    return bool(_HOLDER_NAME.search(last)) and not _HELD_DATA_NAME.search(last)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.arguments import Arguments, method_of, read_arguments, record_call
-from gradcheck_lint.model.expressions import container, element_of, read, same_graph
+from gradcheck_lint.model.arithmetic import same_graph
+from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import (
@@ -119,6 +120,8 @@ def _read_other_method(
         made = record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
         flowed = mentioned_by(receiver)
         made = frozenset(replace(value, mentions=value.mentions | flowed) for value in made)
+        if reading.recorder.are_batches(receiver):
+            reading.recorder.batches.update(value.site for value in made)
         return carrying(made, receiver)
     if function is None:
         path = dotted_name(func)

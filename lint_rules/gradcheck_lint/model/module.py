@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from gradcheck_lint.model.expressions import read
-from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop
+from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
@@ -17,7 +17,7 @@ from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
 from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
 from gradcheck_lint.model.torch_functions import makes_optimizer
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -207,6 +207,27 @@ class ModuleModel:
             for method in scope.methods.values():
                 _collect_attributes(method, known)
         return known
+
+    def returns_no_graph(self, scope: FunctionScope) -> bool:
+        """Tell whether nothing that a function of the file returns can have a graph.
+
+        That is one whose decorator turns recording off, and which returns what it computed itself.
+        """
+        key = ("returns no graph", id(scope))
+        if key not in self.memo:
+            self.memo[key] = False
+            mode = initial_mode(self.scopes, scope)
+            if mode is GradMode.DISABLED and not isinstance(scope.node, cst.Module):
+                # Not kept: what is known of the functions around it may not be complete yet.
+                recorder = Recorder(interned=self._interned)
+                reading = Reading(scope, self, mode, recorder)
+                _bind_parameters(reading)
+                StatementReader(reading).read_body(scope.node.body)
+                returns = [event for event in recorder.block.events() if isinstance(event, Return)]
+                self.memo[key] = bool(returns) and all(
+                    all_are(event.values, Kind.PLAIN) for event in returns
+                )
+        return bool(self.memo[key])
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:
         """Tell whether a function of the file returns an optimizer of torch, whatever happens."""

@@ -344,8 +344,8 @@ def _may_matter(called: FunctionModel, walk: _Walk) -> bool:
     return bool(memo[key])
 
 
-def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:
-    """Say which objects of the caller the parameters of a called function are."""
+def bound_parameters(call: Call, called: FunctionModel) -> Binding:
+    """Say which sites of the caller the parameters of a called function stand for."""
     node = called.scope.node
     if isinstance(node, cst.Module):
         return {}
@@ -363,11 +363,16 @@ def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:
             else named.get(place)
         )
         if parameter is not None:
-            sites: set[int] = set()
-            for value in values:
-                sites.update(walk.binding.get(value.site, (value.site,)))
-            bound[id(parameter)] = frozenset(sites)
+            bound[id(parameter)] = frozenset(value.site for value in values)
     return bound
+
+
+def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:
+    """Say which objects of the walk's first function the parameters of a called one are."""
+    return {
+        parameter: frozenset().union(*(walk.binding.get(site, {site}) for site in found))
+        for parameter, found in bound_parameters(call, called).items()
+    }
 
 
 def _is_unclear(call: Call, walk: _Walk) -> bool:

@@ -39,6 +39,10 @@ class Surroundings(Protocol):
         """Return everything that the methods of a class bind to ``self.<attribute>``."""
         ...
 
+    def returns_no_graph(self, scope: FunctionScope) -> bool:
+        """Tell whether nothing that a function of the file returns can have a graph."""
+        ...
+
     def returns_optimizer(self, scope: FunctionScope) -> bool:
         """Tell whether a function of the file returns an optimizer of torch, whatever happens."""
         ...

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
-from gradcheck_lint.model.syntax import child_list, children, dotted_name, walk
+from gradcheck_lint.model.syntax import child_list, dotted_name, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -114,10 +114,10 @@ def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
         elif kind is cst.Arg:
             if _keyword_of(node) in {"out", "inplace"}:
                 yield Part.WRITE
-        elif kind is cst.AssignTarget:
-            if type(node.target) is not cst.Name:  # type: ignore[attr-defined]
+        elif kind is cst.AssignTarget or kind is cst.AnnAssign:
+            if type(node.target) is cst.Subscript:  # type: ignore[attr-defined]
                 yield Part.WRITE
-        elif kind is cst.AugAssign or kind is cst.Del or kind is cst.AnnAssign:
+        elif kind is cst.AugAssign:
             yield Part.WRITE
         elif kind is cst.For or kind is cst.While:
             yield Part.LOOP
@@ -128,7 +128,7 @@ def _keyword_of(node: cst.CSTNode) -> str | None:
 
 
 def _parts_by_name(name: str) -> Iterator[Part]:
-    if name.endswith("_"):
+    if name.endswith("_") and not name.endswith(("__", "requires_grad_")):
         yield Part.WRITE
     if "backward" in name:
         yield Part.BACKWARD
@@ -214,17 +214,19 @@ class Scopes:
         prefix: str,
     ) -> None:
         # Statements nest, expressions do not hold definitions: only blocks are entered.
-        for child in children(node):
-            if isinstance(child, cst.FunctionDef):
+        # Types are compared, since isinstance() is slow for abstract classes.
+        for child in child_list(node):
+            kind = type(child)
+            if kind is cst.SimpleStatementLine:
+                for statement in child.body:  # type: ignore[attr-defined]
+                    if type(statement) in _IMPORTS:
+                        self._add_import(statement)
+            elif kind in _BLOCKS:
+                self._collect(child, function, owner, prefix)
+            elif isinstance(child, cst.FunctionDef):
                 self._add_function(child, function, owner, prefix)
             elif isinstance(child, cst.ClassDef):
                 self._add_class(child, function, prefix)
-            elif isinstance(child, cst.SimpleStatementLine):
-                for statement in child.body:
-                    if isinstance(statement, (cst.Import, cst.ImportFrom)):
-                        self._add_import(statement)
-            elif isinstance(child, _BLOCKS):
-                self._collect(child, function, owner, prefix)
 
     def _add_function(
         self, node: cst.FunctionDef, parent: FunctionScope, owner: ClassScope | None, prefix: str
@@ -266,21 +268,24 @@ class Scopes:
                 self._imports[local] = ""
 
 
-_BLOCKS = (
-    cst.IndentedBlock,
-    cst.SimpleStatementSuite,
-    cst.If,
-    cst.Else,
-    cst.For,
-    cst.While,
-    cst.With,
-    cst.Try,
-    cst.TryStar,
-    cst.ExceptHandler,
-    cst.ExceptStarHandler,
-    cst.Finally,
-    cst.Match,
-    cst.MatchCase,
+_IMPORTS = frozenset({cst.Import, cst.ImportFrom})
+_BLOCKS = frozenset(
+    {
+        cst.IndentedBlock,
+        cst.SimpleStatementSuite,
+        cst.If,
+        cst.Else,
+        cst.For,
+        cst.While,
+        cst.With,
+        cst.Try,
+        cst.TryStar,
+        cst.ExceptHandler,
+        cst.ExceptStarHandler,
+        cst.Finally,
+        cst.Match,
+        cst.MatchCase,
+    }
 )
 
 _ALIASES: Mapping[str, str] = {

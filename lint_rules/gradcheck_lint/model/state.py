@@ -90,6 +90,8 @@ class Recorder:
     models: set[int] = field(default_factory=set)
     interned: dict[Hashable, int] = field(default_factory=dict)
     unrecorded: set[int] = field(default_factory=set)
+    batches: set[int] = field(default_factory=set)
+    """The sites of what a data loader yields, which has no graph as a rule."""
 
     def intern(self, key: Hashable) -> int:
         """Return the site that stands for ``key``, the same one each time (never an ``id``)."""
@@ -105,6 +107,10 @@ class Recorder:
         made = kind(node, mode, self.loops, self.arms, self.expects_error, **details)
         self.block.items.append(made)
         return made
+
+    def are_batches(self, values: Values) -> bool:
+        """Tell whether all this comes out of a data loader."""
+        return bool(values) and all(value.site in self.batches for value in values)
 
     def branch(
         self, node: cst.CSTNode, arms: list[Block], test: cst.BaseExpression | None = None

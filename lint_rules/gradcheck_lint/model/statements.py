@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.expressions import (
-    bind_target,
-    combine,
-    element_of,
-    look_up,
-    read,
-)
+from gradcheck_lint.model.arithmetic import combine
+from gradcheck_lint.model.expressions import bind_target, element_of, look_up, read
 from gradcheck_lint.model.flow import (
     Attach,
     Block,
@@ -38,10 +33,10 @@ from gradcheck_lint.model.syntax import (
     is_literal,
     is_none,
 )
-from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are, join_all
+from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are, join_all, through_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gradcheck_lint.model.reading import Reading
 
@@ -65,59 +60,55 @@ class StatementReader:
             self._read(statement)
 
     def _read(self, node: cst.CSTNode) -> None:
-        if isinstance(node, cst.SimpleStatementLine):
+        # Types are looked up, since isinstance() is slow for abstract classes.
+        if type(node) is cst.SimpleStatementLine:
             for statement in node.body:
                 self._read_small(statement)
+            return
+        reader = self._compound.get(type(node))
+        if reader is not None:
+            reader(self, node)
         elif isinstance(node, cst.BaseSmallStatement):
             self._read_small(node)
-        elif isinstance(node, cst.If):
-            self._read_if(node)
-        elif isinstance(node, (cst.For, cst.While)):
-            self._read_loop(node)
-        elif isinstance(node, cst.With):
-            self._read_with(node)
-        elif isinstance(node, (cst.Try, cst.TryStar)):
-            self._read_try(node)
-        elif isinstance(node, cst.Match):
-            self._read_match(node)
-        elif isinstance(node, cst.FunctionDef):
-            self._read_definition(node)
 
     # Simple statements
 
     def _read_small(self, node: cst.BaseSmallStatement) -> None:
+        reader = self._small.get(type(node))
+        if reader is not None:
+            reader(self, node)
+
+    def _read_expression(self, node: cst.Expr) -> None:
         reading = self._reading
-        if isinstance(node, cst.Expr):
-            reading.statement_value = node.value
-            read(reading, node.value)
-            reading.statement_value = None
-        elif isinstance(node, cst.Assign):
-            values = read(reading, node.value)
-            for target in node.targets:
-                self._assign(target.target, values, node.value)
-        elif isinstance(node, cst.AnnAssign):
-            if node.value is not None:
-                self._assign(node.target, read(reading, node.value), node.value)
-        elif isinstance(node, cst.AugAssign):
-            self._read_augmented(node)
-        elif isinstance(node, cst.Return):
-            values = read(reading, node.value) if node.value is not None else NOTHING
-            reading.recorder.event(Return, node, reading.state.mode, values=values)
-            reading.state.dead = True
-        elif isinstance(node, (cst.Break, cst.Continue, cst.Raise)):
-            self._read_jump(node)
-        elif isinstance(node, cst.Del):
-            self._read_delete(node)
-        elif isinstance(node, cst.Assert):
-            read(reading, node.test)
+        reading.statement_value = node.value
+        read(reading, node.value)
+        reading.statement_value = None
+
+    def _read_assignment(self, node: cst.Assign) -> None:
+        values = read(self._reading, node.value)
+        for target in node.targets:
+            self._assign(target.target, values, node.value)
+
+    def _read_annotated(self, node: cst.AnnAssign) -> None:
+        if node.value is not None:
+            self._assign(node.target, read(self._reading, node.value), node.value)
+
+    def _read_return(self, node: cst.Return) -> None:
+        reading = self._reading
+        values = read(reading, node.value) if node.value is not None else NOTHING
+        reading.recorder.event(Return, node, reading.state.mode, values=values)
+        reading.state.dead = True
+
+    def _read_assertion(self, node: cst.Assert) -> None:
+        read(self._reading, node.test)
 
     def _assign(
         self, target: cst.BaseExpression, values: Values, source: cst.BaseExpression
     ) -> None:
-        if isinstance(target, (cst.Tuple, cst.List)):
+        if type(target) is not cst.Name and isinstance(target, (cst.Tuple, cst.List)):
             bind_target(self._reading, target, values)
             return
-        if isinstance(target, cst.Subscript):
+        if type(target) is not cst.Name and isinstance(target, cst.Subscript):
             self._write_item(target, values, source)
             return
         path = dotted_name(target)
@@ -424,6 +415,11 @@ class StatementReader:
         reading = self._reading
         if isinstance(node, cst.For):
             bind_target(reading, node.target, element_of(reading, iterated, node.target))
+            if _is_loader(node.iter):
+                for name in bound_names(node.target):
+                    found = reading.look_up(name)
+                    if all_are(found, Kind.UNKNOWN) and not through_all(found):
+                        reading.recorder.batches.update(value.site for value in found)
         else:
             read(reading, node.test)
         self.read_body(node.body)
@@ -485,6 +481,29 @@ class StatementReader:
             value = reading.recorder.value(Kind.FUNCTION, node, function=scope)
             reading.bind(node.name.value, frozenset({value}))
 
+    _compound: ClassVar[dict[type[cst.CSTNode], Callable[..., None]]] = {
+        cst.If: _read_if,
+        cst.For: _read_loop,
+        cst.While: _read_loop,
+        cst.With: _read_with,
+        cst.Try: _read_try,
+        cst.TryStar: _read_try,
+        cst.Match: _read_match,
+        cst.FunctionDef: _read_definition,
+    }
+    _small: ClassVar[dict[type[cst.CSTNode], Callable[..., None]]] = {
+        cst.Expr: _read_expression,
+        cst.Assign: _read_assignment,
+        cst.AnnAssign: _read_annotated,
+        cst.AugAssign: _read_augmented,
+        cst.Return: _read_return,
+        cst.Break: _read_jump,
+        cst.Continue: _read_jump,
+        cst.Raise: _read_jump,
+        cst.Del: _read_delete,
+        cst.Assert: _read_assertion,
+    }
+
 
 _OPERATORS: dict[type[cst.BaseAugOp], str] = {
     cst.AddAssign: "+=",
@@ -518,6 +537,16 @@ def _static_truth(test: cst.BaseExpression) -> bool | None:
     if isinstance(test, cst.Comparison) and dotted_name(test.left) == "__name__":
         return True
     return None
+
+
+def _is_loader(node: cst.BaseExpression) -> bool:
+    """Tell whether this is a data loader by its name, or tqdm() or enumerate() of one."""
+    while isinstance(node, cst.Call) and node.args:
+        if (dotted_name(node.func) or "").rpartition(".")[2] not in {"tqdm", "enumerate", "iter"}:
+            return False
+        node = node.args[0].value
+    last = (dotted_name(node) or "").rpartition(".")[2].lower()
+    return "loader" in last
 
 
 def _pattern_names(pattern: cst.MatchPattern) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.arguments import record_call
-from gradcheck_lint.model.expressions import same_graph
+from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace, ZeroGrad
 from gradcheck_lint.model.forward import loss_of
 from gradcheck_lint.model.knowledge import (
@@ -69,6 +69,9 @@ def read_torch_call(
         reading.recorder.event(
             Backward, node, reading.state.mode, values=first, retains_graph=retains_graph(node)
         )
+    if qualified in _INDICES and first:
+        cut = node if has_graph_or_cut(first) else None
+        return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
     if qualified == f"torch.{last}" and last in SAME_GRAPH_METHODS and first:
         return same_graph(reading, node, first)
     if qualified.startswith("torch.nn.functional.") and first:
@@ -80,6 +83,7 @@ def read_torch_call(
     return made_of
 
 
+_INDICES = frozenset({"torch.argmax", "torch.argmin"})
 _JOINING = words(
     "cat concat concatenate stack hstack vstack dstack add sub mul div matmul mm bmm einsum"
 )

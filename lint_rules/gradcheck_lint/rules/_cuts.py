@@ -25,6 +25,11 @@ def cut_backwards(function: FunctionModel) -> Iterator[tuple[Backward, cst.CSTNo
             yield event, cut
 
 
+def is_certain(backward: Backward) -> bool:
+    """Tell whether the value has no graph for sure: a call not looked into may enable it."""
+    return all(value.certain for value in backward.values)
+
+
 def forwards_by_node(function: FunctionModel) -> dict[int, Forward]:
     """Return the calls of models in a function, by their nodes."""
     return {id(event.node): event for event in function.events() if isinstance(event, Forward)}

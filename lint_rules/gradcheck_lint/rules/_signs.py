@@ -9,33 +9,56 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A regular expression over bytes, compiled when it is first looked for."""
+    """A regular expression over bytes, compiled when it is first looked for.
+
+    ``is_assignment`` leaves out what looks like an assignment to an item and is none.
+    """
 
     expression: bytes
+    is_assignment: bool = False
 
 
 BACKWARD_CALL: Final = Pattern(rb"(?<!def )\b\w*backward\s*\(")
 """``loss.backward(``, ``torch.autograd.backward(``, ``self.manual_backward(``; no definition."""
 
 STEP_CALL: Final = Pattern(rb"\.\s*step\s*\(")
-OPTIMIZER_NAME: Final = Pattern(rb"optim|(?<![a-zA-Z])opt(?![a-zA-Z])")
-"""A word by which the model takes something for an optimizer, or finds torch's own."""
+UNSCALE_CALL: Final = Pattern(rb"\bunscale_\s*\(")
+OPTIMIZER_NAME: Final = Pattern(
+    rb"\b[oO]ptim\b|(?<![a-zA-Z])[oO](?:pt|PT)(?![a-zA-Z])"
+    rb"|[oO](?:ptim|PTIM)\w{,60}[\s\\)]{,20}\.[\s\\]{,20}step[\s\\]{,20}\("
+    rb"|step[\s\\]{,20}\([\s\\(]{,20}[\w.\s\\]{,99}[oO](?:ptim|PTIM)"
+)
+"""A word by which the model takes something for an optimizer, or finds torch's own.
+
+``torch.optim`` by that word, anything else by its name where it steps; prose is full of "optimize".
+"""
 
 FUNCTION_CLASS: Final = Pattern(rb"\bclass\s+\w+\s*\([^)]*Function|\bFunction\s+as\b")
 """A class whose base is called ``...Function``, or an alias by which it may be."""
 
 WRITE_IN_PLACE: Final = Pattern(
-    rb"inplace\s*=|[^\W_]_\s*\(|[-+*/@%&|^<>]=[^=]|\]\s*=[^=]|\bout\s*=|\bdel\b"
+    rb"inplace\s*=|[^\W_]_\s*\(|(?:[-+*/@%&|^]|<<|>>)=|[(,]\s*(?:#.{,999}\n\s*)*out\s*=[^=]"
 )
-"""``inplace=True``, ``x.add_(``, ``x +=``, ``x[i] =``, ``out=``."""
+"""``inplace=True``, ``x.add_(``, ``x +=``, ``out=``."""
 
-SUBSCRIPT_WRITE: Final = Pattern(rb"\]\s*(?:[-+*/@%&|^]|//|\*\*)?=[^=]")
-"""``x[i] =``, ``x[i] +=``."""
+SUBSCRIPT_WRITE: Final = Pattern(
+    rb"[^\"'\s]\s*\]\s*(?:[-+*/@%&|^]|//|\*\*|<<|>>)?=[^=]", is_assignment=True
+)
+"""``x[i] =``, ``x[i] +=``; a tensor has no items under the names of strings."""
+
+LEAF_WORD: Final = Pattern(
+    rb"requires_grad\w*\s*[=(]\s*(?!False\b)|Parameter\b|parameters\s*\(|Variable\b"
+    rb"|\.[\s\\]*(?:weight|bias)\b"
+)
+"""What makes a leaf that requires grad, or reaches one."""
 
 FACTORY_CALL: Final = Pattern(
     rb"(?:zeros|ones|empty|full|rand|arange|eye|linspace|logspace|normal|[Tt]ensor|from_numpy"
@@ -61,11 +84,43 @@ class Signs:
         known = self._known.get(sign)
         if known is None:
             if isinstance(sign, Pattern):
-                known = _compiled(sign.expression).search(self._source) is not None
+                expression = _compiled(sign.expression)
+                if sign.is_assignment:
+                    known = _any_assigns(expression.finditer(self._source), self._source)
+                else:
+                    known = expression.search(self._source) is not None
             else:
                 known = sign in self._source
             self._known[sign] = known
         return known
+
+
+def _any_assigns(matches: Iterator[re.Match[bytes]], source: bytes) -> bool:
+    return any(_may_assign(source, match) for match in matches)
+
+
+def _may_assign(source: bytes, match: re.Match[bytes]) -> bool:
+    """Tell whether ``...] =`` may end the target of an assignment.
+
+    It can't inside of parentheses, as in ``def f(sizes: list[int] = ()):``, nor where the line
+    is an annotated name. Whatever looks otherwise may.
+    """
+    bracket = source.rindex(b"]", *match.span())
+    before = source[source.rfind(b"\n", 0, bracket) + 1 : bracket + 1]
+    if b"#" in before or b"'" in before or b'"' in before:
+        return True
+    if before.count(b"(") > before.count(b")"):
+        return False
+    name, colon, annotation = before.partition(b":")
+    return (
+        not colon
+        or _compiled(rb"\s*\w+\s*").fullmatch(name) is None
+        or name.strip() in _ONE_LINE_BLOCKS
+        or annotation.count(b"[") != annotation.count(b"]")
+    )
+
+
+_ONE_LINE_BLOCKS: Final = frozenset({b"else", b"try", b"finally"})
 
 
 @cache

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Forward, InPlace
+from gradcheck_lint.model.flow import Backward, Forward, GradMode, InPlace
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.values import NOTHING, Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -23,10 +25,15 @@ class DataWrite(Rule):
     """A tensor is written through ``.data`` between forward and backward."""
 
     entry = catalogue.DATA_WRITE
-    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every write through .data that lies between a forward and its backward."""
+        """Yield every write through .data between a forward and its backward, or in a forward."""
+        name = function.scope.name
+        scopes = function.module.scopes
+        if name.endswith(".forward") and scopes.derives_from(function.scope.owner, "torch.nn.Mod"):
+            yield from _on_activations(function)
+        if Part.BACKWARD not in function.scope.parts:
+            return
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
         if not backwards:
@@ -60,6 +67,27 @@ class DataWrite(Rule):
         Invalid(
             """\
 import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        h = self.body(x)
+        h.data[h.data < 0] = 0
+        y = torch.relu(h)
+        y.data.mul_(0.5)
+        return self.head(y)
+""",
+            lines=(12, 14),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
 
 def train_critic(critic, pairs):
     optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
@@ -80,6 +108,26 @@ def train_critic(critic, pairs):
         Valid(
             """\
 import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.body.weight.data.clamp_(-1, 1)
+        x.data.clamp_(0, 1)
+        with torch.no_grad():
+            y = self.body(x)
+            y.data.mul_(2)
+        return self.body(x)
+""",
+            why="a weight, an input of which nothing is known, and no recording",
+        ),
+        Valid(
+            """\
+import torch
 
 def train_critic(critic, pairs):
     optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
@@ -96,6 +144,34 @@ def train_critic(critic, pairs):
             why="initialised before, clipped after the step",
         ),
     )
+
+
+def _on_activations(function: FunctionModel) -> Iterator[Violation]:
+    """Yield writes through .data to what a layer has made in the same forward."""
+    for event in function.events():
+        if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
+            continue
+        if event.target is None or not _through_data(event.target):
+            continue
+        name = dotted_name(_before_data(event.target)) or ""
+        held = function.bindings.get(name, NOTHING)
+        if held and all(value.through or value.kind is Kind.HISTORY for value in held):
+            yield Violation(
+                event.node,
+                f"autograd doesn't see this write: backward goes through `{name}` as if it had "
+                "not been changed, and what an operation has saved of it is another value now",
+                Severity.WARNING,
+                f"write `{name}` itself, out of place: torch.where, clamp and the like",
+            )
+
+
+def _before_data(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return ``x`` of ``x.data[i]``."""
+    while isinstance(node, (cst.Attribute, cst.Subscript)):
+        if isinstance(node, cst.Attribute) and node.attr.value == "data":
+            return node.value
+        node = node.value
+    return node
 
 
 def _through_data(node: cst.BaseExpression | None) -> bool:

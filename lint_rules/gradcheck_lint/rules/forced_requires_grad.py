@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, cut_of
+from gradcheck_lint.rules._cuts import is_certain
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -36,7 +37,7 @@ class ForcedRequiresGrad(Rule):
                 cut,
                 f"the graph ends at `{source_of(function.module.tree, cut)}`; with requires_grad "
                 "forced on, backward() runs without an error and no parameter gets a gradient",
-                Severity.ERROR,
+                Severity.ERROR if is_certain(event) else Severity.WARNING,
                 "call backward() on the computed loss itself",
                 ((event.node, "backward() reaches no further than this"),),
             )

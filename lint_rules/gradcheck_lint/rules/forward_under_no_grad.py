@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
-from gradcheck_lint.rules._cuts import cut_backwards
+from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -37,7 +37,7 @@ class ForwardUnderNoGrad(Rule):
                     cut,
                     f"`{source_of(tree, cut)}` runs without recording, and backward() is called on "
                     "what comes of it: torch raises, because nothing requires a gradient",
-                    Severity.ERROR if _is_certain(backward) else Severity.WARNING,
+                    Severity.ERROR if is_certain(backward) else Severity.WARNING,
                     "move the forward pass out of no_grad",
                     ((backward.node, "backward() is called here"),),
                 )
@@ -142,11 +142,6 @@ def train(model, loader, optimizer):
             why="backward alone may run under no_grad",
         ),
     )
-
-
-def _is_certain(backward: Backward) -> bool:
-    """Tell whether the value has no graph for sure: a call not looked into may enable it."""
-    return all(value.certain for value in backward.values)
 
 
 def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:

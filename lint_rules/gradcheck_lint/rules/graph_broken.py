@@ -9,7 +9,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, positional
-from gradcheck_lint.rules._cuts import cut_backwards
+from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -40,7 +40,7 @@ class GraphBroken(Rule):
                 cut,
                 f"`{source_of(tree, cut)}` takes the graph away, and backward() is called on what "
                 "is made of it: torch raises, because nothing requires a gradient",
-                Severity.ERROR,
+                Severity.ERROR if is_certain(backward) else Severity.WARNING,
                 "compute the loss from tensors that still have their graph",
                 ((backward.node, "backward() is called here"),),
             )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Loop, ModeSwitch, Step
+from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.paths import bound_parameters
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -12,8 +16,6 @@ from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from gradcheck_lint.model.module import FunctionModel
 
 
 class StuckInEval(Rule):
@@ -26,29 +28,26 @@ class StuckInEval(Rule):
         if function.module.scopes.uses_engine:
             return
         for loop in function.loops():
-            events = list(_inside(loop, function, frozenset({id(function.scope)})))
-            switches = [known for known in events if isinstance(known[0], ModeSwitch)]
-            steps = [index for index, (known, _) in enumerate(events) if isinstance(known, Step)]
-            if not steps or any(
-                isinstance(known, ModeSwitch) and known.training is not False
-                for known, _ in switches
-            ):
+            events = list(_inside(loop, function))
+            switches = [item.event for item in events if isinstance(item.event, ModeSwitch)]
+            steps = [index for index, item in enumerate(events) if isinstance(item.event, Step)]
+            if not steps or any(known.training is not False for known in switches):
                 continue
             trained = frozenset[int]().union(
                 *(
-                    through_all(known.values)
-                    for known, owner in events
-                    if isinstance(known, Backward) and owner is function
+                    item.in_loop(through_all(item.event.values))
+                    for item in events
+                    if isinstance(item.event, Backward)
                 )
             )
-            for index, (known, owner) in enumerate(events):
+            for index, item in enumerate(events):
+                known = item.event
                 if (
                     isinstance(known, ModeSwitch)
-                    and owner is function
                     and index > steps[0]
-                    and sites(known.values) & trained
-                    and known.arms == loop.arms
-                    and not _is_last(loop, function)
+                    and item.in_loop(sites(known.values)) & trained
+                    and item.always_happens(loop)
+                    and not any(map(_may_switch_back, events))
                 ):
                     yield Violation(
                         known.node,
@@ -82,6 +81,56 @@ def fit(model, optimizer, loader, validation, epochs=2):
             lines=(11,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def evaluate(loader):
+    model.eval()
+    with torch.no_grad():
+        return sum((model(x) - y).square().mean().item() for x, y in loader)
+
+def fit(loader, validation, epochs):
+    model.train()
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        print(evaluate(validation))
+""",
+            lines=(8,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train_epoch(net, optimizer, loader):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+@torch.no_grad()
+def evaluate(net, loader):
+    net.eval()
+    return sum(F.cross_entropy(net(x), y).item() for x, y in loader)
+
+def main(model, optimizer, loader, validation):
+    model.train()
+    for epoch in range(10):
+        train_epoch(model, optimizer, loader)
+        print(evaluate(model, validation))
+""",
+            lines=(12,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -109,6 +158,68 @@ def fit(model, teacher, optimizer, loader, validation, epochs=2):
 import torch
 import torch.nn.functional as F
 
+def evaluate(model, loader):
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        loss = sum(F.cross_entropy(model(x), y).item() for x, y in loader)
+    model.train(was_training)
+    return loss
+
+def test(model, loader):
+    model.eval()
+    with torch.no_grad():
+        return sum(F.cross_entropy(model(x), y).item() for x, y in loader)
+
+def train(model, optimizer, loader):
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+def fit(model, optimizer, loader, validation, epochs):
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print(evaluate(model, validation))
+
+def main(model, optimizer, loader, validation, epochs):
+    for _ in range(epochs):
+        train(model, optimizer, loader)
+        test(model, validation)
+""",
+            why="the mode is put back, or set anew by the function that trains",
+        ),
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def evaluate(model, loader):
+    model.eval()
+    with torch.no_grad():
+        return sum(F.cross_entropy(model(x), y).item() for x, y in loader)
+
+def fit(model, averaged, optimizer, loader, validation, epochs):
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print(evaluate(averaged, validation))
+        if epoch == epochs - 1:
+            print(evaluate(model, validation))
+""",
+            why="the average of the model; the model itself in the last epoch alone",
+        ),
+        Valid(
+            """\
+import torch
+import torch.nn.functional as F
+
 def distil(model, teacher, optimizer, loader, epochs=2):
     for _ in range(epochs):
         for x, y in loader:
@@ -122,32 +233,64 @@ def distil(model, teacher, optimizer, loader, epochs=2):
     )
 
 
-def _inside(
-    loop: Loop, function: FunctionModel, seen: frozenset[int]
-) -> Iterator[tuple[Event, FunctionModel]]:
+@dataclass(frozen=True, slots=True)
+class _Happening:
+    """An event in a loop or in a function of the file that the loop calls.
+
+    ``calls`` lead there, outermost first. ``binding`` says which objects of the loop's function the
+    parameters stand for.
+    """
+
+    event: Event
+    owner: FunctionModel
+    calls: tuple[Call, ...]
+    binding: Mapping[int, frozenset[int]]
+
+    def in_loop(self, found: frozenset[int]) -> frozenset[int]:
+        """Return the sites of the loop's function that these are."""
+        return frozenset().union(*(self.binding.get(site, {site}) for site in found))
+
+    def always_happens(self, loop: Loop) -> bool:
+        """Tell whether no branch lies between the loop and the event."""
+        arms = [known.arms for known in (*self.calls, self.event)]
+        return arms[0] == loop.arms and not any(arms[1:])
+
+
+def _inside(loop: Loop, function: FunctionModel) -> Iterator[_Happening]:
     """Yield the events of a loop and of the functions of the file that it calls."""
     for event in loop.body.events():
-        yield from _followed(event, function, seen)
+        yield from _followed(_Happening(event, function, (), {}))
 
 
-def _followed(
-    event: Event, function: FunctionModel, seen: frozenset[int]
-) -> Iterator[tuple[Event, FunctionModel]]:
-    yield event, function
-    if isinstance(event, Call) and event.function is not None and id(event.function) not in seen:
-        called = function.module.function(event.function)
-        for inner in called.events():
-            yield from _followed(inner, called, seen | {id(event.function)})
+def _followed(item: _Happening) -> Iterator[_Happening]:
+    yield item
+    event = item.event
+    if not isinstance(event, Call) or event.function is None or event.referenced:
+        return
+    if len(item.calls) >= _MOST_CALLS or any(
+        call.function is event.function for call in item.calls
+    ):
+        return
+    called = item.owner.module.function(event.function)
+    if called is item.owner:
+        return
+    binding = {
+        **item.binding,
+        **{site: item.in_loop(found) for site, found in bound_parameters(event, called).items()},
+    }
+    for inner in called.events():
+        yield from _followed(_Happening(inner, called, (*item.calls, event), binding))
 
 
-def _is_last(loop: Loop, function: FunctionModel) -> bool:
-    """Tell whether the loop hands the model to what might call train() itself."""
-    for event in loop.body.events():
-        if (
-            isinstance(event, Call)
-            and event.function is None
-            and not event.harmless
-            and event.handed & function.holders
-        ):
-            return True
-    return False
+_MOST_CALLS = 4
+
+
+def _may_switch_back(item: _Happening) -> bool:
+    """Tell whether this hands the model to what might call train() itself."""
+    event = item.event
+    return (
+        isinstance(event, Call)
+        and event.function is None
+        and not event.harmless
+        and bool(event.handed & item.owner.holders)
+    )

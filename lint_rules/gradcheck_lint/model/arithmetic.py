@@ -1,0 +1,131 @@
+"""Say what operations on tensors make of their operands: with a graph, without, or cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.knowledge import SCALED
+from gradcheck_lint.model.values import (
+    Kind,
+    Origin,
+    Values,
+    all_are,
+    carried_by_all,
+    cut_of,
+    held_by,
+    implied_by_all,
+    join_all,
+    mentioned_by,
+    through_all,
+)
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.reading import Reading
+
+_LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
+
+
+def combine(
+    reading: Reading, node: cst.CSTNode, operator: cst.CSTNode, left: Values, right: Values
+) -> Values:
+    """Return what an arithmetic operation makes of two operands."""
+    make = reading.recorder.value
+    mentions = mentioned_by(left) | mentioned_by(right)
+    own = frozenset({id(node)})
+    is_scaled = any(value.name == SCALED for value in (*left, *right))
+    if all_are(left, Kind.NUMBER) and all_are(right, Kind.NUMBER):
+        return frozenset({make(Kind.NUMBER, node, cut=cut_of(left, right))})
+    if all_are(left, Kind.CONTAINER, Kind.TUPLE) and all_are(right, Kind.CONTAINER, Kind.TUPLE):
+        parts = join_all(part for value in (*left, *right) for part in value.parts)
+        return frozenset(
+            {make(Kind.CONTAINER, node, mentions=mentions, parts=(parts,) if parts else ())}
+        )
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is GradMode.DISABLED or (
+        all_are(left, *plain) and all_are(right, *plain)
+    ):
+        cut = _cut_by_mode(reading, node, left | right) or cut_of(left, right)
+        sure = all(value.certain for value in (*left, *right))
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=sure)})
+    cut = cut_with_batch(reading, left, right)
+    if cut is not None:
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=False)})
+    grown = (*_LEAVES, Kind.HISTORY)
+    kind = Kind.HISTORY if all_are(left, *grown) or all_are(right, *grown) else Kind.UNKNOWN
+    implies = own
+    if _is_scale(right) or (isinstance(operator, _DIVISIONS) and _is_setting(right)):
+        implies = own | implied_by_all(left)
+    elif _is_scale(left):
+        implies = own | implied_by_all(right)
+    made = make(
+        kind,
+        node,
+        mentions=mentions,
+        implies=implies,
+        carries=own | carried_by_all(left) | carried_by_all(right),
+        through=through_all(left) | through_all(right),
+        cut=cut_of(left, right),
+        name=SCALED if is_scaled else "",
+        holds=own | held_by(left) | held_by(right),
+    )
+    return frozenset({made})
+
+
+def cut_with_batch(reading: Reading, *operands: Values) -> cst.CSTNode | None:
+    """Return what cut the graph of some operands if the others come out of a data loader."""
+    plain = (Kind.PLAIN, Kind.NUMBER)
+    if not all(all_are(known, *plain) or reading.recorder.are_batches(known) for known in operands):
+        return None
+    return cut_of(*(known for known in operands if all_are(known, *plain)))
+
+
+def _cut_by_mode(reading: Reading, node: cst.CSTNode, operands: Values) -> cst.CSTNode | None:
+    """Return the operation if it would have grown a graph, had it been recorded."""
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is not GradMode.DISABLED or all_are(operands, *plain):
+        return None
+    return reading.recorder.cut_by_mode(node)
+
+
+_DIVISIONS = (cst.Divide, cst.FloorDivide, cst.DivideAssign, cst.FloorDivideAssign)
+
+
+def _is_scale(values: Values) -> bool:
+    return all_are(values, Kind.NUMBER)
+
+
+def _is_setting(values: Values) -> bool:
+    """Tell whether this is a number, or an argument or attribute as numbers of steps are."""
+    settings = {Origin.ARGUMENT, Origin.ATTRIBUTE, Origin.ELEMENT}
+    return bool(values) and all(
+        value.kind is Kind.NUMBER or (value.kind is Kind.UNKNOWN and value.origin in settings)
+        for value in values
+    )
+
+
+def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
+    """Return the result of an operation on one tensor alone."""
+    make = reading.recorder.value
+    own = frozenset({id(node)})
+    mentions = mentioned_by(operand)
+    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
+    if reading.state.mode is GradMode.DISABLED or all_are(operand, *plain):
+        cut = _cut_by_mode(reading, node, operand) or cut_of(operand)
+        sure = all(value.certain for value in operand)
+        return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=sure)})
+    kind = Kind.HISTORY if all_are(operand, *_LEAVES, Kind.HISTORY) else Kind.UNKNOWN
+    made = make(
+        kind,
+        node,
+        origin=Origin.CALL,
+        mentions=mentions,
+        implies=own | implied_by_all(operand),
+        carries=own | carried_by_all(operand),
+        through=through_all(operand),
+        cut=cut_of(operand),
+        name=SCALED if any(value.name == SCALED for value in operand) else "",
+    )
+    return frozenset({made})
