@@ -37,7 +37,7 @@ def run() -> Benchmark:
                 lambda: _under(torch.autograd.set_detect_anomaly(True), train),
             ),
         ],
-        rounds=41,
+        rounds=81,
         units_per_burst=STEPS,
         clock=time.process_time,
     )

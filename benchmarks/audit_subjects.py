@@ -124,11 +124,14 @@ def _training(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> C
 
 
 SUBJECTS: dict[str, tuple[Callable[[], Callable[[], None]], int, int]] = {
-    "MLP": (_mlp, 30, 25),
-    "ResNet": (_resnet, 3, 13),
-    "transformer": (_transformer, 1, 13),
+    "MLP": (_mlp, 120, 25),
+    "ResNet": (_resnet, 4, 25),
+    "transformer": (_transformer, 1, 25),
 }
-"""What makes a step, how many steps a burst does, and how many rounds are run."""
+"""What makes a step, how many steps a burst does, and how many rounds are run.
+
+Bursts of about a quarter of a second: beginning and ending an audit, which a run does once, takes
+about a millisecond."""
 
 
 def _burst(
