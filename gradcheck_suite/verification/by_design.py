@@ -1,7 +1,11 @@
-"""Parameters whose gradient is by design not the derivative.
+"""Gradients that are by design not the derivative.
 
 ``nn.Embedding`` documents two: the row of ``padding_idx`` gets no gradient though the output
 depends on it, and ``scale_grad_by_freq`` divides each row's by how often the row was looked up.
+
+A straight-through estimator is another (Y. Bengio, N. Leonard, A. Courville, "Estimating or
+propagating gradients through stochastic neurons", 2013). A custom Function says so by an attribute
+of its class, ``straight_through = True``.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-__all__ = ["ALL_ROWS", "departures"]
+__all__ = ["ALL_ROWS", "STRAIGHT_THROUGH", "departures", "is_straight_through"]
+
+STRAIGHT_THROUGH = "straight_through"
 
 ALL_ROWS: Literal["all"] = "all"
 Rows: TypeAlias = "int | Literal['all']"
@@ -27,3 +33,8 @@ def departures(module: nn.Module) -> dict[int, Rows]:
         elif part.padding_idx is not None and isinstance(part, nn.Embedding):
             found.setdefault(id(part.weight), part.padding_idx)
     return found
+
+
+def is_straight_through(function: type) -> bool:
+    """Say whether a custom Function declares that its backward is not meant as a derivative."""
+    return getattr(function, STRAIGHT_THROUGH, False) is True

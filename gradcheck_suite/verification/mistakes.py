@@ -29,6 +29,7 @@ _MOST_SEARCHES = 8
 # Up to here each wrong gradient is a finding of its own; from here on those that one cause can
 # explain are one: whatever lies upstream of a wrong backward is wrong as well.
 _FEW = 3
+_NOT_ZERO = "is not zero, although the function is made of steps and stays the same between them"
 
 
 def find_mistakes(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Finding]:
@@ -112,7 +113,9 @@ class _Mistakes:
         shown = conclusion.shown
         diagnosis = self._first_look(pair)
         entry = None
-        if self._searches < _MOST_SEARCHES and not (shown.non_finite or conclusion.moved):
+        if shown.unchanged and shown.contribution:
+            diagnosis = Diagnosis("not zero", words=_NOT_ZERO)
+        elif self._searches < _MOST_SEARCHES and not (shown.non_finite or conclusion.moved):
             self._searches += 1
             entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)
             diagnosis = diagnose(

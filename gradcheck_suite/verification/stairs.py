@@ -1,21 +1,22 @@
-"""Tell a function that is made of steps: it rounds, so that its gradient of zero is right.
+"""Tell a function that is made of steps: it rounds, so that only a gradient of zero is right.
 
-Seen from afar the steps have a slope. Seen from close by an output stays exactly as it is, although
-that slope would change it by several of its own roundings.
+A straight-through estimator gives another on purpose. Seen from afar the steps have a slope. Seen
+from close by an output stays exactly as it is, although that slope would change it by several of
+its own roundings.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from gradcheck_suite.verification.points import evaluate, match_outputs
 
 if TYPE_CHECKING:
-    import torch
-
     from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["is_staircase"]
+__all__ = ["is_made_of_steps", "is_staircase"]
 
 # How far to move, in units of the input's scale. Narrower steps than these are the rounding of
 # larger numbers on the way, as in (x + 100) - 100, which float32 can't tell from steps by design.
@@ -25,6 +26,10 @@ _FAR = 2.0**-6
 # A change this many roundings of the output large is not lost by chance.
 _VISIBLE = 2.0
 _MOST = 0.5
+# In proportion to each entry: two roundings of bfloat16, so that a function that merely computes in
+# half precision is not made of steps, and what no function in float32 fails to see.
+_MIDDLE, _NEAR = 2.0**-7, 2.0**-12
+_WHOLE = 1.0
 
 
 def is_staircase(survey: Survey, output: int, variable: int) -> bool:
@@ -52,10 +57,37 @@ def is_staircase(survey: Survey, output: int, variable: int) -> bool:
     return False
 
 
-def _changes(survey: Survey, output: int, variable: int, step: float) -> torch.Tensor | None:
+def is_made_of_steps(survey: Survey, output: int, variable: int) -> bool:
+    """Say whether an output stays the same, bit for bit, although its variable moves visibly.
+
+    It has to change along larger steps, and by far fewer entries along small ones than a function
+    that computes in any floating-point type.
+
+    Args:
+        survey: gives the function, the point and directions.
+        output: the index of the output.
+        variable: the index of the variable that moves.
+    """
+    values = survey.point.values[variable]
+    # Zeros do not move in proportion to themselves.
+    moves = int((torch.isfinite(values) & (values != 0)).sum())
+    if not values.numel() or moves < _MOST * values.numel():
+        return False
+    along = survey.in_proportion(variable, survey.direction(0, variable))
+    near, middle = (_changes(survey, output, variable, step, along) for step in (_NEAR, _MIDDLE))
+    far = _changes(survey, output, variable, _WHOLE, survey.direction(0, variable))
+    if near is None or middle is None or far is None or not bool((near == 0).all()):
+        return False
+    return int((middle != 0).sum()) <= _MOST * int((far != 0).sum())
+
+
+def _changes(
+    survey: Survey, output: int, variable: int, step: float, along: torch.Tensor | None = None
+) -> torch.Tensor | None:
     point = survey.point
     values = list(point.values)
-    values[variable] = values[variable] + step * survey.direction(0, variable)
+    along = survey.direction(0, variable) if along is None else along
+    values[variable] = values[variable] + step * along
     try:
         produced = evaluate(survey.subject, values, recorded=point.recorded)
         found = match_outputs(survey.subject, point.outputs, produced)[output]

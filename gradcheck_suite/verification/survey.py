@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.by_design import is_straight_through
 from gradcheck_suite.verification.contracts import ContractBreaches, check_contracts
 from gradcheck_suite.verification.deadline import Deadline
+from gradcheck_suite.verification.differences import Estimate
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.points import Point, given_point, point_beside
 from gradcheck_suite.verification.probes import (
@@ -27,7 +29,7 @@ from gradcheck_suite.verification.probes import (
     measure,
 )
 from gradcheck_suite.verification.roundings import other_roundings
-from gradcheck_suite.verification.stairs import is_staircase
+from gradcheck_suite.verification.stairs import is_made_of_steps, is_staircase
 from gradcheck_suite.verification.steadiness import is_contradicted_closer
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
+    from gradcheck_suite.verification.custom_functions import TracedCall
     from gradcheck_suite.verification.options import Precision
 
 __all__ = ["Survey"]
@@ -99,6 +102,7 @@ class Survey:
         self._gradients: dict[tuple[bool, int], Gradients] = {}
         self._moved: Point | None = None
         self._nudged: dict[int, Point | None] = {}
+        self._call: TracedCall | None = None
         self.point = given_point(subject, outputs, eps=precision.eps)
         self.gradients = self._differentiate(self.point, 0)
         self.breaches: ContractBreaches = check_contracts(
@@ -160,6 +164,8 @@ class Survey:
         point = self.moved_point() if conclusion.moved else self.point
         if conclusion.status != "fail" or point is None or not self.deterministic:
             return conclusion
+        if conclusion.shown.unchanged:
+            return conclusion
         output, variable = pair
         step = conclusion.shown.estimate.step
         if is_contradicted_closer(self, point, variable, output, step):
@@ -174,7 +180,42 @@ class Survey:
             return replace(conclusion, status="inconclusive", reason=_STEPS)
         if conclusion.status == "fail" and self._is_rounding(pair):
             return replace(conclusion, status="inconclusive", reason=_LAST_BIT)
-        return conclusion
+        if conclusion.status == "pass" or shown.non_finite or not self.deterministic:
+            return conclusion
+        return self._held_to_functions(pair, conclusion)
+
+    def _held_to_functions(self, pair: tuple[int, int], conclusion: Conclusion) -> Conclusion:
+        """Conclude anew where custom Functions round, or say that they give no derivative."""
+        functions = self._functions_of(pair)
+        meant = [function.__name__ for function in functions if is_straight_through(function)]
+        if meant:
+            return replace(
+                conclusion,
+                status="inconclusive",
+                reason=f"the gradient passes {', '.join(meant)}, by design not its derivative "
+                "(straight_through = True)",
+                meant=True,
+            )
+        shown = conclusion.shown
+        if not functions or not shown.contribution or not is_made_of_steps(self, *pair):
+            return conclusion
+        still = Estimate(
+            value=-shown.analytic, truncation=0.0, rounding=0.0, kink=0.0, step=shown.reach
+        )
+        shown = replace(shown, estimate=still, unchanged=True, trouble=None)
+        self._outcomes[pair].append(Outcome("fail", shown, moved=False, probe=0))
+        return Conclusion("fail", shown)
+
+    def _functions_of(self, pair: tuple[int, int]) -> tuple[type, ...]:
+        """Return the custom Functions on the way from a variable to an output."""
+        from gradcheck_suite.verification.custom_functions import (  # noqa: PLC0415 - needs a survey
+            TracedCall,
+        )
+
+        if self._call is None:
+            self._call = TracedCall(self)
+        path = self._call.path(*pair)
+        return path.functions if path.connected else ()
 
     def _is_rounding(self, pair: tuple[int, int]) -> bool:
         """Say whether inputs that differ in their last bit give quite another deviation.

@@ -47,12 +47,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What all measurements of one pair come to; ``shown`` is the one to quote."""
+    """What all measurements of one pair come to; ``shown`` is the one to quote.
+
+    ``meant`` says that a custom Function on the way declares that it gives no derivative.
+    """
 
     status: Literal["pass", "fail", "inconclusive"]
     shown: Measurement
     reason: str | None = None
     moved: bool = False
+    meant: bool = False
 
 
 def judge(measurement: Measurement, variable: int, precision: Precision) -> Ruling:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import JSON, Finding, Location
 from gradcheck_suite.severity import Severity
+from gradcheck_suite.verification.by_design import STRAIGHT_THROUGH
 from gradcheck_suite.verification.custom_functions import GraphPath, backward_location
 
 if TYPE_CHECKING:
@@ -286,11 +287,8 @@ def _hint(
     path: GraphPath,
 ) -> str | None:
     kind, ratio = diagnosis.kind, diagnosis.ratio
-    if shown.numeric == 0.0 or shown.unchanged:
-        return (
-            "the function does not change here; if it rounds on purpose (a straight-through "
-            "estimator), its gradient is no derivative and can't be checked"
-        )
+    if kind == "not zero" or shown.numeric == 0.0 or shown.unchanged:
+        return _straight_through(function)
     if kind == "missing" and not path.connected:
         return f"look for detach(), .data, no_grad or item() between `{variable}` and the output"
     if kind in {"missing", "zero"} and function is not None:
@@ -307,6 +305,19 @@ def _hint(
             f"{ratio:.6g} is {ratio:.6g}, and ", ""
         )
     return None
+
+
+def _straight_through(function: type | None) -> str:
+    if function is None:
+        return (
+            "the function does not change here; if it rounds on purpose (a straight-through "
+            "estimator), its gradient is no derivative and can't be checked"
+        )
+    return (
+        "if it rounds on purpose and passes the gradient on (a straight-through estimator), say "
+        f"so: write `{STRAIGHT_THROUGH} = True` in the body of {function.__name__}, and what comes "
+        "through it is not held to be a derivative"
+    )
 
 
 def _percent(share: float) -> str:

@@ -42,7 +42,8 @@ class Diagnosis:
 
     Attributes:
         kind: "missing" (None), "zero", "sign", "factor", "transposed", "flipped", "shifted",
-            "conjugate", "missing reduction", "missing term", "stale", "region", or "other".
+            "conjugate", "missing reduction", "missing term", "stale", "region", "not zero" or
+            "other".
         words: what follows "the gradient of a with respect to b", or None where the kind says
             all, or nothing is known.
         ratio: analytic over numeric gradient for "sign" and "factor".
@@ -104,7 +105,9 @@ def _kind_of_mistake(evidence: Evidence, first: Diagnosis, entry: WrongEntry | N
     if first.kind in {"missing", "zero"} or not evidence.sharp:
         return first
     fitted = evidence.factor(lambda probe: probe.gradient)
-    if fitted is not None and fitted[0] != 0.0:
+    if fitted is not None and abs(fitted[0]) <= fitted[1]:
+        return Diagnosis("not zero", words="is not zero, as the numeric one is")
+    if fitted is not None:
         factor, error = fitted
         ratio, error = 1.0 / factor, max(error / factor**2, _LEAST_ERROR)
         if abs(ratio + 1.0) <= error:
