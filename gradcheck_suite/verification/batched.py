@@ -18,10 +18,10 @@ from gradcheck_suite.verification.contracts.comparison import noise_floors, row_
 from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import method_location
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.points import match_outputs
 from gradcheck_suite.verification.representations import dense
 from gradcheck_suite.verification.stages import Known, StageResult
-from gradcheck_suite.verification.variations.trial import brief
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _of_gradients(known: Known) -> StageResult:
                 is_grads_batched=True,
             )
         except Exception as error:  # noqa: BLE001 - an op without a batching rule, or the user's
-            return StageResult(not_covered=(f"batched gradients: {brief(error)}",))
+            return StageResult(not_covered=(f"batched gradients: {one_line(error)}",))
         for index, expected in enumerate(loop):
             row = [None if part is None else dense(part[index]) for part in batched]
             apart = row_differences(expected, row, floors[output])
@@ -98,7 +98,7 @@ def _of_inputs(known: Known) -> StageResult:
         stacked = [torch.stack(pair) for pair in zip(point.values, shifted, strict=True)]
         batched = torch.func.vmap(pulled)(*stacked)
     except Exception as error:  # noqa: BLE001 - what can't be batched, or fails at other values
-        return StageResult(not_covered=(f"vmap over the inputs: {brief(error)}",))
+        return StageResult(not_covered=(f"vmap over the inputs: {one_line(error)}",))
     floors = [
         sum(column) for column in zip(*noise_floors(point, cotangents, precision), strict=True)
     ]

@@ -19,6 +19,7 @@ from gradcheck_suite.verification.arguments import (
 )
 from gradcheck_suite.verification.by_design import ALL_ROWS, departures
 from gradcheck_suite.verification.calling import Constant, Given, Subject, Variable
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.representations import (
     LAYOUTS,
     overlaps_itself,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["build_subject"]
 
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_LONGEST = 100
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -265,7 +265,7 @@ class _Builder:
         except Exception as error:
             raise UsageError(
                 f"{kind} `{name}` is a {type(tensor).__name__}, whose values can't be read and "
-                f"moved one by one ({_first_line(error)}); check a function of the plain tensors "
+                f"moved one by one ({one_line(error)}); check a function of the plain tensors "
                 "that it is made of"
             ) from error
         variable = Variable(name, value, kind, representation, fixed)
@@ -348,10 +348,6 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     start = int(tensor.storage_offset())
     pairs = zip(tensor.size(), tensor.stride(), strict=True)
     return start, start + sum((size - 1) * stride for size, stride in pairs) + 1
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST]
 
 
 def _name(kind: object) -> str:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.contracts.comparison import noise_floors, row_differences
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.probes import Gradients, differentiate
 from gradcheck_suite.verification.stages import Known, StageResult
-from gradcheck_suite.verification.variations.trial import attempt, brief
+from gradcheck_suite.verification.variations.trial import attempt
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.calling import Subject
@@ -70,7 +71,7 @@ def _compiled(known: Known) -> tuple[Subject, Gradients, str | None] | str:
         try:
             return subject, differentiate(subject, known.survey.point, cotangents), broken
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises
-            broken = brief(error)
+            broken = one_line(error)
     return str(broken)
 
 

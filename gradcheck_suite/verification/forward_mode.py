@@ -19,10 +19,10 @@ from gradcheck_suite.verification.contracts.comparison import noise_floors
 from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import method_location
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.points import match_outputs
 from gradcheck_suite.verification.probes import measure
 from gradcheck_suite.verification.stages import Known, StageResult
-from gradcheck_suite.verification.variations.trial import brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,14 +176,14 @@ def _refused(known: Known, error: Exception) -> StageResult:
     """Tell an op without forward mode from a jvp that fails."""
     functions = _with_jvp(known)
     if isinstance(error, NotImplementedError) or not functions:
-        return StageResult(not_covered=(f"forward mode: {brief(error)}",))
+        return StageResult(not_covered=(f"forward mode: {one_line(error)}",))
     function = functions[0] if len(functions) == 1 else None
     name = f"jvp of {function.__qualname__}" if function else "forward mode"
     return StageResult(
         findings=(
             Finding.of(
                 catalogue.FORWARD_MODE_MISMATCH,
-                f"{name} raises, where reverse mode does not: {brief(error)}",
+                f"{name} raises, where reverse mode does not: {one_line(error)}",
                 detector="verify",
                 location=method_location(function, "jvp") if function else None,
                 hint="jvp takes ctx and one tangent, or None, for each argument of forward",

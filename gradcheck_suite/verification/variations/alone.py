@@ -10,8 +10,8 @@ from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.contracts.comparison import difference, noise_floors
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import backward_location, graph_path
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.variations.layouts import rows_of
-from gradcheck_suite.verification.variations.trial import brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +79,7 @@ def _tried(known: Known, members: frozenset[int]) -> Finding | str | None:
     try:
         recording = Recording.of(subject, point)
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
-        return f"{words}: raises {brief(error)}"
+        return f"{words}: raises {one_line(error)}"
     try:
         rows = rows_of(recording, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
@@ -120,7 +120,7 @@ def _raises(error: BaseException, recording: Recording, words: str) -> Finding:
     function = path.functions[0] if len(path.functions) == 1 else None
     return Finding.of(
         catalogue.NONE_GRADIENT,
-        f"backward raises where {words}, and not where all inputs do: {brief(error)}"
+        f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
         + (f"; raised by {function.__qualname__}.backward" if function else ""),
         detector="verify",
         location=backward_location(function) if function else None,

@@ -12,9 +12,10 @@ from gradcheck_suite.verification.contracts.comparison import noise_floors, row_
 from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.contracts.pullback import Recording
 from gradcheck_suite.verification.custom_functions import graph_path
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.variations.arrangements import arranged, expandable, shared
 from gradcheck_suite.verification.variations.told import backward_fails, told_as_layout
-from gradcheck_suite.verification.variations.trial import attempt, brief
+from gradcheck_suite.verification.variations.trial import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,12 +125,12 @@ def _tried(known: Known, layout: str, places: Sequence[_Place]) -> LayoutResult:
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
             return LayoutResult(
                 covered=False,
-                not_covered=(f"{label}: values that repeat are refused, {brief(error)}",),
+                not_covered=(f"{label}: values that repeat are refused, {one_line(error)}",),
             )
     try:
         recording = Recording.of(varied, point)
     except Exception as error:  # noqa: BLE001 - as above
-        return LayoutResult(covered=False, not_covered=(f"{label}: raises {brief(error)}",))
+        return LayoutResult(covered=False, not_covered=(f"{label}: raises {one_line(error)}",))
     try:
         seen = rows_of(recording, cotangents)
     except Exception as error:  # noqa: BLE001 - as above

@@ -9,7 +9,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.custom_functions import backward_location
-from gradcheck_suite.verification.variations.trial import brief
+from gradcheck_suite.verification.one_line import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,7 +80,7 @@ def backward_fails(
     return Finding.of(
         catalogue.LAYOUT_DEPENDENT_GRADIENT,
         f"backward raises for {layout} inputs ({shown}), which forward takes, and not for "
-        f"contiguous ones: {brief(error)}",
+        f"contiguous ones: {one_line(error)}",
         detector="verify",
         severity=None if path.functions else Severity.WARNING,
         location=backward_location(path.functions[0]) if len(path.functions) == 1 else None,

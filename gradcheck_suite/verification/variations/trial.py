@@ -16,6 +16,7 @@ from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.calling import Subject
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.mistakes import find_mistakes
+from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.points import Point, given_point
 from gradcheck_suite.verification.probes import Gradients, differentiate, draw_cotangents, measure
 from gradcheck_suite.verification.stages import Known
@@ -28,13 +29,12 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.calling import Output
     from gradcheck_suite.verification.verdicts import Conclusion
 
-__all__ = ["Pair", "Trial", "attempt", "brief"]
+__all__ = ["Pair", "Trial", "attempt"]
 
 Pair = tuple[int, int]
 _STREAM = 77
 # A group of undecided variables this small is measured one by one, a larger one together.
 _FEW = 3
-_LONGEST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def attempt(
     try:
         produced = subject.first_call()
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
-        return Trial("refused", f"raises {brief(error)}")
+        return Trial("refused", f"raises {one_line(error)}")
     outputs = _matching(known, produced, resized=resized)
     if isinstance(outputs, str):
         return Trial("refused", outputs)
@@ -92,7 +92,7 @@ def attempt(
         cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
         gradients = differentiate(subject, point, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
-        return Trial("refused", f"backward raises {brief(error)}")
+        return Trial("refused", f"backward raises {one_line(error)}")
     probe = _Probe(known, subject, point, cotangents, gradients)
     unresolved, suspicious = probe.look(counted)
     if suspicious:
@@ -100,13 +100,6 @@ def attempt(
     if unresolved:
         return Trial("undecided", _undecided(known, unresolved))
     return Trial("held")
-
-
-def brief(error: BaseException) -> str:
-    """Name an exception with the beginning of its message, on one line."""
-    text = " ".join(str(error).split())
-    shown = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +186,7 @@ def _confirm(
             pair: conclusion for pair, conclusion in survey.run().items() if pair in counted
         }
     except Exception as error:  # noqa: BLE001 - the user's function, further off the point
-        return Trial("refused", f"raises {brief(error)}")
+        return Trial("refused", f"raises {one_line(error)}")
     wrong = frozenset(pair for pair, found in conclusions.items() if found.status == "fail")
     findings = tuple(find_mistakes(survey, conclusions))
     if findings:
