@@ -21,7 +21,7 @@ from gradcheck_suite.graph._report import Observed, report_of
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
 from gradcheck_suite.graph._saved import HIDES_SAVED, RecordedSaves, SavedReader
 from gradcheck_suite.graph._sources import source_of
-from gradcheck_suite.graph._walk import Walked, collector_paused, walk
+from gradcheck_suite.graph._walk import Walked, collector_paused, progress_if_large, walk
 from gradcheck_suite.graph.model import (
     AutogradGraph,
     Edge,
@@ -29,6 +29,7 @@ from gradcheck_suite.graph.model import (
     NodeKind,
     Root,
 )
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,6 +152,27 @@ def _describe(
     model: torch.nn.Module | None,
     recording: Recording | None,
     with_attributes: bool = False,
+) -> AutogradGraph:
+    nodes = plural(len(walked.order), "node")
+    with progress_if_large(len(walked.order), f"Reading a graph of {nodes}"):
+        return _described(
+            walked,
+            found,
+            names=names,
+            model=model,
+            recording=recording,
+            with_attributes=with_attributes,
+        )
+
+
+def _described(
+    walked: Walked,
+    found: FoundRoots,
+    *,
+    names: ModelNames,
+    model: torch.nn.Module | None,
+    recording: Recording | None,
+    with_attributes: bool,
 ) -> AutogradGraph:
     ids = {node: number for number, node in enumerate(walked.order, start=1)}
     variables = [

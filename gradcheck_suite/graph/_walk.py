@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, TypeAlias
 from torch.autograd.graph import Node
 
 from gradcheck_suite._torch_compat import node_sequence_number
+from gradcheck_suite.reporting.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Link", "Links", "Walked", "collect", "collector_paused", "in_order", "walk"]
+__all__ = [
+    "Link",
+    "Links",
+    "Walked",
+    "collect",
+    "collector_paused",
+    "in_order",
+    "progress_if_large",
+    "walk",
+]
+
+_LARGE = 10_000
+"""Less is done before anybody could wonder; progress costs a thread."""
 
 Link: TypeAlias = "tuple[Node | None, int]"
 Links: TypeAlias = "dict[Node, tuple[Link, ...]]"
@@ -112,3 +125,13 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def progress_if_large(nodes: int, description: str) -> Iterator[None]:
+    """Show on a terminal that work on many nodes goes on, once it has lasted two seconds."""
+    if nodes < _LARGE:
+        yield
+        return
+    with progress(description):
+        yield

@@ -82,12 +82,17 @@ def graph_to_text(
     console = Console(
         file=io.StringIO(), width=width, color_system=None, force_terminal=False, emoji=False
     )
-    with console.capture() as capture:
-        for renderable in graph_renderables(
-            graph, width=width, limit=limit, encoding=encoding, with_findings=with_findings
-        ):
+    lines: list[str] = []
+    for renderable in graph_renderables(
+        graph, width=width, limit=limit, encoding=encoding, with_findings=with_findings
+    ):
+        if isinstance(renderable, Text):
+            # Wrapped already: a console would only take its time.
+            lines.append(renderable.plain.rstrip())
+            continue
+        with console.capture() as capture:
             console.print(renderable, highlight=False, markup=False)
-    lines = (line.rstrip() for line in capture.get().splitlines())
+        lines += (line.rstrip() for line in capture.get().splitlines())
     return encodable("\n".join(lines) + "\n", encoding)
 
 
@@ -385,6 +390,10 @@ def _findings(graph: AutogradGraph, *, width: int) -> Iterator[Text]:
 
 def _wrapped(text: Text, *, width: int, lead: str = "", follow: str = "") -> Iterator[Text]:
     room = width - max(len(lead), len(follow))
+    if text.cell_len <= room and "\n" not in text.plain:
+        text.rstrip()
+        yield Text.assemble((lead, "dim"), text, no_wrap=True)
+        return
     lines = text.wrap(Console(width=width, file=io.StringIO()), room)
     for place, line in enumerate(lines):
         line.rstrip()

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph._walk import progress_if_large
 from gradcheck_suite.graph.render_dot import graph_to_dot
 from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_json import graph_to_json
 from gradcheck_suite.graph.render_svg import graph_to_svg
 from gradcheck_suite.graph.render_tensorboard import check_tensorboard, write_events
 from gradcheck_suite.graph.render_text import graph_to_text
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     import os
@@ -65,12 +67,14 @@ def save_graph(
         UsageError: the suffix is unknown, the folder does not exist, or writing fails.
     """
     destination = check_destination(path)
-    if _is_for_tensorboard(destination):
-        try:
-            return write_events(graph, destination)
-        except OSError as error:
-            raise _unwritable(destination, error) from error
-    return write_text(destination, _RENDERERS[destination.suffix.lower()](graph, depth))
+    nodes = plural(len(graph.nodes), "node")
+    with progress_if_large(len(graph.nodes), f"Writing {nodes} to {destination.name}"):
+        if _is_for_tensorboard(destination):
+            try:
+                return write_events(graph, destination)
+            except OSError as error:
+                raise _unwritable(destination, error) from error
+        return write_text(destination, _RENDERERS[destination.suffix.lower()](graph, depth))
 
 
 def write_text(destination: Path, text: str) -> Path:

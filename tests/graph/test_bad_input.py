@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import subprocess
 import sys
 
@@ -150,3 +151,27 @@ def test_a_graph_of_one_node_and_an_empty_one_in_words():
     assert "#1 unnamed  (1,) float32  leaf tensor" in text
     with pytest.raises(gs.UsageError, match=r"there is no tensor in what trace_graph was given"):
         gs.trace_graph([])
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("steps", [10, 12_000])
+def test_long_work_tells_a_terminal_that_it_goes_on(monkeypatch, tmp_path, steps):
+    from gradcheck_suite.reporting import progress
+
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    y = torch.ones(1, requires_grad=True)
+    for _ in range(steps):
+        y = y + 1
+    gs.trace_graph(y).save(tmp_path / "graph.txt")
+
+    words = terminal.getvalue()
+    assert ("Reading a graph of 12,001 nodes" in words) == (steps > 10_000)
+    assert ("Writing 12,001 nodes to graph.txt" in words) == (steps > 10_000)
