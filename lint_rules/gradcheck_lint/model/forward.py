@@ -36,7 +36,7 @@ _LOSS_CLASS = re.compile(r"torch\.nn\.\w*Loss$")
 
 
 def is_model(reading: Reading, name: str, callee: Values) -> bool:
-    """Tell whether a model is called: it is one, or its name says so."""
+    """Tell whether a model is called: it is one, has given its parameters, or is named like one."""
     if all_are(callee, Kind.MODULE):
         return True
     if all_are(callee, Kind.INSTANCE):
@@ -46,6 +46,8 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         )
     if not all_are(callee, Kind.UNKNOWN, Kind.MODULE):
         return False
+    if callee and all(value.site in reading.recorder.models for value in callee):
+        return True
     last = name.rpartition(".")[2]
     return (
         bool(last.islower() or last[:1].islower())

@@ -270,6 +270,7 @@ def _read_parameters(
     if method_of(reading, receiver, node.func.attr.value) is not None:
         return None
     reading.recorder.holders.update(value.site for value in receiver)
+    reading.recorder.models.update(value.site for value in receiver)
     named = "named" if node.func.attr.value == "named_parameters" else ""
     known = (Kind.MODULE, Kind.INSTANCE)
     value = reading.recorder.value(

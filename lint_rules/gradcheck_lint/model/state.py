@@ -88,6 +88,7 @@ class Recorder:
     expects_error: bool = False
     holders: set[int] = field(default_factory=set)
     models: set[int] = field(default_factory=set)
+    """The sites of what has given its ``parameters()``."""
     interned: dict[Hashable, int] = field(default_factory=dict)
     unrecorded: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)

@@ -17,7 +17,7 @@ from gradcheck_lint.model.values import (
     sites,
 )
 from gradcheck_lint.rules._keepers import Keeper, keepers
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -121,6 +121,7 @@ class GraphKept(Rule):
             Severity.ERROR if certain else Severity.WARNING,
             hint,
             ((proof.node, "it has a graph: backward() is called on it here"),),
+            fix=_detached(function, store, safe=certain),
         )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -139,6 +140,50 @@ def train(model, loader, criterion, optimizer):
     return total_loss / len(loader)
 """,
             lines=(10,),
+            fixed="""\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    total_loss = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total_loss += loss.detach()
+    return total_loss / len(loader)
+""",
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    total, pairs = 0.0, []
+    for i, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total = total + loss * 2  # weighted
+        pairs.append((i, loss))
+    return total, pairs
+""",
+            lines=(10, 11),
+            fixed="""\
+import torch
+
+def train(model, loader, criterion, optimizer):
+    total, pairs = 0.0, []
+    for i, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total = total + loss.detach() * 2  # weighted
+        pairs.append((i, loss))
+    return total, pairs
+""",
         ),
         Invalid(
             """\
@@ -155,6 +200,19 @@ def train(model, loader, optimizer):
     return losses
 """,
             lines=(8,),
+            fixed="""\
+import torch
+
+def train(model, loader, optimizer):
+    losses = []
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        losses.append(loss.detach())
+        loss.backward()
+        optimizer.step()
+    return losses
+""",
         ),
         Invalid(
             """\
@@ -176,6 +234,24 @@ class Trainer:
             self.history["loss"].append((loss, len(x)))
 """,
             lines=(15, 16),
+            fixed="""\
+import torch
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.history = {"loss": []}
+
+    def fit(self, loader, optimizer):
+        running = 0
+        for x in loader:
+            optimizer.zero_grad()
+            loss = self.model(x).mean()
+            loss.backward()
+            optimizer.step()
+            running = running + loss.detach() * len(x)
+            self.history["loss"].append((loss, len(x)))
+""",
         ),
         Invalid(
             """\
@@ -191,6 +267,28 @@ def train(model, loader, history, optimizer):
 """,
             lines=(9,),
             severity=Severity.WARNING,
+            fixed="""\
+import torch
+
+def train(model, loader, history, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        history.append(loss.detach())
+""",
+            safely_fixed="""\
+import torch
+
+def train(model, loader, history, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        history.append(loss)
+""",
         ),
         Invalid(
             """\
@@ -453,3 +551,22 @@ def _escapes(function: FunctionModel, store: Store) -> bool:
         if isinstance(event, Return) and mentioned_by(event.values) & wanted:
             return True
     return False
+
+
+_TENSOR_NODES = (cst.Name, cst.Attribute, cst.BinaryOperation, cst.UnaryOperation, cst.Call)
+
+
+def _detached(function: FunctionModel, store: Store, *, safe: bool) -> Fix | None:
+    """Detach what is kept, unless it is a tuple or the like, or is taken from one.
+
+    What is surely a tensor whose graph backward() has freed can be differentiated by nobody.
+    """
+    node = store.stored_node
+    if not isinstance(node, _TENSOR_NODES):
+        return None
+    if any(value.kind in {Kind.CONTAINER, Kind.TUPLE} for value in store.stored):
+        return None
+    text = function.module.text(node)
+    if isinstance(node, (cst.BinaryOperation, cst.UnaryOperation)) and not node.lpar:
+        text = f"({text})"
+    return Fix((Replacement(node, f"{text}.detach()"),), f"Detach {text}", safe=safe)

@@ -10,7 +10,7 @@ from gradcheck_lint.model.flow import Backward, GradMode
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import VARIABLE_CLASSES
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, Invalid, Removal, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -55,6 +55,7 @@ class LegacyVolatile(Rule):
                 f"volatile= is ignored since torch 0.4: {what}",
                 severity,
                 "drop Variable and run this under `with torch.no_grad():`",
+                fix=_without_volatile(node) if trains else None,
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -77,6 +78,32 @@ from torch.autograd import Variable
 hidden = Variable(torch.rand(1, 1), volatile=True)
 """,
             lines=(4,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Variable
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        data = Variable(x, volatile=True, requires_grad=flag)
+        model(data).sum().backward()
+        optimizer.step()
+""",
+            lines=(7,),
+            severity=Severity.NOTE,
+            fixed="""\
+import torch
+from torch.autograd import Variable
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        data = Variable(x, requires_grad=flag)
+        model(data).sum().backward()
+        optimizer.step()
+""",
         ),
     )
 
@@ -110,3 +137,13 @@ def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
     for statement in module.body:
         if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
             yield from walk(statement)
+
+
+def _without_volatile(node: cst.Call) -> Fix:
+    """Drop the argument: torch ignores it, so training goes on as before."""
+    argument = next(
+        given
+        for given in node.args
+        if given.keyword is not None and given.keyword.value == "volatile"
+    )
+    return Fix((Removal(argument),), "Drop volatile=, which is ignored", safe=True)

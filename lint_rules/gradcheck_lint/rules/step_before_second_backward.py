@@ -68,6 +68,24 @@ class StepBeforeSecondBackward(Rule):
             """\
 import torch
 
+def train(G, D, loader, bce, one, zero):
+    og = torch.optim.Adam(G.parameters(), lr=2e-4)
+    od = torch.optim.Adam(D.parameters(), lr=2e-4)
+    for z, real in loader:
+        judged = D(G(z))
+        od.zero_grad()
+        (bce(D(real), one) + bce(judged, zero)).backward(retain_graph=True)
+        od.step()
+        og.zero_grad()
+        bce(judged, one).backward()
+        og.step()
+""",
+            lines=(10,),
+        ),
+        Invalid(
+            """\
+import torch
+
 def train(generator, critic, loader):
     opt_g = torch.optim.Adam(generator.parameters())
     opt_c = torch.optim.Adam(critic.parameters())

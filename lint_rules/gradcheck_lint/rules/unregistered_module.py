@@ -10,7 +10,8 @@ import libcst as cst
 from gradcheck_lint.model.function_class import assignments, body_of, returns
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
 from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none, positional, walk
-from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._wrapping import wrapped
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -57,10 +58,40 @@ class UnregisteredModule(Rule):
                 "or `.to()` reaches them",
                 severity,
                 f"wrap it: `nn.{wrapper}(...)`",
-                fix=_fix(node.value, wrapper, function),
+                fix=wrapped(node.value, wrapper, function),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = {"l": torch.nn.Linear(3, 1), "r": torch.nn.Linear(3, 1)}
+        self.odd = {"a.b": torch.nn.Linear(3, 1), "type": torch.nn.Linear(3, 1)}
+""",
+            lines=(6, 7),
+            fixed="""\
+import torch
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.ModuleDict({"l": torch.nn.Linear(3, 1), "r": torch.nn.Linear(3, 1)})
+        self.odd = {"a.b": torch.nn.Linear(3, 1), "type": torch.nn.Linear(3, 1)}
+""",
+            safely_fixed="""\
+import torch
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = {"l": torch.nn.Linear(3, 1), "r": torch.nn.Linear(3, 1)}
+        self.odd = {"a.b": torch.nn.Linear(3, 1), "type": torch.nn.Linear(3, 1)}
+""",
+        ),
         Invalid(
             """\
 import torch
@@ -224,6 +255,34 @@ class Pyramid(nn.Module):
         self.blocks = {"a": Block(), "b": Block()}
 """,
             lines=(12,),
+            fixed="""\
+import torch
+import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+class Pyramid(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.blocks = nn.ModuleDict({"a": Block(), "b": Block()})
+""",
+            safely_fixed="""\
+import torch
+import torch.nn as nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3)
+
+class Pyramid(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.blocks = {"a": Block(), "b": Block()}
+""",
         ),
     )
 
@@ -526,14 +585,3 @@ def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:
     if kinds == {"parameter"}:
         return "parameters", f"Parameter{holder}"
     return "modules", f"Module{holder}"
-
-
-def _fix(node: cst.BaseExpression, wrapper: str, function: FunctionModel) -> Fix | None:
-    """Wrap a list; the keys of a dict may be none that a ModuleDict takes."""
-    if not isinstance(node, (cst.List, cst.ListComp)):
-        return None
-    if function.module.scopes.resolve_import("nn") != "torch.nn":
-        return None
-    written = "" if isinstance(node, cst.List) and not node.elements else function.module.text(node)
-    edit = Replacement(node, f"nn.{wrapper}({written})")
-    return Fix((edit,), f"Wrap the list in nn.{wrapper}")
