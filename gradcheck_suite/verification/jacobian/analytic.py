@@ -57,6 +57,7 @@ class AnalyticJacobian:
         self._graph: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
         self._batched: dict[int, bool] = {}
         self._keep = True
+        self._buffer: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -111,9 +112,7 @@ class AnalyticJacobian:
         tensor = outputs[output]
         if not tensor.requires_grad:
             return {}
-        cotangents = torch.zeros(
-            high - low, tensor.numel(), dtype=tensor.dtype, device=tensor.device
-        )
+        cotangents = self._zeros(high - low, tensor)
         place = torch.arange(high - low, device=tensor.device)
         cotangents[place, low + place] = 1.0
         with warnings.catch_warnings():
@@ -132,6 +131,19 @@ class AnalyticJacobian:
             for variable, part in zip(variables, found, strict=True)
             if part is not None
         }
+
+    def _zeros(self, rows: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return rows of zeros as wide as a tensor, in memory that was used before if it fits.
+
+        Fresh pages take longer than the zeros.
+        """
+        known = self._buffer
+        shape = (rows, tensor.numel())
+        fits = known is not None and known.shape == shape and known.dtype == tensor.dtype
+        if known is None or not fits or known.device != tensor.device:
+            self._buffer = known = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+            return known
+        return known.zero_()
 
     def _single(self, output: int, entry: int, variables: Sequence[int]) -> dict[int, torch.Tensor]:
         outputs, leaves = self._recorded()
