@@ -18,6 +18,7 @@ NAMES = (
     "graph_costs",
     "localize",
     "mutants",
+    "plugin_start",
 )
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 

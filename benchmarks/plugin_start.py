@@ -32,6 +32,11 @@ def run() -> Benchmark:
                     # Loads hypothesis at the end of any run: 40 times what is measured here.
                     "-p",
                     "no:hypothesispytest",
+                    # These load numpy and asyncio, whatever we do.
+                    "-p",
+                    "no:randomly",
+                    "-p",
+                    "no:asyncio",
                     *arguments,
                 ],
                 check=False,  # 5: nothing collected

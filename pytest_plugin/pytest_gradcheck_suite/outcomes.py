@@ -50,16 +50,18 @@ def fail_on_findings(
     *,
     fail_on: Severity,
     allow: frozenset[str] = frozenset(),
+    spared: frozenset[str] = frozenset(),
     with_traceback: bool,
 ) -> None:
     """Fail the running test if the report has findings that are severe enough.
 
-    Milder findings are kept for the terminal summary. ``with_traceback`` shows the line of the
-    test that led here, for callers that are on the stack of the test.
+    Milder findings, and those whose codes are ``spared``, are kept for the terminal summary.
+    ``with_traceback`` shows the line of the test that led here, for callers that are on the stack
+    of the test.
     """
     __tracebackhide__ = True
     report = _without(report, allow)
-    fails = bool(report.at_least(fail_on))
+    fails = any(finding.code not in spared for finding in report.at_least(fail_on))
     note_findings(item, report.findings, seen=fails)
     if fails:
         pytest.fail(str(report), pytrace=with_traceback)

@@ -251,7 +251,9 @@ class Look:
         ours = {m for m in sys.modules if "gradcheck" in m and m != "pytest_gradcheck_suite"}
         ours = sorted(m.removeprefix("pytest_gradcheck_suite.") for m in ours)
         print("LOADED", sorted(heavy), ours)
-sys.exit(pytest.main(["--co", "-q", "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Look()]))
+# pytest-randomly loads numpy.
+alone = ["--co", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+sys.exit(pytest.main([*alone, *sys.argv[1:]], plugins=[Look()]))
 """
 
 
