@@ -66,8 +66,8 @@ def _sweep(files: Sequence[Path], *, jobs: int) -> int:
         folder = Path(name)
         for number, file in enumerate(files):
             source = file.read_bytes()
-            marked = source if MARK in source else source + b"\n# torch backward step for nn.\n"
-            (folder / f"{number}.py").write_bytes(marked)
+            # The words that one rule asks for, so that the file is parsed and read.
+            (folder / f"{number}.py").write_bytes(source + b"\n# torch, for .eval()\n")
         command = [sys.executable, "-m", "gradcheck_lint", "--isolated", "--no-cache", f"-j{jobs}"]
         digests = []
         for seed in ("1", "2"):
