@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 from gradcheck_suite.errors import UsageError
 
@@ -20,6 +21,7 @@ __all__ = [
     "USAGE",
     "exit_status",
     "internal_error",
+    "open_output",
     "reader_may_leave",
 ]
 
@@ -45,8 +47,9 @@ def exit_status(
     """
     try:
         status = run()
-        with reader_may_leave():
-            sys.stdout.flush()
+        if _is_open(sys.stdout):
+            with reader_may_leave():
+                sys.stdout.flush()
     except UsageError as error:
         return _fail(name, str(error))
     except BrokenPipeError:
@@ -105,3 +108,23 @@ def _stop_writing() -> None:
 def _fail(name: str, message: str) -> int:
     sys.stderr.write(f"{name}: error: {message}\n")
     return USAGE
+
+
+def open_output() -> None:
+    """Put standard error in the place of a standard output that the user's code has closed."""
+    if not _is_open(sys.stdout):
+        sys.stdout = sys.stderr if _is_open(sys.stderr) else io.StringIO()
+        sys.stdout.write(
+            "gradcheck-suite: standard output was closed by your code; what belongs there goes to "
+            "standard error\n"
+        )
+
+
+def _is_open(stream: TextIO | None) -> bool:
+    try:
+        os.fstat(stream.fileno())  # type: ignore[union-attr]  # None has no such method
+    except io.UnsupportedOperation:
+        return True  # kept in memory
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

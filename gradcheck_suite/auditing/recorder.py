@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch.optim import Optimizer
 
 from gradcheck_suite._torch_compat import (
+    function_mode_is_active,
     push_saved_tensors_hooks,
     remove_saved_tensors_hooks,
     saved_tensors_hooks_are_disabled,
     top_saved_tensors_hooks,
+    without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
@@ -39,9 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OptimizerStep", "Recorder"]
 
-_Handlers: TypeAlias = (
-    "dict[type[Any], tuple[tuple[Detector, Callable[[Any], Attention | None]], ...]]"
-)
+_Entries: TypeAlias = "tuple[tuple[Detector, Callable[[Any], Attention | None]], ...]"
+_Handlers: TypeAlias = "dict[type[Any], _Entries]"
 
 _KEPT_STEPS = 256
 _BACKWARDS_OF_THE_FIRST_STEP = 32
@@ -164,15 +165,23 @@ class Recorder:
         if not handlers or not self.running:
             return
         with self._lock:
-            for detector, handle in handlers:
-                try:
-                    asked = handle(event)
-                except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
-                    self._unsubscribe(detector)
-                    self.note_failure(type(detector).__name__, error)
-                else:
-                    if asked is not None:
-                        self._turn(detector, type(event), asked)
+            if function_mode_is_active():
+                # What detectors ask of tensors is none of the user's modes' business.
+                with without_torch_function():
+                    self._tell(event, handlers)
+            else:
+                self._tell(event, handlers)
+
+    def _tell(self, event: Event, handlers: _Entries) -> None:
+        for detector, handle in handlers:
+            try:
+                asked = handle(event)
+            except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
+                self._unsubscribe(detector)
+                self.note_failure(type(detector).__name__, error)
+            else:
+                if asked is not None:
+                    self._turn(detector, type(event), asked)
 
     def _turn(self, detector: Detector, kind: type[Any], asked: Attention) -> None:
         if asked is Attention.ASLEEP:

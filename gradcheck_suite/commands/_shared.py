@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from gradcheck_suite._exit import CLEAN, FINDINGS, reader_may_leave
+from gradcheck_suite._exit import CLEAN, FINDINGS, open_output, reader_may_leave
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
 from gradcheck_suite.severity import Severity
@@ -66,6 +66,7 @@ def emit(report: Report, arguments: argparse.Namespace) -> int:
     """
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
     status = FINDINGS if fails else CLEAN
+    open_output()
     path: Path | None = arguments.output_file
     if path is None:
         with reader_may_leave():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import reader_may_leave
+from gradcheck_suite._exit import open_output, reader_may_leave
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.reporting import OutputFormat, write_report
 
@@ -54,6 +52,22 @@ def add_parser(subparsers: Subparsers) -> None:
         help="watch the first N steps only; the script runs on to its end",
     )
     parser.add_argument(
+        "--overhead",
+        type=float,
+        metavar="PERCENT",
+        default=0.5,
+        help="how much of the run's time checksums of saved tensors may take after the first steps "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--watch-writers",
+        metavar="WHEN",
+        default="after_corruption",
+        help="when to watch line by line who overwrites saved tensors: after_corruption (the "
+        "default), on the steps after one in which that was found; from_start, for code that runs "
+        "once; or never",
+    )
+    parser.add_argument(
         "--stream",
         metavar="FILE",
         help="also append each finding to FILE, as one line of JSON, the moment it is known: a "
@@ -81,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 
     def report(outcome: ScriptOutcome) -> int:
-        _open_output()
+        open_output()
         if arguments.output_file is None and arguments.output_format == "full":
             # The script's own output comes right before.
             with reader_may_leave():
@@ -95,33 +109,20 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.target,
         arguments.arguments,
         as_module=arguments.module,
-        options=options_from({"max_steps": arguments.max_steps, "stream": arguments.stream}),
+        options=options_from(
+            {
+                "max_steps": arguments.max_steps,
+                "overhead": arguments.overhead,
+                "stream": arguments.stream,
+                "watch_writers": arguments.watch_writers,
+            }
+        ),
         on_abrupt_exit=report,
         on_request=report_so_far,
         show_status=arguments.status,
     )
     found = report(outcome)
     return outcome.exit_status or found
-
-
-def _open_output() -> None:
-    """Put standard error in the place of a standard output that the script has closed."""
-    if not _is_open(sys.stdout):
-        sys.stdout = sys.stderr if _is_open(sys.stderr) else io.StringIO()
-        sys.stdout.write(
-            "gradcheck-suite: standard output was closed by the script; what belongs there goes to "
-            "standard error\n"
-        )
-
-
-def _is_open(stream: TextIO | None) -> bool:
-    try:
-        os.fstat(stream.fileno())  # type: ignore[union-attr]  # None has no such method
-    except io.UnsupportedOperation:
-        return True  # kept in memory
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True
 
 
 def _write_so_far(report: Report, arguments: argparse.Namespace) -> None:

@@ -50,6 +50,25 @@ def forward_in_inference_mode():
         update(sgd(net), F.cross_entropy(out, y))
 
 
+def loss_in_no_grad_with_a_penalty():
+    net = make_net()
+    for x, y in data():
+        penalty = sum(p.abs().sum() for p in net.parameters())
+        with torch.no_grad():  # <- here
+            loss = F.cross_entropy(net(x), y) + 1e-4 * penalty
+        update(sgd(net), loss)
+
+
+def mixed_up_loss_in_no_grad():
+    net = make_net()
+    for x, y in data():
+        keep = torch.distributions.Beta(0.4, 0.4).sample().item()
+        out = net(keep * x + (1 - keep) * x.flip(0))
+        with torch.no_grad():  # <- here
+            loss = keep * F.cross_entropy(out, y) + (1 - keep) * F.cross_entropy(out, y.flip(0))
+        update(sgd(net), loss)
+
+
 @torch.no_grad()  # <- helper
 def predict(net, x):
     return net(x)
@@ -89,6 +108,8 @@ RAISING = [
     (forward_in_no_grad, "GCS402", "here"),
     (forward_in_inference_mode, "GCS402", "here"),
     (grad_mode_left_off, "GCS402", "here"),
+    (loss_in_no_grad_with_a_penalty, "GCS402", "here"),
+    (mixed_up_loss_in_no_grad, "GCS402", "here"),
     (forward_in_a_decorated_helper, "GCS402", None),
     (all_frozen, "GCS406", "here"),
 ]

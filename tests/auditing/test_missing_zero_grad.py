@@ -121,6 +121,29 @@ def test_other_ways_to_forget_it(  # noqa: PLR0917
     assert set(findings) <= {"GCS301", "GCS206"}  # the second is about create_graph
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.SparseAdam])
+@pytest.mark.parametrize("zeroed", ["before", "by hand", "never"])
+def test_sparse_gradients(audited, line_of, kind, zeroed):
+    def loop():
+        words = nn.Embedding(10, 4, sparse=True)
+        optimizer = kind(words.parameters(), lr=0.1)
+        for _ in range(5):
+            if zeroed == "before":
+                optimizer.zero_grad()
+            elif zeroed == "by hand" and words.weight.grad is not None:
+                words.weight.grad._values().zero_()
+            words(torch.randint(0, 10, (8,))).square().sum().backward()
+            optimizer.step()  # <- here
+
+    findings = audited(loop).findings
+    if zeroed == "never":
+        (finding,) = findings
+        assert finding.code == "GCS301"
+        assert finding.location.line == line_of(loop)
+    else:
+        assert findings == ()
+
+
 def test_a_discriminator_that_is_never_zeroed(audited, only, line_of):
     def loop():
         generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)

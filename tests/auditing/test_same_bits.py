@@ -330,13 +330,17 @@ def idle_hooks():
 def test_modes_of_the_users_see_nothing_of_ours(mode, bare):
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     x = torch.randn(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def calls():
         net.zero_grad()
         with mode() as seen:
-            out = net(x)
-            loss = (out * out).add_(1).sum()
-            loss.backward()
+            for _ in range(2):
+                optimizer.zero_grad()
+                out = net(x)
+                loss = (out * out).add_(1).sum()
+                loss.backward()
+                optimizer.step()
         return seen.calls
 
     with bare():

@@ -84,6 +84,63 @@ def test_nothing_to_look_at_is_said():
     assert "no optimizer of torch.optim stepped" in " ".join(session.report.not_covered)
 
 
+def test_compiled_graphs_are_said_to_be_closed_to_looks():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    compiled = torch.compile(net, backend="aot_eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gs.audit() as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            compiled(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+    torch.compiler.reset()
+    assert session.findings == ()
+    assert [line for line in session.report.not_covered if "compiled graphs" in line]
+
+
+def test_graphs_that_are_too_large_to_search_are_said_to_be():
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with gs.audit() as session:
+        for _ in range(2):
+            optimizer.zero_grad()
+            total = weight
+            for _ in range(20_001):
+                total = total * 1.0
+            total.sum().backward()
+            optimizer.step()
+    said = " ".join(session.report.not_covered)
+    assert session.findings == ()
+    assert "what backward reaches beyond the first 20,000 nodes" in said
+    assert "parameters that no optimizer owns, under graphs of over 20,000 nodes" in said
+
+
+def test_gradients_that_may_not_be_read_are_said_to_be():
+    from torch.overrides import TorchFunctionMode
+
+    class Counting(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    def steps():
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        with Counting() as counting:
+            for _ in range(2):
+                optimizer.zero_grad()
+                (weight * weight).sum().backward()
+                optimizer.step()
+        return counting.calls
+
+    bare = steps()
+    with gs.audit() as session:
+        assert steps() == bare
+    assert any("gradients of 2 steps were finite" in line for line in session.report.not_covered)
+
+
 def test_a_model_on_the_meta_device():
     net = nn.Linear(3, 3, device="meta")
     with gs.audit(net) as session:

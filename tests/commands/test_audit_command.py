@@ -272,6 +272,40 @@ def test_max_steps_watches_the_first_steps_only(audit):
     assert "max_steps must be a whole number of at least 1, got 0" in bad.stderr
 
 
+ONCE_THROUGH_NUMPY = """\
+import torch
+h = torch.randn(3, requires_grad=True).exp()
+loss = (h * h).sum()
+h.detach().numpy()[0] += 1
+loss.backward()
+"""
+
+
+def test_writers_of_code_that_runs_once_are_watched_from_the_start(audit):
+    done = audit(ONCE_THROUGH_NUMPY, "--output-format", "json", "--watch-writers", "from_start")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert finding["code"] == "GCS104"
+    assert finding["line"] == 4
+    bad = audit(CLEAN, "--watch-writers", "sometimes")
+    assert bad.returncode == 2
+    assert "watch_writers must be one of 'after_corruption', 'from_start', 'never'" in bad.stderr
+
+
+def test_the_time_that_checksums_take_can_be_bounded(audit):
+    source = CLEAN.replace("range(3)", "range(60)")
+    options = ("--output-format", "json", "--overhead")
+    summaries = [
+        json.loads(audit(source, *options, percent).stdout.removeprefix("done\n"))["summary"]
+        for percent in ("0", "100")
+    ]
+    least, most = (summary["saved_tensors_checksummed"] for summary in summaries)
+    # The first three steps are checksummed in any case, and then each 20th at most.
+    assert 0 < least < most
+    bad = audit(CLEAN, "--overhead", "-1")
+    assert bad.returncode == 2
+    assert "overhead must be a number of per cent, 0 or more, got -1.0" in bad.stderr
+
+
 @pytest.mark.parametrize(
     "closing",
     ["import sys; sys.stdout.close()", "import sys; sys.stdout = None", "import os; os.close(1)"],
@@ -279,7 +313,7 @@ def test_max_steps_watches_the_first_steps_only(audit):
 def test_a_script_that_closes_standard_output_keeps_its_report(audit, closing):
     done = audit(BUGGY.replace('print("done")', closing), "--output-format", "concise")
     assert done.returncode == 1
-    assert "standard output was closed by the script" in done.stderr
+    assert "standard output was closed by your code" in done.stderr
     assert "GCS301" in done.stderr
     assert "internal error" not in done.stderr
 

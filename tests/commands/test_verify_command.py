@@ -90,6 +90,16 @@ def test_a_wrong_function_is_reported_with_its_line(verify):
     assert done.stderr == ""
 
 
+def test_code_that_closes_standard_output_keeps_its_report(verify, tmp_path):
+    closing = "\nimport sys\nsys.stdout.close()\n"
+    (tmp_path / "layers.py").write_text(SCRIPT + closing)
+    done = verify("Slope", "make_inputs", "--output-format", "concise")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "standard output was closed by your code" in done.stderr
+    assert "GCS601" in done.stderr
+    assert "internal error" not in done.stderr
+
+
 def test_a_right_function_passes(verify):
     done = verify("right", "make_inputs")
     assert (done.returncode, done.stderr) == (0, "")

@@ -269,7 +269,8 @@ class _Walk:
         if not self.from_calls and isinstance(node, ast.Call) and node.lineno == self.line:
             # The call of a line that is itself the value: only the innermost makes it.
             state = state or "live"
-        if state == "live" and self.off and isinstance(node, ast.Call):
+        if state is not None and self.off and isinstance(node, (ast.Call, ast.BinOp)):
+            # Whatever else has cut its parts: what is made here could have no graph.
             return Cut(self.path, self.off, "recording is switched off", under=True)
         return state
 
@@ -280,7 +281,8 @@ class _Walk:
             inner = _either([self.value(part) for part in (node.left, *node.comparators)])
             return self._cut(node, "a comparison") if inner == "live" else inner
         if isinstance(node, ast.Call):
-            return self._call(node)
+            draws = self.from_calls and _name_of(node) in _WITHOUT_GRAPH
+            return None if draws else self._call(node)
         if isinstance(node, (ast.Lambda, ast.Constant)):
             return None
         if isinstance(node, ast.IfExp):
@@ -362,6 +364,9 @@ class _Walk:
     def _cut(self, node: ast.expr, what: str) -> Cut:
         return Cut(self.path, node.end_lineno or node.lineno, what)
 
+
+_WITHOUT_GRAPH = frozenset({"sample", "multinomial", "randperm", "bernoulli"})
+"""What draws without recording, whoever it is called on; a call to begin at is none of these."""
 
 _PLAIN_CALLS = frozenset(
     [

@@ -14,9 +14,9 @@ from gradcheck_suite._torch_compat import custom_function_class
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Survey", "survey"]
+__all__ = ["MOST_NODES", "Survey", "survey"]
 
-_MOST_NODES = 20_000
+MOST_NODES = 20_000
 
 _FLAT = frozenset(f"{name}Backward0" for name in ("Round", "Floor", "Ceil", "Sign", "Trunc", "Sgn"))
 
@@ -31,6 +31,7 @@ class Survey:
         flat: the ops of zero slope that were met.
         functions: for each custom Function, the leaves that one of its inputs comes from directly.
         custom: the nodes of custom Functions.
+        compiled: whether a part of it was compiled, and shows as one node.
         complete: whether the whole graph was looked at.
     """
 
@@ -39,6 +40,7 @@ class Survey:
     flat: set[str] = field(default_factory=set)
     functions: dict[int, type] = field(default_factory=dict)
     custom: list[Node] = field(default_factory=list)
+    compiled: bool = False
     complete: bool = True
 
 
@@ -54,7 +56,7 @@ def survey(roots: Iterable[Tensor]) -> Survey:
         node, sloped = waiting.popleft()
         if node in seen:
             continue
-        if len(seen) >= _MOST_NODES:
+        if len(seen) >= MOST_NODES:
             found.complete = False
             break
         seen.add(node)
@@ -71,6 +73,8 @@ def survey(roots: Iterable[Tensor]) -> Survey:
         custom = custom_function_class(node)
         if custom is not None:
             found.custom.append(node)
+            # The one name that all of AOTAutograd's graphs have.
+            found.compiled = found.compiled or name == "CompiledFunctionBackward"
         for function, _ in node.next_functions:
             if function is None:
                 continue

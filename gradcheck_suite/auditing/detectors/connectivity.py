@@ -39,7 +39,7 @@ from gradcheck_suite.auditing.detectors._module_tree import (
     forced_at,
     forward_of,
 )
-from gradcheck_suite.auditing.detectors._survey import survey
+from gradcheck_suite.auditing.detectors._survey import MOST_NODES, survey
 from gradcheck_suite.auditing.detectors._watched_modules import (
     Call,
     ModuleWatch,
@@ -96,6 +96,7 @@ class ConnectivityDetector:
         self._forced: tuple[CallSite, ...] = ()
         self._is_forced = False
         self._any_missing = False
+        self._cut_short = self._compiled = False
 
     def subscriptions(self) -> Subscriptions:
         """Read which parameters backward reaches and which steps go without."""
@@ -113,6 +114,18 @@ class ConnectivityDetector:
             found.extend(self._of(watched))
         found.extend(self._without_slope())
         return found
+
+    def not_covered(self) -> list[str]:
+        """Return what to say of graphs that were too large, or closed to looks."""
+        lines = []
+        if self._cut_short:
+            lines.append(f"what backward reaches beyond the first {MOST_NODES:,} nodes of a graph")
+        if self._compiled:
+            lines.append(
+                "what runs inside compiled graphs (torch.compile): what goes into them and comes "
+                "out is looked at, as for one operation"
+            )
+        return lines
 
     def _at_the_end(self, _event: SessionEnded) -> None:
         for watched in self._watched.values():
@@ -144,6 +157,8 @@ class ConnectivityDetector:
         found = survey(event.roots)
         self._sloped |= found.sloped
         self._flat |= found.flat
+        self._cut_short = self._cut_short or not found.complete
+        self._compiled = self._compiled or found.compiled
         self._functions.update(found.functions)
         for identity, leaf in found.leaves.items():
             self._unowned[identity] = weakref.ref(leaf)

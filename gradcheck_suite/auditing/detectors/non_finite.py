@@ -80,11 +80,22 @@ class NonFiniteDetector:
         self._backward: CallSite | None = None
         self._findings: dict[int, Finding] = {}
         self._round = 0
+        self._unread = 0
         self._handles: list[RemovableHandle] = []
 
     def subscriptions(self) -> Subscriptions:
         """Look at what backward starts from, and at what a step is about to use."""
         return {BackwardStarted: self._before_backward, StepStarted: self._before_step}
+
+    def not_covered(self) -> list[str]:
+        """Return what to say of gradients that could not be read when it was their turn."""
+        if not self._unread:
+            return []
+        steps = "1 step" if self._unread == 1 else f"{self._unread:,} steps"
+        why = (
+            "reading them under a dispatch or torch-function mode, or in a CUDA capture, would show"
+        )
+        return [f"whether the gradients of {steps} were finite: {why}"]
 
     def findings(self) -> list[Finding]:
         """Return one finding for each optimizer that used such gradients."""
@@ -182,6 +193,7 @@ class NonFiniteDetector:
         if (step >= _FIRST_STEPS and step % _EVERY) or id(event.optimizer) in self._findings:
             return
         if not _may_look():
+            self._unread += 1
             return
         bad = _non_finite(event.optimizer)
         if bad and not _skips_itself(event.optimizer):

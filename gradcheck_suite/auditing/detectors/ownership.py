@@ -96,6 +96,13 @@ class OwnershipDetector:
         self._scans = 0
         self._told: set[int] = set()
         self._occurrences: list[_Occurrence] = []
+        self._cut_short = False
+
+    def not_covered(self) -> list[str]:
+        """Return what to say of graphs that were too large."""
+        if not self._cut_short:
+            return []
+        return [f"parameters that no optimizer owns, under graphs of over {_MOST_NODES:,} nodes"]
 
     def subscriptions(self) -> Subscriptions:
         """Look at the graphs of some backwards and at the steps that follow."""
@@ -127,6 +134,7 @@ class OwnershipDetector:
         roots = [root.grad_fn for root in event.roots if root.grad_fn is not None]
         order = _in_order(roots)
         if order is None:
+            self._cut_short = True
             return
         self._ran = True
         orphans = []

@@ -72,7 +72,7 @@ class _Used:
         return gradient if gradient is not None and gradient is self.gradient() else None
 
 
-_Left: TypeAlias = "tuple[Tensor, int, int, Fingerprint | None]"
+_Left: TypeAlias = "tuple[Tensor, int, int, tuple[Fingerprint | None, ...] | None]"
 """A parameter, and its gradient's identity, version and contents when a step had used it. The
 optimizer, which alone keeps this, keeps the parameter too."""
 
@@ -173,7 +173,7 @@ class StepProtocolDetector:
         state.want_content = False
         state.used = []
         state.left = [
-            (parameter, id(gradient), gradient._version, fingerprint(gradient) if take else None)  # noqa: SLF001 - `version_of`, spared a call
+            (parameter, id(gradient), gradient._version, _content(gradient) if take else None)  # noqa: SLF001 - `version_of`, spared a call
             for parameter in parameters_of(event.optimizer)
             if (gradient := parameter.grad) is not None
         ]
@@ -240,11 +240,30 @@ def _look_before_backward(state: _OptimizerState) -> None:
                 # A write through .data moves no version. From the next step on, contents tell.
                 state.want_content = True
                 continue
-            if used.content is not None and not same_content(used.content, gradient):
+            if used.content is not None and not _is_content(used.content, gradient):
                 continue
             used.seen_nonzero = True
             kept.append(used)
     state.used = kept
+
+
+def _content(gradient: Tensor) -> tuple[Fingerprint | None, ...]:
+    return tuple(map(fingerprint, _parts(gradient)))
+
+
+def _is_content(content: tuple[Fingerprint | None, ...], gradient: Tensor) -> bool:
+    """Return whether a gradient is known to be what it was."""
+    parts = _parts(gradient)
+    return len(parts) == len(content) and all(
+        old is not None and same_content(old, now) for old, now in zip(content, parts, strict=True)
+    )
+
+
+def _parts(gradient: Tensor) -> tuple[Tensor, ...]:
+    """Return what a gradient consists of: itself, or the indices and values of a sparse one."""
+    if gradient.layout is torch.sparse_coo:
+        return gradient._indices(), gradient._values()  # noqa: SLF001 - public only if coalesced
+    return (gradient,)
 
 
 def _look_after_backward(state: _OptimizerState, event: BackwardFinished, now: int) -> None:

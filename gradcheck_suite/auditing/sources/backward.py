@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from gradcheck_suite._torch_compat import (
     engine_entry_points,
+    function_mode_is_active,
     inside_backward,
     transform_is_active,
+    without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["BackwardSource"]
+
+_T = TypeVar("_T")
 
 
 class BackwardSource(Source):
@@ -84,7 +88,7 @@ class BackwardSource(Source):
             if self._tells_starts:
                 recorder.emit(_started(generation, site, roots, accumulates=accumulates))
             if accumulates and self._tells_ends:
-                before = recorder.optimizers.gradients()
+                before = _unseen(recorder.optimizers.gradients)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
             recorder.note_failure("backward", error)
             generation = Generation(index, site)
@@ -105,7 +109,7 @@ class BackwardSource(Source):
         recorder = self.recorder
         if not self._tells_ends:
             return
-        created, accumulated = changes_since(before)
+        created, accumulated = _unseen(changes_since, before)
         recorder.emit(
             BackwardFinished(
                 number=generation.index,
@@ -117,6 +121,14 @@ class BackwardSource(Source):
                 accumulated=accumulated,
             )
         )
+
+
+def _unseen(read: Callable[..., _T], *arguments: Any) -> _T:
+    """Read something of tensors out of sight of the user's torch-function modes."""
+    if function_mode_is_active():
+        with without_torch_function():
+            return read(*arguments)
+    return read(*arguments)
 
 
 def _started(
