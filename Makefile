@@ -8,23 +8,34 @@ BIN := $(VENV)/bin
 PYTEST_OPTIONS ?= -n auto --dist worksteal
 # What runs pytest: python, or coverage.
 RUN ?= python
+# Which tests; all where nothing is said.
+TESTS ?=
 # pip builds in a fresh environment of its own, which takes its pins from the second variable.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
   $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test coverage check bench install install-dev clean help
+.PHONY: demo test coverage coverage-plugin check bench install install-dev clean help
 
 demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/$(RUN) -m pytest $(PYTEST_OPTIONS)
+	OMP_NUM_THREADS=1 $(BIN)/$(RUN) -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
 coverage: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
 	$(MAKE) --no-print-directory test RUN="coverage run"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# The plugin by its own tests alone. Data files of its own, by an absolute path: tests start
+# processes elsewhere.
+coverage-plugin: export COVERAGE_FILE := $(CURDIR)/.coverage.plugin
+coverage-plugin: $(VENV)/.installed-dev
+	rm -f .coverage.plugin .coverage.plugin.*
+	$(MAKE) --no-print-directory test RUN="coverage run" TESTS=tests/plugin
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include='*/pytest_gradcheck_suite/*' --fail-under=97
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -49,6 +60,7 @@ help:
 	@echo "make test      set up, then run the tests"
 	@echo "make check     lint, format, types, import contracts"
 	@echo "make coverage  the tests with branch coverage and its gate"
+	@echo "make coverage-plugin  the same for the pytest plugin, by its own tests"
 	@echo "make bench     the benchmarks; rewrites docs/benchmarks.md"
 
 $(VENV)/bin/python:

@@ -55,7 +55,7 @@ def take_snapshot(
     for move in range(_MOVES):
         moved_outputs, moved = subject.run(moved_by=move)
         for name, values in gradients.items():
-            noise[name] = max(noise.get(name, 0.0), _distance(values, moved.get(name)))
+            noise[name] = max(noise.get(name, 0.0), _distance(values, moved[name]))
         for name, values in outputs.items():
             seen = _distance(values, moved_outputs.get(name))
             output_noise[name] = max(output_noise.get(name, 0.0), seen)
@@ -74,8 +74,8 @@ def take_snapshot(
     )
 
 
-def _distance(left: tuple[float, ...] | None, right: tuple[float, ...] | None) -> float:
-    if left is None or right is None:
+def _distance(left: tuple[float, ...], right: tuple[float, ...] | None) -> float:
+    if right is None:  # a function that returned something else this time
         return 0.0
     return max((abs(a - b) for a, b in zip(left, right, strict=True)), default=0.0)
 

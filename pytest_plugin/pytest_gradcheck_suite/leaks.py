@@ -162,11 +162,7 @@ def _by_graph(
             index = parents[index]
         return index
 
-    seen_tensors: set[int] = set()
     for tensor, start in found:
-        if id(tensor) in seen_tensors:
-            continue
-        seen_tensors.add(id(tensor))
         index = len(parents)
         parents.append(index)
         members.append([tensor])

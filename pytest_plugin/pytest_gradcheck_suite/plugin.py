@@ -190,10 +190,10 @@ class _EndOfRun:
             return
         if lines:
             self._run().remark(lines)
-        if self._file_is_wanted():
+        if asked is not None and asked.report is not None:
             from pytest_gradcheck_suite.summary import write_report_file  # noqa: PLC0415 - rare
 
-            write_report_file(self._config)
+            write_report_file(self._config, asked.report)
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         """Tell what failed no test."""

@@ -11,6 +11,8 @@ from pytest_gradcheck_suite.outcomes import Told, told_by
 from pytest_gradcheck_suite.settings import REPORT_FORMATS, settings_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gradcheck_suite.findings import Finding
 
 __all__ = ["Run", "attach_notes", "run_of", "write_report_file", "write_summary"]
@@ -80,15 +82,12 @@ def write_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
     _section(reporter, "gradcheck-suite: left behind or left out", [*lines, *run.remarks])
 
 
-def write_report_file(config: pytest.Config) -> None:
-    """Write all findings of the run to the file of ``--gradcheck-suite-report``.
+def write_report_file(config: pytest.Config, path: Path) -> None:
+    """Write all findings of the run to ``path``, the file of ``--gradcheck-suite-report``.
 
     Raises:
         pytest.UsageError: the file can't be written.
     """
-    settings = settings_of(config)
-    if settings.report is None:
-        return
     from gradcheck_suite.findings import Report  # noqa: PLC0415 - for those who ask
     from gradcheck_suite.reporting import write_report  # noqa: PLC0415 - as above
 
@@ -96,20 +95,19 @@ def write_report_file(config: pytest.Config) -> None:
     report = Report(
         tool="gradcheck-suite pytest",
         findings=_joined(run.told),
-        summary={"tests": run.tests, "seed": settings.seed},
+        summary={"tests": run.tests, "seed": settings_of(config).seed},
         not_covered=(
             *(f"{note} ({', '.join(tests[:_MOST_TESTS])})" for note, tests in run.notes.items()),
             *run.remarks,
         ),
     )
-    suffix = settings.report.suffix.lower()
-    output_format: Any = REPORT_FORMATS[suffix]
+    output_format: Any = REPORT_FORMATS[path.suffix.lower()]
     try:
-        with settings.report.open("w", encoding="utf-8", newline="\n") as stream:
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
             write_report(report, output_format=output_format, stream=stream)
     except OSError as error:
         raise pytest.UsageError(
-            f"--gradcheck-suite-report: cannot write {settings.report}: {error.strerror}"
+            f"--gradcheck-suite-report: cannot write {path}: {error.strerror}"
         ) from error
 
 

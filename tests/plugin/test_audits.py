@@ -163,6 +163,15 @@ class TestMarker:
         result.assert_outcomes(failed=2)
         result.stdout.fnmatch_lines(["E       AssertionError: 1 != 2"])
 
+    def test_one_slug_needs_no_list(self, run_tests):
+        result = run_tests("""
+            @pytest.mark.autograd_audit(allow="missing-zero-grad")
+            def test_meant():
+                train(clear=False)
+        """)
+
+        result.assert_outcomes(passed=1)
+
     def test_wrong_arguments_stop_at_collection(self, run_tests):
         for arguments, message in [
             (
@@ -226,3 +235,21 @@ class TestFailOn:
         result = run_tests(self.SOURCE, "--gradcheck-suite-fail-on=never")
 
         assert result.ret == 4
+
+    def test_the_call_comes_before_all(self, run_tests):
+        result = run_tests("""
+            from gradcheck_suite.severity import Severity
+
+            @pytest.mark.parametrize("severity", ["note", Severity.WARNING])
+            def test_strict(autograd_audit, only_a_warning, severity):
+                with pytest.raises(pytest.fail.Exception, match="GCS403"):
+                    with autograd_audit(fail_on=severity):
+                        pass
+
+            @pytest.mark.autograd_audit(fail_on="warning")
+            def test_mild(autograd_audit):
+                with autograd_audit(fail_on="error"):
+                    pass
+        """)
+
+        result.assert_outcomes(passed=3)

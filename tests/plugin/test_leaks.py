@@ -6,6 +6,8 @@ import json
 import pytest
 
 SOURCE = """
+    import ctypes
+
     kept = []
 
     class Net(torch.nn.Module):
@@ -54,6 +56,27 @@ SOURCE = """
     @pytest.mark.no_graph_leak(steps=7)
     def test_many():
         kept.append(loss())
+
+    several = {}
+
+    @pytest.mark.no_graph_leak
+    def test_tensors_of_one_graph_are_one():
+        one, two = loss(), loss()
+        several.update(one=one, two=two, both=one + two)
+
+    def lose(tensor):
+        # As an extension does that forgets to let go: no object of Python's refers to it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
+        return tensor
+
+    @pytest.mark.no_graph_leak
+    def test_nameless():
+        lose(loss())
+
+    @pytest.mark.no_graph_leak
+    def test_nameless_in_part():
+        hidden = lose(torch.nn.Linear(3, 5)(torch.ones(2, 3)))
+        several["last"] = hidden.sum()
 """
 
 CLEAN = """
@@ -98,7 +121,7 @@ CLEAN = """
 def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(run_tests, pytester):
     result = run_tests(SOURCE)
 
-    result.assert_outcomes(failed=5)
+    result.assert_outcomes(failed=8)
     text = " ".join(result.stdout.str().split())
     lines = (pytester.path / "test_training.py").read_text().splitlines()
     for runs, held, kept_at in [
@@ -123,6 +146,8 @@ def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(run_
             None,
         ),
         ("7 autograd graphs outlived 7 runs", "and 2 more", None),
+        ("1 autograd graph outlived its body", "something without a name holds a scalar", None),
+        ("1 autograd graph outlived its body", '`several["last"]` of module test_training', None),
     ]:
         assert runs in text
         assert held in text
@@ -160,6 +185,15 @@ HOLDERS = """
         plain.last = loss()
 
     @pytest.mark.no_graph_leak
+    def test_begun_empty():
+        plain.table = {}
+        plain.table = {"loss": loss()}
+
+    @pytest.mark.no_graph_leak
+    def test_annotated():
+        plain.typed: object = loss()
+
+    @pytest.mark.no_graph_leak
     def test_class():
         Plain.shared = loss()
 
@@ -190,7 +224,7 @@ HOLDERS = """
 def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests, pytester):
     result = run_tests(HOLDERS, "--gradcheck-suite-report=r.json")
 
-    result.assert_outcomes(failed=7)
+    result.assert_outcomes(failed=9)
     lines = (pytester.path / "test_training.py").read_text().splitlines()
     findings = json.loads((pytester.path / "r.json").read_text())["findings"]
     places = {
@@ -204,6 +238,8 @@ def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests, pytes
     assert places == {
         "test_meter": ("self.values.append(value)", [mark]),
         "test_set_from_outside": ("plain.last = loss()", [mark]),
+        "test_begun_empty": ('plain.table = {"loss": loss()}', [mark]),
+        "test_annotated": ("plain.typed: object = loss()", [mark]),
         "test_class": ("Plain.shared = loss()", [mark]),
         "test_deque": ('window.append({"loss": loss()})', [mark]),
         "test_cache": (mark, []),
@@ -211,6 +247,24 @@ def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests, pytes
         "test_two": ("meter.first = loss()", ["plain.second = loss()", mark]),
     }
     assert "the cache of cached()" in result.stdout.str()
+
+
+def test_a_source_that_is_broken_meanwhile_shows_no_line(run_tests, pytester):
+    result = run_tests("""
+        import pathlib
+
+        @pytest.mark.no_graph_leak
+        def test_global():
+            global newest
+            newest = torch.nn.Linear(3, 1)(torch.ones(2, 3)).sum()
+            pathlib.Path(__file__).write_text("def half_a_line(")
+    """)
+
+    result.assert_outcomes(failed=1)
+    text = " ".join(result.stdout.str().split())
+    assert "in test_global() 1 autograd graph outlived its body" in text
+    assert "`newest` of module test_training holds a scalar" in text
+    assert "kept by this test" not in text  # its place is all that there is
 
 
 def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests):

@@ -71,32 +71,24 @@ def test_what_a_test_leaves_behind_is_named_and_put_right(run_tests):
     assert text.count("test_training.py::") == 4
 
 
-def test_another_plugin_with_saved_tensors_hooks(run_tests):
+def test_an_audit_that_a_fixture_holds_open_is_left_open(run_tests):
     result = run_tests("""
-        def pack(tensor):
-            return tensor
+        import gradcheck_suite
+        from gradcheck_suite.auditing.session import open_sessions
 
-        @pytest.fixture(autouse=True)
-        def other_plugin():
-            with torch.autograd.graph.saved_tensors_hooks(pack, pack):
-                yield
+        @pytest.fixture(scope="module")
+        def watched():
+            with gradcheck_suite.audit() as session:
+                yield session
 
-        @pytest.mark.autograd_audit
-        def test_forgets():
-            train(clear=False)
-
-        @pytest.mark.autograd_audit
-        def test_clean():
+        @pytest.mark.parametrize("turn", [1, 2])
+        def test_inside(watched, gradient_check, turn):
+            assert open_sessions() == (watched,)
             train()
     """)
 
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "error GCS301 *",
-            "*::test_forgets and 1 more: saved tensors were not audited: *hooks of test_training *",
-        ]
-    )
+    result.assert_outcomes(passed=2)
+    assert "left an audit open" not in result.stdout.str()
 
 
 def test_a_test_that_is_run_again(run_tests, pytester):
@@ -177,6 +169,9 @@ class TestFixtures:
             def test_unknown_slug(autograd_audit):
                 autograd_audit.allow("missing-zero-gard")
 
+            def test_fails_before_its_picture(autograd_graph):
+                assert False, "mine"
+
             def test_picture(autograd_graph):
                 graph = autograd_graph((x() ** 2).sum())
                 assert graph.nodes == ()
@@ -189,7 +184,8 @@ class TestFixtures:
                 assert autograd_graph((x() ** 2).sum()).nodes
         """)
 
-        result.assert_outcomes(passed=3, failed=3, errors=1)
+        result.assert_outcomes(passed=3, failed=4, errors=1)
+        assert "test_fails_before_its_picture-" not in result.stdout.str()
         result.stdout.fnmatch_lines(
             [
                 "*autograd_audit.session is there while the test runs*",
@@ -197,6 +193,72 @@ class TestFixtures:
                 "autograd graph 1: *test_picture-1.html",
             ]
         )
+
+    def test_the_closest_marker_decides_each_option(self, run_tests):
+        result = run_tests("""
+            import gradcheck_suite
+            from gradcheck_suite.findings import Report
+
+            @pytest.fixture
+            def asked(monkeypatch):
+                options = {}
+
+                def note(function, inputs, **arguments):
+                    options.update(arguments)
+                    return Report(tool="none")
+
+                monkeypatch.setattr(gradcheck_suite, "check_gradients", note)
+                return options
+
+            @pytest.mark.gradient_check(order=1, probes=3)
+            class TestAll:
+                @pytest.mark.gradient_check(order=2)
+                def test_one(self, asked, gradient_check):
+                    gradient_check(torch.sin, x(), full=True)
+                    seed = asked.pop("seed")
+                    assert isinstance(seed, int)
+                    assert asked == {"order": 2, "probes": 3, "full": True}
+        """)
+
+        result.assert_outcomes(passed=1)
+
+    def test_a_picture_that_can_not_be_saved(self, run_tests, pytester):
+        pytester.mkdir("out")
+        result = run_tests(
+            """
+            import pathlib
+
+            def test_loses_the_folder(autograd_graph):
+                autograd_graph((x() ** 2).sum())
+                pathlib.Path("out").rename("gone")
+                pathlib.Path("out").write_text("")
+                assert False, "mine"
+
+            def test_puts_it_back():
+                pathlib.Path("out").unlink()
+                pathlib.Path("gone").rename("out")
+            """,
+            "--gradcheck-suite-report=out/r.json",
+        )
+
+        result.assert_outcomes(failed=1, passed=1)
+        result.stdout.fnmatch_lines(
+            ["E *mine", "*- gradcheck-suite -*", "the autograd graphs could not be saved: *"]
+        )
+        assert (pytester.path / "out" / "r.json").is_file()
+
+    def test_a_fixture_of_the_same_name_is_the_users(self, run_tests):
+        result = run_tests("""
+            @pytest.fixture
+            def autograd_audit():
+                return "mine"
+
+            def test_it(autograd_audit):
+                assert autograd_audit == "mine"
+                train(clear=False)
+        """)
+
+        result.assert_outcomes(passed=1)
 
     def test_asked_for_by_name_while_the_test_runs(self, run_tests):
         result = run_tests("""

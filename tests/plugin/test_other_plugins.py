@@ -19,15 +19,20 @@ def test_rerunfailures(run_tests, pytester):
         @pytest.mark.autograd_audit
         def test_forgets():
             train(clear=False)
+
+        def test_leaves_grad_mode_off_each_time():
+            torch.set_grad_enabled(False)
+            runs.append(1)
+            assert len(runs) > 3
         """,
         "--reruns=1",
         "--gradcheck-suite-report=r.json",
     )
 
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*1 failed, 1 passed, 2 rerun*"])
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*each_time: left grad mode *", "*1 failed, 2 passed, 3 rerun*"])
     document = json.loads((pytester.path / "r.json").read_text())
-    assert document["summary"]["tests"] == 2
+    assert document["summary"]["tests"] == 3
     (finding,) = document["findings"]
     assert finding["rule"] == "missing-zero-grad"
 

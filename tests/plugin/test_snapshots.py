@@ -66,6 +66,29 @@ class TestComparison:
         assert flipped["out.weight"] == "has its sign flipped"
         assert "inner.bias" not in doubled
 
+    def test_a_sparse_gradient_is_that_of_a_dense_one(self):
+        def rows(*, sparse, size=3):
+            torch.manual_seed(0)
+            module = torch.nn.Embedding(5, size, sparse=sparse)
+            return snapshot(module, (torch.tensor([1, 3, 3]),))
+
+        assert told(rows(sparse=False), rows(sparse=True)) == {}
+        assert told(rows(sparse=True), rows(sparse=False, size=4)) == {
+            "weight": "has a gradient of shape (5, 4), it was (5, 3)"
+        }
+
+    def test_a_function_that_returns_something_else_each_time(self):
+        calls = []
+
+        def function(x):
+            calls.append(x)
+            return {f"call {len(calls)}": x * 2}
+
+        taken = snapshot(function, points())
+
+        assert list(taken.outputs) == ["output['call 1']"]
+        assert told(taken, snapshot(lambda x: x * 2, points())) == {}
+
     def test_a_parameter_that_has_another_name_is_gone_or_is_new(self):
         renamed = told(snapshot(), snapshot(Net(name="head")))
         without = told(snapshot(), snapshot(Net(bias=False)))
@@ -184,6 +207,17 @@ SOURCE = """
         with pytest.raises(pytest.fail.Exception, match="give each a name"):
             gradient_check.snapshot(Scaled(), torch.ones(4, 3))
 
+    def test_many(gradient_check):
+        more = float(os.environ.get("MORE", "0"))
+        inputs = {f"x{n}": torch.ones(2, requires_grad=True) for n in range(12)}
+        gradient_check.snapshot(
+            lambda **x: sum(t * (1 + more * n) for n, t in enumerate(x.values(), 1)), inputs
+        )
+
+    def test_wrong_use(gradient_check):
+        with pytest.raises(Exception, match="expected a module or a function"):
+            gradient_check.snapshot(3, torch.ones(1))
+
     def test_random(gradient_check):
         dtype = getattr(torch, os.environ.get("DTYPE", "float32"))
         gradient_check.snapshot(
@@ -195,7 +229,7 @@ SOURCE = """
 
 def test_in_a_test(run_tests, monkeypatch):
     missing = run_tests(SOURCE, "-k", "test_stored")
-    missing.assert_outcomes(failed=2, deselected=2)
+    missing.assert_outcomes(failed=2, deselected=4)
     missing.stdout.fnmatch_lines(
         [
             ">*gradient_check.snapshot(Scaled(), torch.ones(4, 3))",
@@ -203,17 +237,22 @@ def test_in_a_test(run_tests, monkeypatch):
         ]
     )
 
-    run_tests(SOURCE, "--gradcheck-suite-update-snapshots").assert_outcomes(passed=4)
-    run_tests(SOURCE).assert_outcomes(passed=4)
+    run_tests(SOURCE, "--gradcheck-suite-update-snapshots").assert_outcomes(passed=6)
+    run_tests(SOURCE).assert_outcomes(passed=6)
 
     monkeypatch.setenv("MORE", "1")
-    changed = run_tests(SOURCE, "-k", "test_twice")
+    changed = run_tests(SOURCE, "-k", "test_twice or test_many")
     changed.stdout.fnmatch_lines(
         [
             "E *gradients differ from the snapshot __gradients__/*test_twice.json: 2 of 2",
             "E *every parameter and input has 2 times the gradient that it had",
             "E *the outputs are the same: backward alone changed",
             "E *if the new gradients are right: pytest --gradcheck-suite-update-snapshots",
+            "E *gradients differ from the snapshot __gradients__/*test_many.json: 12 of 12",
+            "E *inputs?'x0'? has 2 times the gradient that it had",
+            "E *inputs?'x9'? has 11 times the gradient that it had",
+            "E *and 2 more",
+            "E *output changed as well: the forward is another",
         ]
     )
 

@@ -137,12 +137,11 @@ class TestAuditOfEveryTest:
             import gc
             import sys
             import weakref
+            from pytest_gradcheck_suite.plain_imports import _PlainFinder
 
             sessions = []
 
             def test_one(autograd_audit):
-                from pytest_gradcheck_suite.plain_imports import _PlainFinder
-
                 assert type(sys.meta_path[0]) is _PlainFinder
                 spec = sys.meta_path[0].find_spec("pytest_gradcheck_suite.leaks")
                 assert spec is None or spec.origin.endswith("leaks.py")
@@ -153,12 +152,15 @@ class TestAuditOfEveryTest:
             def test_two():
                 gc.collect()
                 assert sessions[0]() is None
+
+            def test_another_takes_it_out():
+                sys.meta_path[:] = [f for f in sys.meta_path if type(f) is not _PlainFinder]
         """
         finders = list(sys.meta_path)
-        run_tests(source, "--gradcheck-suite-audit").assert_outcomes(passed=2)
+        run_tests(source, "--gradcheck-suite-audit").assert_outcomes(passed=3)
         assert sys.meta_path == finders
 
-    def test_off_on_the_command_line_comes_before_the_configuration(self, run_tests):
+    def test_off_on_the_command_line_comes_before_the_configuration(self, run_tests, pytester):
         source = """
             def test_training():
                 train(clear=False)
@@ -168,6 +170,21 @@ class TestAuditOfEveryTest:
         run_tests(
             source, "--gradcheck-suite-audit=off", gradcheck_suite_audit="error"
         ).assert_outcomes(passed=1)
+        pytester.makepyprojecttoml("[tool.gradcheck-suite.pytest]\naudit = true")
+        run_tests(source).assert_outcomes(failed=1)
+        run_tests(source, "--gradcheck-suite-audit=off").assert_outcomes(passed=1)
+
+    def test_many_findings_that_fail_nothing_are_not_all_listed(self, run_tests):
+        result = run_tests("""
+            @pytest.mark.parametrize("number", range(52))
+            def test_warned(gradient_check, only_a_warning, number):
+                gradient_check(torch.sin, x())
+        """)
+
+        result.assert_outcomes(passed=52)
+        text = result.stdout.str()
+        assert text.count(": warning GCS403 ") == 50
+        assert "... and 2 more; --gradcheck-suite-report=FILE.json has all" in text
 
     def test_a_path_is_not_taken_for_a_severity(self, run_tests):
         result = run_tests("", "--gradcheck-suite-audit", "test_training.py")
@@ -229,6 +246,51 @@ class TestExamples:
                 "pkgone: 1 without an example, and not checked: layers.Lonely",
             ]
         )
+
+    def test_examples_without_names_without_source_and_from_a_dict(self, run_tests, pytester):
+        pytester.mkpydir("pkgall")
+        files = {
+            "pkgall/layers": """
+                import gradcheck_suite
+                import torch
+
+                def points():
+                    return torch.ones(2, requires_grad=True)
+
+                @gradcheck_suite.example(points)
+                @gradcheck_suite.example(points)
+                @gradcheck_suite.example(points)
+                class Sine(torch.nn.Module):
+                    def forward(self, x):
+                        return x.sin()
+            """,
+            "pkgall/__main__": "raise SystemExit('ran')",
+        }
+        pytester.makepyfile(**files)
+        pytester.syspathinsert()
+        pytester.makeconftest("""
+            import functools
+
+            def pytest_gradcheck_suite_examples():
+                import torch
+                from pkgall.layers import points
+
+                return {functools.partial(torch.mul, 2): points, torch.sigmoid: points}
+        """)
+
+        result = run_tests("", "--gradcheck-suite-modules=pkgall", "-v")
+
+        result.assert_outcomes(passed=5)
+        result.stdout.fnmatch_lines(
+            [
+                "gradcheck-suite::pkgall::layers::Sine PASSED*",
+                "gradcheck-suite::pkgall::layers::Sine?2? PASSED*",
+                "gradcheck-suite::pkgall::layers::Sine?3? PASSED*",
+                "gradcheck-suite::pkgall::*partial PASSED*",
+                "gradcheck-suite::pkgall::*sigmoid PASSED*",
+            ]
+        )
+        assert "without an example" not in result.stdout.str()
 
     def test_selection_by_name(self, run_tests, package):
         package("pkgtwo")
@@ -321,6 +383,7 @@ class TestSettings:
             ("[tool.gradcheck-suite]\npytest = 1", "*pytest in * must be a table; got 1"),
             ("[tool.gradcheck-suite.pytest]\nseed = 'x'", "*seed under *must be an integer*'x'"),
             ("[tool.gradcheck-suite.pytest]\nmodules = [1]", "*modules under *must name packages*"),
+            ("[tool.gradcheck-suite.pytest]\nmodules = 3", "*modules under *must name *; got 3"),
             ("[tool.gradcheck-suite.pytest]\nsummary = 'no'", "*summary under *true or false*"),
             ("[tool.gradcheck-suite.pytest", "*pyproject.toml is not TOML:*"),
         ],

@@ -148,3 +148,13 @@ class TestWithoutTorch:
         result.assert_outcomes(errors=2, failed=1, passed=1)
         assert result.stdout.str().count("pip install 'gradcheck-suite[torch]'") >= 3
         assert "Traceback" not in result.stdout.str()
+
+    @pytest.mark.parametrize("flag", ["--gradcheck-suite-audit", "--gradcheck-suite-modules=some"])
+    def test_a_run_that_needs_it_for_every_test_does_not_start(self, run_tests, pytester, flag):
+        # Python takes such an entry for a module that is not there.
+        pytester.makeconftest("import sys; sys.modules['torch'] = None")
+
+        result = run_tests("", flag)
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(["*need PyTorch*pip install 'gradcheck-suite?torch?'*"])
