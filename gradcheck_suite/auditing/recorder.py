@@ -72,6 +72,7 @@ class Recorder:
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
         module_calls: who listens to the calls of which module.
+        left_hooks: why saved tensors are not audited; None where they are.
         running: whether the audit watches now.
         installed: whether anything of torch is replaced.
         finished: whether as many steps are done as were to be watched.
@@ -93,7 +94,7 @@ class Recorder:
         self.hook_regions = 0
         self.transform_regions = 0
         self.backwards_elsewhere = 0
-        self.was_disabled = False
+        self.left_hooks: str | None = None
         self.generations = Generations(self.clock)
         self.optimizers = Optimizers(model, optimizers)
         self.module_calls = ModuleCalls(self.note_failure)
@@ -135,10 +136,14 @@ class Recorder:
         self._asleep.clear()
         self._sort_out_sleepers()
         self.thread = threading.get_ident()
-        top = top_saved_tensors_hooks()
-        if saved_tensors_hooks_are_disabled() or top is not None:
+        if saved_tensors_hooks_are_disabled():
+            self.left_hooks = "hooks on them were disabled when the audit began"
+        elif top_saved_tensors_hooks() is not None:
             # Ours would replace hooks of the user's that are meant to act on these tensors.
-            self.was_disabled = True
+            self.left_hooks = (
+                "saved-tensors hooks of yours were active when the audit began, and were left in "
+                "charge"
+            )
         else:
             push_saved_tensors_hooks(self.saved_tensors.hooks)
         self._installation = installation()

@@ -238,11 +238,8 @@ class Session(ContextDecorator):
         recorder = self._recorder
         saved = recorder.saved_tensors
         lines = []
-        if recorder.was_disabled:
-            lines.append(
-                "saved tensors: saved-tensors hooks of yours were active when the audit began, "
-                "and were left in charge"
-            )
+        if recorder.left_hooks is not None:
+            lines.append(f"saved tensors: {recorder.left_hooks}")
         if recorder.hook_regions:
             lines.append(
                 f"saved tensors in {_count(recorder.hook_regions, 'region')} with saved-tensors "

@@ -84,6 +84,14 @@ def test_nothing_to_look_at_is_said():
     assert "no optimizer of torch.optim stepped" in " ".join(session.report.not_covered)
 
 
+def test_disabled_hooks_are_said_to_be():
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"), gs.audit() as session:
+        train(2)
+    (line,) = [line for line in session.report.not_covered if "disabled" in line]
+    assert line == "saved tensors: hooks on them were disabled when the audit began"
+    assert session.report.summary["saved_tensors"] == 0
+
+
 def test_compiled_graphs_are_said_to_be_closed_to_looks():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     compiled = torch.compile(net, backend="aot_eager")
