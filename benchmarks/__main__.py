@@ -1,42 +1,64 @@
-"""Run every benchmark and write docs/benchmarks.md."""
+"""Run benchmarks, each in a process of its own, and write docs/benchmarks.md.
+
+Without names, all of them. The figures are kept in benchmarks/results.json: a run of a few replaces
+theirs, and the page is written anew from all that are there.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness import Result, as_markdown, from_json, machine
+from benchmarks.harness import as_markdown, from_json
 
 NAMES = (
     "audit_overhead",
     "audit_corruption",
     "audit_writers",
     "lint_start",
+    "plugin_start",
     "full_jacobian",
     "graph_costs",
     "localize",
     "mutants",
-    "plugin_start",
 )
+MORE = ("audit_leaks", "audit_loops", "audit_subjects", "graph_page", "native_precision")
+"""Those that take many minutes or a browser, and run only when named."""
+KEPT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
 def main() -> int:
-    """Run each benchmark in a process of its own, so that none warms up another."""
+    """Run what is named, keep the figures, write the page; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=", ".join(NAMES))
-    names = parser.parse_args().names
-    benchmarks = [result for name in names for result in _run(name)]
-    page = "\n\n".join([_HEAD.format(machine=machine()), *map(as_markdown, benchmarks)]) + "\n"
-    print(page)
-    if set(names) == set(NAMES):
-        PAGE.write_text(page, encoding="utf-8")
-    return 0 if all(benchmark.met for benchmark in benchmarks) else 1
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=", ".join(NAMES) + "; only by name: " + ", ".join(MORE),
+    )
+    names = parser.parse_args().names or NAMES
+    unknown = set(names) - {*NAMES, *MORE}
+    if unknown:
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES + MORE)}"
+        )
+    kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    for name in names:
+        kept[name] = _run(name)
+        ordered = {name: kept[name] for name in (*NAMES, *MORE) if name in kept}
+        # After each, so that a run that is interrupted loses nothing.
+        KEPT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(ordered), encoding="utf-8")
+    met = [benchmark.met for name in names for benchmark in from_json(json.dumps(kept[name]))]
+    return 0 if all(met) else 1
 
 
-def _run(name: str) -> tuple[Result, ...]:
+def _run(name: str) -> dict[str, Any]:
     print(f"{name} ...", file=sys.stderr, flush=True)
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--json"],
@@ -46,16 +68,30 @@ def _run(name: str) -> tuple[Result, ...]:
     )
     if not done.stdout:
         sys.exit(f"benchmarks.{name} printed no figures and exited with {done.returncode}")
-    return from_json(done.stdout)
+    # Some tell first, line by line, what they missed.
+    start = f"\n{done.stdout}".index("\n{\n")
+    found: dict[str, Any] = json.loads(done.stdout[start:])
+    return found
+
+
+def page(kept: dict[str, Any]) -> str:
+    """Write the page of figures that were kept, as benchmarks by name."""
+    machines = dict.fromkeys(figures["machine"] for figures in kept.values())
+    sections = [
+        as_markdown(benchmark)
+        for figures in kept.values()
+        for benchmark in from_json(json.dumps(figures))
+    ]
+    return "\n\n".join([_HEAD.format(machine="; ".join(machines)), *sections]) + "\n"
 
 
 _HEAD = """\
 # Benchmarks
 
-Written by `make bench`; never edited by hand. Every time is a median over interleaved bursts in
-one process, and every ratio is to the first row of its table, measured in the same round; the
-quartiles show how noisy the machine was. Read the ratios: the times are of one small machine
-({machine})."""
+Written by `make bench`, or by `python -m benchmarks NAME...` for a few; never edited by hand. Every
+time is a median over interleaved bursts in one process, and every ratio is to the first row of its
+table, measured in the same round; the quartiles show how noisy the machine was. Read the ratios:
+the times are of one small machine ({machine})."""
 
 
 if __name__ == "__main__":

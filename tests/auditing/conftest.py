@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,3 +85,13 @@ def batch():
         return torch.randn(6, 4)
 
     return draw
+
+
+@pytest.fixture
+def untraced():
+    trace, of_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    yield
+    threading.settrace(of_threads)
+    sys.settrace(trace)

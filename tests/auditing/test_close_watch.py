@@ -25,16 +25,6 @@ from gradcheck_suite.errors import UsageError
 traces = pytest.mark.skipif(hasattr(sys, "monitoring"), reason="settrace is for Python before 3.12")
 
 
-@pytest.fixture
-def untraced():
-    trace, of_threads = sys.gettrace(), threading.gettrace()
-    sys.settrace(None)
-    threading.settrace(None)
-    yield
-    threading.settrace(of_threads)
-    sys.settrace(trace)
-
-
 def holder_of(tensor, site=None):
     holder = Holder()
     holder.tensor = tensor

@@ -130,6 +130,7 @@ def test_a_second_optimizer_that_begins_late_is_followed(loop):
     assert "GCS309" in {f.code for f in session.report.findings}
 
 
+@pytest.mark.usefixtures("untraced")
 def test_a_writer_that_begins_late_is_watched(loop, line_of):
     """Through numpy: no version moves, and the line is found on the steps after the first."""
     with gs.audit(checksum_every=1) as session:
