@@ -50,7 +50,7 @@ def run() -> Benchmark:
                 Contender("-p no:gradcheck_suite", lambda: collect("-p", "no:gradcheck_suite")),
                 Contender("with the plugin", collect),
             ],
-            rounds=61,
+            rounds=121,
             clock=_children_cpu_seconds,
         )
     # The median of the ratios within a round is steadier than the difference of two medians.
