@@ -12,26 +12,25 @@ import sys
 import weakref
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from gradcheck_suite._torch_compat import (
     current_node,
     dispatch_mode_is_active,
-    function_mode_is_active,
     inside_backward,
     jit_is_tracing,
     saved_as,
     saved_input_edge,
     version_of,
     without_dispatch_modes,
-    without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.checksums import fingerprint, is_whole, same_content
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
 from gradcheck_suite.auditing.packed import CHECKSUMMED, Holder
+from gradcheck_suite.auditing.unseen import unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SavedTensors", "operation_of"]
 
-_T = TypeVar("_T")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _WRITTEN_BY_THEIR_OP = frozenset(
     {
@@ -127,10 +125,7 @@ class SavedTensors:
         taken: Fingerprint | None = None
         if address is not None and _may_read(tensor):
             try:
-                if function_mode_is_active():
-                    taken = _unseen(fingerprint, tensor)
-                else:
-                    taken = fingerprint(tensor)
+                taken = unseen(fingerprint, tensor)
             except RuntimeError:  # zero tensors, or no memory left for the sums
                 taken = None
         if taken is None or address is None:
@@ -189,10 +184,7 @@ class SavedTensors:
         unchanged = True
         if inside_backward() and _may_read(tensor) and (change == "content" or is_whole(tensor)):
             try:
-                if function_mode_is_active():
-                    unchanged = _unseen(same_content, holder.fingerprint, tensor)
-                else:
-                    unchanged = same_content(holder.fingerprint, tensor)
+                unchanged = unseen(same_content, holder.fingerprint, tensor)
             except RuntimeError:
                 unchanged = True
         self.checksum_seconds += perf_counter() - began
@@ -211,12 +203,6 @@ class SavedTensors:
                 site=call_site(),
             )
         )
-
-
-def _unseen(read: Callable[..., _T], *arguments: Any) -> _T:
-    """Call ``read`` out of sight of the user's torch-function modes."""
-    with without_torch_function():
-        return read(*arguments)
 
 
 def _address_of(tensor: Tensor) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import warnings
 
 import pytest
@@ -23,15 +22,8 @@ ONCE = {"steps": 1, "watch_writers": "from_start"}
 LOOP = {"steps": 3}
 
 
-@pytest.fixture(autouse=True)
-def untraced():
-    """Take away the trace function of a coverage tool, which the watch makes room for."""
-    trace, of_threads = sys.gettrace(), threading.gettrace()
-    sys.settrace(None)
-    threading.settrace(None)
-    yield
-    threading.settrace(of_threads)
-    sys.settrace(trace)
+# The watch makes room for the trace function of a coverage tool.
+pytestmark = pytest.mark.usefixtures("untraced")
 
 
 def findings_of(build, *, steps, fixed=False, **options):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradcheck_suite._torch_compat import (
     engine_entry_points,
-    function_mode_is_active,
     inside_backward,
     transform_is_active,
-    without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.generations import Generation
 from gradcheck_suite.auditing.optimizers import changes_since
 from gradcheck_suite.auditing.sources._base import Source, is_compiling
+from gradcheck_suite.auditing.unseen import unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["BackwardSource"]
-
-_T = TypeVar("_T")
 
 
 class BackwardSource(Source):
@@ -88,7 +85,7 @@ class BackwardSource(Source):
             if self._tells_starts:
                 recorder.emit(_started(generation, site, roots, accumulates=accumulates))
             if accumulates and self._tells_ends:
-                before = _unseen(recorder.optimizers.gradients)
+                before = unseen(recorder.optimizers.gradients)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
             recorder.note_failure("backward", error)
             generation = Generation(index, site)
@@ -109,7 +106,7 @@ class BackwardSource(Source):
         recorder = self.recorder
         if not self._tells_ends:
             return
-        created, accumulated = _unseen(changes_since, before)
+        created, accumulated = unseen(changes_since, before)
         recorder.emit(
             BackwardFinished(
                 number=generation.index,
@@ -121,14 +118,6 @@ class BackwardSource(Source):
                 accumulated=accumulated,
             )
         )
-
-
-def _unseen(read: Callable[..., _T], *arguments: Any) -> _T:
-    """Read something of tensors out of sight of the user's torch-function modes."""
-    if function_mode_is_active():
-        with without_torch_function():
-            return read(*arguments)
-    return read(*arguments)
 
 
 def _started(
