@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.points import evaluate, match_outputs
+from gradcheck_suite.verification.points import outputs_beside
 from gradcheck_suite.verification.probes import differentiate
 from gradcheck_suite.verification.slopes import Fit
 
@@ -231,15 +231,10 @@ def _look(
             moved = moved if fixed is None else moved.where(~fixed, 0.0)
             # Differences of numbers in half precision lose nothing.
             made.append(moved.float().reshape(-1))
-        try:
-            high, low = (
-                match_outputs(
-                    subject, point.outputs, evaluate(subject, values, recorded=point.recorded)
-                )
-                for values in ends
-            )
-        except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+        produced = outputs_beside(subject, point, ends)
+        if produced is None:
             return None
+        high, low = produced
         differences = []
         for one, two, finite in zip(high, low, point.finite, strict=True):
             difference = one.double() - two.double()

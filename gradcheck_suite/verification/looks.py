@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.points import evaluate, match_outputs
+from gradcheck_suite.verification.points import outputs_beside
 from gradcheck_suite.verification.probes import differentiate, inner_product
 from gradcheck_suite.verification.slopes import Pool
 
@@ -99,15 +99,10 @@ class Probes:
             difference = ends[0][variable].double() - ends[1][variable].double()
             fixed = subject.variables[variable].fixed
             made[variable] = difference if fixed is None else difference.where(~fixed, 0.0)
-        try:
-            high, low = (
-                match_outputs(
-                    subject, point.outputs, evaluate(subject, values, recorded=point.recorded)
-                )
-                for values in ends
-            )
-        except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+        produced = outputs_beside(subject, point, ends)
+        if produced is None:
             return None
+        high, low = produced
         return _Look([one.double() for one in high], [one.double() for one in low], made)
 
 

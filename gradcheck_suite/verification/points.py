@@ -13,7 +13,7 @@ from gradcheck_suite.verification.calling import Output, Subject
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Point", "evaluate", "given_point", "match_outputs", "point_beside"]
+__all__ = ["Point", "evaluate", "given_point", "match_outputs", "outputs_beside", "point_beside"]
 
 # How many roundings apart the values with and without recording may be: fused kernels.
 _FEW_ROUNDINGS = 64.0
@@ -111,6 +111,24 @@ def match_outputs(
             )
         found.append(tensor)
     return found
+
+
+def outputs_beside(
+    subject: Subject, point: Point, places: Sequence[Sequence[torch.Tensor]]
+) -> list[list[torch.Tensor]] | None:
+    """Return the outputs of ``point`` at other values of the variables, computed as there.
+
+    None if the function fails or returns other outputs at any of ``places``.
+    """
+    try:
+        return [
+            match_outputs(
+                subject, point.outputs, evaluate(subject, values, recorded=point.recorded)
+            )
+            for values in places
+        ]
+    except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+        return None
 
 
 def evaluate(
