@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 import gradcheck_suite as gs
 from benchmarks.graph_subjects import encoder
 from benchmarks.harness import Benchmark, Contender, Result, Scores, measure, run_as_command
-from gradcheck_suite._torch_compat import add_post_hooks
+from gradcheck_suite._torch_compat import add_post_hooks, flattened
 from gradcheck_suite.graph._walk import collect
 from gradcheck_suite.graph._watchpoints import Clearing, sparsely
 from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_svg import graph_to_svg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORWARD_GOAL = 2.0
 BACKWARD_GOAL = 1.5
 PICTURE_GOAL = 0.25
 LARGE_GOAL = 1.5
 PAGE_GOAL = 1_000_000
+_SMALL = 1 << 16
 
 
 def run() -> tuple[Result, ...]:
@@ -77,17 +82,28 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
             loss.backward()
             spent["gradients"] = time.process_time() - start
 
-    def hooked() -> None:
+    def hooked(*, reads: bool) -> None:
         clearing = Clearing()
         loss = model(x).sum()
+        kept: list[torch.Tensor | None] = []
         start = time.process_time()
         links, shared = collect([loss.grad_fn])
         watchpoints = sparsely(links, shared, clearing)
         assert watchpoints is not None, "a model without hooks"
-        remove = add_post_hooks((node, lambda *_: None) for node in watchpoints.hooked)
+
+        def keep(gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
+            kept.extend(gradients)
+
+        hook = keep if reads else _nothing
+        remove = add_post_hooks((node, hook) for node in watchpoints.hooked)
         loss.backward()
         remove()
-        spent["empty hooks"] = time.process_time() - start
+        if reads:
+            with torch.no_grad():
+                whole = flattened([each for each in kept if each is not None])
+                torch.linalg.vector_norm(whole).item()
+                whole.ne_(0).sum().item()
+        spent["one norm" if reads else "empty hooks"] = time.process_time() - start
 
     # Only backward is timed: the clock shows what it has taken so far.
     elapsed = 0.0
@@ -98,18 +114,26 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         elapsed += spent.pop(current, 0.0)
         return elapsed
 
-    bursts = {"bare": bare, "gradients": watched, "empty hooks": hooked}
+    bursts: dict[str, Callable[[], None]] = {
+        "bare": bare,
+        "gradients": watched,
+        "empty hooks": partial(hooked, reads=False),
+        "one norm": partial(hooked, reads=True),
+    }
 
     def timed(name: str) -> None:
         nonlocal current
         current = name
         bursts[name]()
 
+    # Nothing that reads gradients can cost less; of large ones it would hold too many at once.
+    floor = [Contender("those, and one norm of all gradients", partial(timed, "one norm"))]
     rows = measure(
         [
             Contender("bare", partial(timed, "bare")),
             Contender("gradients", partial(timed, "gradients")),
             Contender("the same walk and hooks, empty", partial(timed, "empty hooks")),
+            *(floor if x.numel() <= _SMALL else ()),
         ],
         rounds=21,
         clock=clock,
@@ -122,6 +146,10 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         goal=f"at most {BACKWARD_GOAL} times the bare backward",
         met=rows[1].ratio <= BACKWARD_GOAL,
     )
+
+
+def _nothing(*_: object) -> None:
+    """Be called, and do nothing."""
 
 
 def _pictures(model: torch.nn.Module, x: torch.Tensor) -> Scores:

@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
@@ -106,27 +106,29 @@ class Figures:
                 if type(gradient) is torch.Tensor:
                     self._size += gradient.numel()
             if self._size > _HELD or len(self._taken) > _MANY:
-                self._measure()
+                with _unseen():
+                    self._measure()
 
         return hook
 
     def leaving_quickly(self, node: int, looks_back: bool) -> _Hook:
         """Do what ``leaving`` does, where nobody writes into gradients and there are no streams."""
-        note = self._taken.append
+        return partial(self._note_both if looks_back else self._note, node)
 
-        def hook(gradients: _Gradients, given: _Gradients) -> None:
-            if looks_back:
-                note((~node, given, None))
-            note((node, gradients, None))
-            size = self._size
-            for gradient in gradients:
-                if type(gradient) is torch.Tensor:
-                    size += gradient.numel()
-            self._size = size
-            if size > _HELD or len(self._taken) > _MANY:
+    def _note_both(self, node: int, gradients: _Gradients, given: _Gradients) -> None:
+        self._taken.append((~node, given, None))
+        self._note(node, gradients, given)
+
+    def _note(self, node: int, gradients: _Gradients, _given: _Gradients) -> None:
+        self._taken.append((node, gradients, None))
+        size = self._size
+        for gradient in gradients:
+            if type(gradient) is torch.Tensor:
+                size += gradient.numel()
+        self._size = size
+        if size > _HELD or len(self._taken) > _MANY:
+            with _unseen():
                 self._measure()
-
-        return hook
 
     def entering(self, node: int) -> Callable[[_Gradients], None]:
         """Return a hook that takes what enters a node."""
@@ -156,8 +158,8 @@ class Figures:
 
     def finish(self) -> None:
         """Measure what is left, and fetch all figures from their devices; hold nothing more."""
-        self._measure()
         with _unseen():
+            self._measure()
             for pending in self._pending:
                 with _on(pending.stream):
                     found = zip(
@@ -180,8 +182,7 @@ class Figures:
             taken = self._taken[:count]
             del self._taken[:count]
             self._size = 0
-            with _unseen():
-                self._measure_all(*self._sort(taken))
+            self._measure_all(*self._sort(taken))
 
     def _sort(self, taken: Sequence[_Taken]) -> tuple[_Groups, list[tuple[int, torch.Tensor]]]:
         """Group what was taken by what it can be measured together with, and give out rows."""

@@ -147,11 +147,11 @@ class BackwardWatch:
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._active or threading.get_ident() != self._thread or inside_backward():
                 return original(outputs, *args, **kwargs)
-            watched = self._prepare(outputs, args)
-            if watched is None:
-                return original(outputs, *args, **kwargs)
             with collector_paused():
-                unhook = self._hook(watched)
+                watched = self._prepare(outputs, args)
+                unhook = self._hook(watched) if watched is not None else None
+            if watched is None or unhook is None:
+                return original(outputs, *args, **kwargs)
             try:
                 return original(outputs, *args, **kwargs)
             except BaseException:

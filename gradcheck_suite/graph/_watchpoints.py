@@ -115,39 +115,40 @@ def sparsely(  # noqa: PLR0912 - one loop over all nodes, which runs before each
         if not found or node in passed:
             continue
         # What is older than a node lies behind it, so that a look at the last ones will do.
-        last: Node | None = node
+        is_last = True
         must = kinds[type(node)] == _CUSTOM
         is_custom |= must
-        for index, (target, slot) in enumerate(found):
+        index = -1
+        for target, slot in found:
+            index += 1
             if target is None:
                 continue
-            on_the_way: tuple[Node, ...] = ()
-            beyond = links[target]
             kind = kinds[type(target)]
             is_shared = target in shared
-            while kind >= _PASSES_ON and not is_shared:
-                passed_to = _passed_to(target, beyond, kind)
-                if passed_to is None:
-                    break
-                on_the_way += (target,)
-                target, slot = passed_to  # noqa: PLW2901 - the next on the way
-                beyond, kind, is_shared = links[target], kinds[type(target)], target in shared
-            if on_the_way:
+            on_the_way: tuple[Node, ...] = ()
+            if kind >= _PASSES_ON and not is_shared:
+                while kind >= _PASSES_ON and not is_shared:
+                    passed_to = _passed_to(target, links[target], kind)
+                    if passed_to is None:
+                        break
+                    on_the_way += (target,)
+                    target, slot = passed_to  # noqa: PLW2901 - the next on the way
+                    kind, is_shared = kinds[type(target)], target in shared
                 passed.update(on_the_way)
-                if not beyond and not clearing.covers(on_the_way[-1]):
-                    return None
-            if beyond:
-                last = None
-            if is_shared or not beyond or kind == _CUSTOM:
-                must = True
-                if on_the_way:
+            if links[target]:
+                is_last = False
+                if not is_shared and kind != _CUSTOM:
                     ways.append((node, index, on_the_way, target, slot))
-            else:
+                    open_ways.append((node, target))
+                    continue
+            elif on_the_way and not clearing.covers(on_the_way[-1]):
+                return None
+            must = True
+            if on_the_way:
                 ways.append((node, index, on_the_way, target, slot))
-                open_ways.append((node, target))
         if must:
             forced[node] = False
-        if last is not None and not clearing.covers(last):
+        if is_last and not clearing.covers(node):
             return None
     for node, target in open_ways:
         if node not in forced:
