@@ -22,6 +22,7 @@ GradientsCleared           after ``optimizer.zero_grad()`` or ``module.zero_grad
 StepStarted, StepFinished  around ``optimizer.step()``; finished only without an exception
 StepMarked                 at ``session.step()``
 BackwardStarted            before an outermost ``backward()`` or ``autograd.grad()``
+BackwardFailed             after one that an exception has ended
 BackwardFinished           after it, also if it failed
 GradientsClipped           after ``clip_grad_norm_``, ``clip_grad_value_`` and their parts
 LossScaled                 after ``GradScaler.scale(...)``, once for each outermost call
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention",
+    "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
     "Detector",
@@ -135,6 +137,7 @@ class BackwardStarted(NamedTuple):
             goes back through, as far as it was looked at; 0 for a graph of its own.
         roots: what it starts from.
         accumulates: whether it adds to ``.grad`` (``backward``), or returns gradients.
+        reuses: whether its graph is known to reach one that an earlier backward went through.
     """
 
     number: int
@@ -142,6 +145,7 @@ class BackwardStarted(NamedTuple):
     chain: int
     roots: tuple[Tensor, ...]
     accumulates: bool
+    reuses: bool = False
 
 
 class BackwardFinished(NamedTuple):
@@ -165,6 +169,15 @@ class BackwardFinished(NamedTuple):
     keeps_graph: bool
     created: tuple[Tensor, ...]
     accumulated: tuple[Tensor, ...]
+
+
+class BackwardFailed(NamedTuple):
+    """That backward has ended with ``error``; comes before ``BackwardFinished``."""
+
+    number: int
+    site: CallSite | None
+    roots: tuple[Tensor, ...]
+    error: BaseException
 
 
 class StepStarted(NamedTuple):
@@ -360,6 +373,7 @@ Event: TypeAlias = (
     | ParameterGroupAdded
     | GradientsCleared
     | BackwardStarted
+    | BackwardFailed
     | BackwardFinished
     | StepStarted
     | StepFinished

@@ -44,16 +44,17 @@ class Generation:
         chain: how many earlier generations, each of an earlier step than the next, these graphs
             go back through.
         reused: the earlier generations that these graphs reach first.
+        known: the highest sequence number of this thread's nodes that earlier backwards looked at.
     """
 
-    __slots__ = ("__weakref__", "chain", "freed", "index", "reused", "site", "step")
+    __slots__ = ("__weakref__", "chain", "freed", "index", "known", "reused", "site", "step")
 
     def __init__(self, index: int, site: CallSite | None, step: int = 0) -> None:
         self.index = index
         self.site = site
         self.step = step
         self.freed = False
-        self.chain = 0
+        self.chain = self.known = 0
         self.reused: list[weakref.ref[Generation]] = []
 
     def free(self) -> None:
@@ -88,10 +89,11 @@ class Generations:
         waiting = list(roots)
         # A program without optimizers has backwards only to count by.
         turn = step or index
+        generation.known = getattr(self._newest, "number", 0)
         if turn < _EVERY_TURN_UNTIL or turn % _TURNS == 0:
             self._walk(generation, waiting)
         else:
-            newest = getattr(self._newest, "number", 0)
+            newest = generation.known
             for node in waiting:
                 number = node_sequence_number(node)
                 if number is not None and number > newest:
@@ -110,8 +112,7 @@ class Generations:
 
     def _walk(self, generation: Generation, waiting: list[Node]) -> None:
         step = generation.step
-        known_until = getattr(self._newest, "number", 0)
-        newest = known_until
+        known_until = newest = generation.known
         seen: set[Node] = set()
         edge: list[Node] = list(waiting)
         while waiting and len(seen) < _WALK_LIMIT:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.detectors._training import training_detectors
+from gradcheck_suite.auditing.detectors.carried_state import CarriedState
 from gradcheck_suite.auditing.detectors.connectivity import ConnectivityDetector
 from gradcheck_suite.auditing.detectors.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.function_contract import FunctionContractDetector
@@ -130,12 +131,13 @@ class Session(ContextDecorator):
     ) -> None:
         self._recorder = Recorder(options, model, optimizers)
         names = ParameterNames(model)
-        self._in_place = InPlaceDetector(self._recorder, names)
+        carried = CarriedState(self._recorder)
+        self._in_place = InPlaceDetector(self._recorder, names, carried)
         self._detectors: tuple[Detector, ...] = (
             self._in_place,
             StepProtocolDetector(self._recorder, names),
             *training_detectors(self._recorder),
-            LifetimeDetector(self._recorder),
+            LifetimeDetector(self._recorder, carried),
             ConnectivityDetector(self._recorder, names),
             NonFiniteDetector(self._recorder, names),
             UnusedGraphDetector(self._recorder),

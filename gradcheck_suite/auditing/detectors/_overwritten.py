@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.carried_state import Entry
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
 from gradcheck_suite.auditing.saved_tensors import operation_of
 from gradcheck_suite.findings import JSON, Finding, Related
@@ -44,7 +45,10 @@ class Writer:
 
 @dataclass(slots=True)
 class Use:
-    """What one line saved by one operation, overwritten and then used by backward."""
+    """What one line saved by one operation, overwritten and then used by backward.
+
+    ``entry`` says where that backward had entered the graph of an earlier step, if it had.
+    """
 
     event: SavedTensorModified | SavedTensorCorrupted
     subject: str | None
@@ -52,6 +56,7 @@ class Use:
     shape: tuple[int, ...]
     dtype: str
     kind: catalogue.Entry
+    entry: Entry | None = None
     count: int = 0
     steps: set[int] = field(default_factory=set)
     addresses: set[int] = field(default_factory=set)
@@ -114,6 +119,11 @@ def _modified(uses: list[Use], first: Use, event: SavedTensorModified) -> Findin
     elif first.kind is catalogue.SLICE_READ_THEN_WRITE:
         message += "; all slices of a tensor share one version"
         hint = "collect the slices in a list and torch.stack them, or clone() what is read"
+    elif first.kind is catalogue.STATE_NOT_DETACHED:
+        message += (
+            "; the graph is that of an earlier step, which a state that was carried over still has"
+        )
+        hint = "detach the state between steps: h = h.detach()"
     elif writer is not None and writer.by_optimizer:
         hint = (
             "run every backward() that needs the old parameters before this step, or run the "
@@ -195,7 +205,13 @@ def _finding(uses: list[Use], *, message: str, hint: str, evidence: dict[str, JS
     saved = location_of(holder.site)
     used = location_of(first.event.site)
     written = None if writer is None else location_of(writer.site)
+    where = written or saved or used
     related = []
+    if first.kind is catalogue.STATE_NOT_DETACHED:
+        entry = None if first.entry is None else location_of(first.entry.site)
+        where = entry or saved or used
+        if written is not None:
+            related.append(Related(written, "overwritten here, after that step"))
     if saved is not None:
         related.append(Related(saved, "saved for backward here"))
     if used is not None:
@@ -204,8 +220,8 @@ def _finding(uses: list[Use], *, message: str, hint: str, evidence: dict[str, JS
         first.kind,
         message,
         detector="audit",
-        location=written or saved or used,
-        related=[place for place in related if place.location != (written or saved or used)],
+        location=where,
+        related=[place for place in related if place.location != where],
         hint=hint,
         evidence={
             "count": sum(use.count for use in uses),

@@ -32,10 +32,11 @@ from gradcheck_suite.findings import Finding
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcheck_suite.auditing.detectors.carried_state import CarriedState
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.names import ParameterNames
     from gradcheck_suite.auditing.packed import Holder
-    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.recorder import OptimizerStep, Recorder
 
 __all__ = ["InPlaceDetector"]
 
@@ -51,11 +52,18 @@ class InPlaceDetector:
     A saved tensor that was modified is GCS103, or by what was saved and who wrote: an op's own
     output (GCS108), a slice whose base was assigned to (GCS107), a parameter that a step has
     changed (GCS109). One whose contents changed unseen is GCS104. A write into a leaf, which torch
-    refuses, is GCS101. Results written slice by slice into one tensor are GCS106.
+    refuses, is GCS101. Results written slice by slice into one tensor are GCS106. Where a step has
+    changed what an earlier step saved, and a state leads there from this one, that is GCS202.
+
+    Args:
+        recorder: whose events these are.
+        names: how parameters are called.
+        carried: knows whether the backward that runs goes on into the graph of an earlier step.
     """
 
-    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+    def __init__(self, recorder: Recorder, names: ParameterNames, carried: CarriedState) -> None:
         self._recorder = recorder
+        self._carried = carried
         self._names = names
         self._uses: dict[_Key, Use] = {}
         self._seen: dict[_Key, _Key] = {}
@@ -99,7 +107,8 @@ class InPlaceDetector:
                 writer=writer,
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype),
-                kind=_kind_of(event, writer),
+                kind=self._kind_of(event, writer),
+                entry=self._carried.entry,
             )
         known.add(event)
         if writer is not None and writer.seen:
@@ -171,20 +180,46 @@ class InPlaceDetector:
             indexed = write.operation == "__setitem__"
             words = operation_words(write.operation)
             found.append((write.sequence, Writer(words, write.site, indexed=indexed)))
+        step = self._step_over(holder)
+        if step is not None and (optimizer := step.optimizer()) is not None:
+            name = f"{type(optimizer).__name__}.step()"
+            found.append((step.sequence, Writer(name, step.site, by_optimizer=True)))
+        return [writer for _, writer in sorted(found, key=lambda item: item[0])]
+
+    def _step_over(self, holder: Holder) -> OptimizerStep | None:
+        """Return the first step, since it was saved, of an optimizer that owns this memory.
+
+        One whose gradient for it is there still comes before others: it has not left it out.
+        """
+        without: OptimizerStep | None = None
         for step in self._recorder.recent_steps:
             optimizer = step.optimizer()
             if step.sequence <= holder.moment.sequence or optimizer is None:
                 continue
-            if any(
-                _shares_memory(parameter, holder.tensor)
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ):
-                name = f"{type(optimizer).__name__}.step()"
-                found.append((step.sequence, Writer(name, step.site, by_optimizer=True)))
-                break
-        return [writer for _, writer in sorted(found, key=lambda item: item[0])]
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if _shares_memory(parameter, holder.tensor):
+                        if parameter.grad is not None:
+                            return step
+                        without = without or step
+        return without
+
+    def _kind_of(
+        self, event: SavedTensorModified | SavedTensorCorrupted, writer: Writer | None
+    ) -> catalogue.Entry:
+        if isinstance(event, SavedTensorCorrupted):
+            return catalogue.SAVED_TENSOR_CORRUPTED
+        if writer is not None and writer.by_optimizer:
+            if self._carried.entry is not None:
+                return catalogue.STATE_NOT_DETACHED
+            return catalogue.STEP_BEFORE_SECOND_BACKWARD
+        node = current_node()
+        saved = None if node is None else saved_as(node, event.holder)
+        if saved is not None and saved.startswith("result"):
+            return catalogue.INPLACE_ON_SAVED_OUTPUT
+        if writer is not None and writer.indexed and _is_part(event.holder.tensor):
+            return catalogue.SLICE_READ_THEN_WRITE
+        return catalogue.SAVED_TENSOR_MODIFIED
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line that wrote, or for each tensor if none was seen to."""
@@ -196,22 +231,6 @@ class InPlaceDetector:
             *map(finding_of, mistakes.values()),
             *self._slices.findings(),
         ]
-
-
-def _kind_of(
-    event: SavedTensorModified | SavedTensorCorrupted, writer: Writer | None
-) -> catalogue.Entry:
-    if isinstance(event, SavedTensorCorrupted):
-        return catalogue.SAVED_TENSOR_CORRUPTED
-    if writer is not None and writer.by_optimizer:
-        return catalogue.STEP_BEFORE_SECOND_BACKWARD
-    node = current_node()
-    saved = None if node is None else saved_as(node, event.holder)
-    if saved is not None and saved.startswith("result"):
-        return catalogue.INPLACE_ON_SAVED_OUTPUT
-    if writer is not None and writer.indexed and _is_part(event.holder.tensor):
-        return catalogue.SLICE_READ_THEN_WRITE
-    return catalogue.SAVED_TENSOR_MODIFIED
 
 
 def _is_part(tensor: Tensor) -> bool:

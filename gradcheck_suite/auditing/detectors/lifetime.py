@@ -15,6 +15,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
     Attention,
+    BackwardFailed,
     BackwardFinished,
     BackwardStarted,
     SessionEnded,
@@ -27,6 +28,7 @@ from gradcheck_suite.findings import Finding, Related, Severity
 from gradcheck_suite.reporting.text import byte_count
 
 if TYPE_CHECKING:
+    from gradcheck_suite.auditing.detectors.carried_state import CarriedState
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.generations import Generation
     from gradcheck_suite.auditing.recorder import Recorder
@@ -120,10 +122,16 @@ class _Kept:
 
 
 class LifetimeDetector:
-    """Reports graph-kept (GCS201), state-not-detached (GCS202) and hook-keeps-graph (GCS207)."""
+    """Reports graph-kept (GCS201), state-not-detached (GCS202) and hook-keeps-graph (GCS207).
 
-    def __init__(self, recorder: Recorder) -> None:
+    Args:
+        recorder: whose events these are.
+        carried: is told of each backward, and explains those that torch refuses.
+    """
+
+    def __init__(self, recorder: Recorder, carried: CarriedState) -> None:
         self._recorder = recorder
+        self._carried = carried
         self._threshold = recorder.options.graph_limit
         self._suspect: _Suspect | None = None
         self._kept: dict[object, _Kept] = {}
@@ -141,6 +149,7 @@ class LifetimeDetector:
         """Look at the living generations after each step, or each backward if none steps."""
         return {
             BackwardStarted: self._follow_chain,
+            BackwardFailed: self._carried.fail,
             BackwardFinished: self._after_backward,
             StepFinished: self._after_step,
             SessionEnded: self._at_the_end,
@@ -181,7 +190,11 @@ class LifetimeDetector:
 
     def findings(self) -> list[Finding]:
         """Return the holders that are certain by now."""
-        return [*(kept.finding() for kept in self._kept.values()), *self._chain_findings()]
+        return [
+            *(kept.finding() for kept in self._kept.values()),
+            *self._chain_findings(),
+            *self._carried.findings(),
+        ]
 
     def _look(self) -> None:
         # The newest backward's graph may well be alive still: its loss has a name.
@@ -263,6 +276,7 @@ class LifetimeDetector:
             self._newest = kept if alone else None
 
     def _follow_chain(self, event: BackwardStarted) -> None:
+        self._carried.begin(event)
         if not self._stepped and event.accumulates:
             self._follow_without_steps(event)
         self._note_chain(event.chain, event.site)

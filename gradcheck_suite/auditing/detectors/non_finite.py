@@ -10,7 +10,7 @@ from __future__ import annotations
 import cmath
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,13 +20,11 @@ from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     function_mode_is_active,
     node_sequence_number,
-    read_saved,
-    saved_attribute_names,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors._saved_lines import holders_of, line_near
 from gradcheck_suite.auditing.events import BackwardStarted, StepStarted
 from gradcheck_suite.auditing.optimizers import parameters_of
-from gradcheck_suite.auditing.packed import Holder
 from gradcheck_suite.auditing.saved_tensors import operation_of
 from gradcheck_suite.findings import Finding, Location, Related
 
@@ -142,13 +140,13 @@ class NonFiniteDetector:
         return look
 
     def _describe(self, node: Node, kind: type, name: str, bad: Tensor) -> _Birth:
-        holders = _holders(node, kind)
+        holders = holders_of(node, kind)
         zeros = elements = 0
         for holder in holders:
             tensor = holder.tensor.detach()
             elements = max(elements, tensor.numel())
             zeros = max(zeros, int((tensor == 0).sum()))
-        site = holders[0].site if holders else _nearest_site(node)
+        site = holders[0].site if holders else line_near(node)
         value = "NaN" if bool(bad.detach().isnan().any()) else "infinity"
         return _Birth(
             operation_of(name), value, site, zeros, elements, self._parameter_under(node), False
@@ -179,7 +177,7 @@ class NonFiniteDetector:
                 if leaf is not None and not _is_finite(leaf):
                     return None  # The parameters had it before this forward.
         for node in nodes:
-            for holder in _holders(node, type(node)):
+            for holder in holders_of(node, type(node)):
                 tensor = holder.tensor.detach()
                 if not _is_finite(tensor):
                     value = "NaN" if bool(tensor.isnan().any()) else "infinity"
@@ -319,24 +317,3 @@ def _nodes(roots: Iterable[Tensor]) -> list[Node]:
         seen[node] = None
         waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
     return list(seen)
-
-
-def _holders(node: Node, kind: type) -> list[Holder]:
-    found: list[Holder] = []
-
-    def note(data: object) -> None:
-        if isinstance(data, Holder):
-            found.append(data)
-
-    for attribute in saved_attribute_names(kind):
-        read_saved(node, attribute, note)
-    return found
-
-
-def _nearest_site(node: Any) -> CallSite | None:
-    for edge, _ in node.next_functions:
-        if edge is not None:
-            holders = _holders(edge, type(edge))
-            if holders:
-                return holders[0].site
-    return None

@@ -14,7 +14,7 @@ from gradcheck_suite._torch_compat import (
     transform_is_active,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
-from gradcheck_suite.auditing.events import BackwardFinished, BackwardStarted
+from gradcheck_suite.auditing.events import BackwardFailed, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.generations import Generation
 from gradcheck_suite.auditing.optimizers import changes_since
 from gradcheck_suite.auditing.sources._base import Source, is_compiling
@@ -35,7 +35,7 @@ __all__ = ["BackwardSource"]
 class BackwardSource(Source):
     """Replaces the one name through which Python enters the autograd engine."""
 
-    kinds = (BackwardStarted, BackwardFinished)
+    kinds = (BackwardStarted, BackwardFailed, BackwardFinished)
     always = True
 
     def __init__(self, recorder: Recorder) -> None:
@@ -65,6 +65,9 @@ class BackwardSource(Source):
             try:
                 result = original(t_outputs, *args, **kwargs)
                 failed = False
+            except BaseException as error:
+                source.fail(generation, t_outputs, error)
+                raise
             finally:
                 source.end(generation, before, keeps=keeps, creates=creates, failed=failed)
             return result
@@ -90,6 +93,12 @@ class BackwardSource(Source):
             recorder.note_failure("backward", error)
             generation = Generation(index, site)
         return generation, before
+
+    def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
+        """Tell that it has failed."""
+        roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        tensors = tuple(root for root in roots if isinstance(root, torch.Tensor))
+        self.recorder.emit(BackwardFailed(generation.index, generation.site, tensors, error))
 
     def end(
         self,
@@ -129,6 +138,7 @@ def _started(
         chain=generation.chain,
         roots=tuple(root for root in roots if isinstance(root, torch.Tensor)),
         accumulates=accumulates,
+        reuses=bool(generation.reused),
     )
 
 
