@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import webbrowser
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
 from gradcheck_suite.errors import UsageError
@@ -53,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        type=Path,
+        type=_destination,
         help="save the graph instead of printing it; the suffix says how: .html, .svg, .txt, "
         ".json, .dot; an existing folder gets an event file for TensorBoard",
     )
@@ -107,10 +110,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _depth(text: str) -> int:
     if text == "all":
         return -1
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, or 'all', got {text!r}")
+    return int(text)
+
+
+def _destination(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a file name, such as graph.html, got ''")
+    return Path(text)
 
 
 def _extras(text: str) -> frozenset[str]:
@@ -152,8 +160,53 @@ def _run_backward(tensors: object, tensor_type: type, *, target: str) -> None:
             "expected one tensor: return the loss, or (loss, model)"
         )
     loss: Any = tensors
-    if loss.requires_grad:
+    if not loss.requires_grad:
+        return
+    if loss.is_complex():
+        raise UsageError(
+            f"--with gradients runs backward, and {target} returned a complex tensor, expected a "
+            "real one: return a real loss, such as y.abs().sum()"
+        )
+    try:
         loss.sum().backward()
+    except RuntimeError as error:
+        if _is_of_the_user(error):
+            raise
+        reason = str(error).partition(". ")[0].removesuffix(".")
+        raise UsageError(
+            f"--with gradients runs backward from what {target} returned, and torch refused: "
+            f"{reason}; draw the graph without gradients, or mend the function first"
+        ) from error
+
+
+def _is_of_the_user(error: BaseException) -> bool:
+    """Whether code of the user's, a hook or a custom Function, ran when it was raised."""
+    return any(
+        owner_of_file(frame.f_code.co_filename) is Owner.USER
+        for frame, _ in walk_tb(error.__traceback__)
+    )
+
+
+def _check_arguments(
+    function: Callable[..., object],
+    target: str,
+    positional: tuple[Any, ...],
+    named: dict[str, Any],
+) -> None:
+    """Refuse arguments that the function can't be called with."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        given = "--inputs makes" if positional or named else "without --inputs there are"
+        what = [type(value).__name__ for value in positional] + [f"{name}=" for name in named]
+        raise UsageError(
+            f"{target} can't be called: {error}. It expects {signature}, and {given} "
+            f"{', '.join(what) or 'no arguments'}; name a function that makes them with --inputs"
+        ) from error
 
 
 def _call_of(
@@ -177,6 +230,9 @@ def _call_of(
             f"{target} names an object of type {type(function).__name__}, expected a function or "
             "a module to call with --inputs"
         )
+
+    called = function.forward if isinstance(function, Module) else function
+    _check_arguments(called, target, positional, named)
 
     def call() -> tuple[object, TorchModule | None]:
         result = function(*positional, **named)

@@ -268,6 +268,16 @@ class Recording:
         """Whether source lines were asked for."""
         return self._wants_source
 
+    @property
+    def notes_saved(self) -> bool:
+        """Whether what nodes save was asked for, and could be noted."""
+        return self._saved is not None and self._saved.is_watching
+
+    @property
+    def notes_gradients(self) -> bool:
+        """Whether gradients were asked for."""
+        return self._backward is not None
+
     def call_at(self, sequence_number: int | None) -> int | None:
         """Return the id of the innermost call that made the node with this number."""
         if self._modules is None or sequence_number is None:

@@ -50,7 +50,7 @@ def report_of(
     nodes = observed.nodes
     not_covered = _not_visible(nodes)
     if recording is not None:
-        not_covered += recording.not_recorded
+        not_covered += (*_not_recorded(observed, recording), *recording.not_recorded)
     findings = (
         *modified_since_saved(nodes),
         *slice_write_chains(nodes, observed.edges),
@@ -154,6 +154,28 @@ def _not_visible(nodes: tuple[Node, ...]) -> tuple[str, ...]:
             f"the bytes of {plural(unsized, 'saved tensor')} without a storage of its own "
             "(sparse tensors, tensor subclasses)"
         )
+    return tuple(lines)
+
+
+def _not_recorded(observed: Observed, recording: Recording) -> tuple[str, ...]:
+    """Say what was asked for of this graph and not seen: most often, it was made outside."""
+    lines: list[str] = []
+    ops = [node for node in observed.nodes if node.kind in {"op", "custom function"}]
+    without_line = sum(node.source is None for node in ops)
+    if recording.notes_sources and without_line:
+        lines.append(
+            f"the source lines of {without_line} of {plural(len(ops), 'op')}: they were made "
+            "outside of the recording, or by no code of yours"
+        )
+    gone = sum(node.freed and not node.saved for node in ops)
+    if recording.notes_saved and gone:
+        lines.append(
+            f"what {plural(gone, 'op')} saved: a backward has freed it, and it was not saved "
+            "within the recording"
+        )
+    edges = observed.edges
+    if recording.notes_gradients and edges and all(edge.gradient is None for edge in edges):
+        lines.append("the gradients of this graph: no backward within the recording ran through it")
     return tuple(lines)
 
 
