@@ -9,7 +9,6 @@ and XOR (``torch.hash_tensor``), miss permutations and negations of an even coun
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -26,7 +25,10 @@ BLOCK = 2039
 25 MB, adding up both ways takes least with such rows; with rows of 509 words, up to 1.7 times."""
 
 SMALL = 16_384
-"""So many bytes are copied: that takes a microsecond, and summing them takes ten."""
+"""So many bytes are copied in any case: that takes a microsecond, and summing them takes ten."""
+
+COPIED = 131_072
+"""So many are copied while there is room: that takes three microseconds, and summing them 15."""
 
 Fingerprint: TypeAlias = "bytes | tuple[Tensor, ...]"
 """A copy of little memory; else the sums of rows, the sums of columns, and the words that fill no
@@ -37,8 +39,12 @@ _WORD = 8
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def fingerprint(tensor: Tensor) -> Fingerprint | None:
+def fingerprint(tensor: Tensor, most_copied: int = SMALL) -> Fingerprint | None:
     """Copy or sum up the bits of ``tensor``, of any strided shape, dtype and device.
+
+    Args:
+        tensor: whose contents are to be known again.
+        most_copied: up to how many bytes a copy is kept.
 
     Returns:
         The copy, or the sums and the words that fill no row, on the tensor's own device, so that
@@ -47,9 +53,9 @@ def fingerprint(tensor: Tensor) -> Fingerprint | None:
     """
     if not _is_readable(tensor):
         return None
-    small = _copy_if_small(tensor)
-    if small is not None:
-        return small
+    copied = _copy_of(tensor, most_copied)
+    if copied is not None:
+        return copied
     rows, rest = _words_of(tensor)
     left = () if rest is None else (rest.clone(),)
     return left if rows is None else (rows.sum(1), rows.sum(0), *left)
@@ -62,9 +68,8 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
     """
     if not _is_readable(tensor):
         return True
-    small = _copy_if_small(tensor)
-    if small is not None or isinstance(before, bytes):
-        return small == before
+    if isinstance(before, bytes):
+        return _copy_of(tensor, max(len(before), SMALL)) == before
     rows, rest = _words_of(tensor)
     left = () if rest is None else (rest,)
     if rows is None:
@@ -96,11 +101,30 @@ def _is_readable(tensor: Tensor) -> bool:
     return not (tensor.is_meta or (tensor.data_ptr() == 0 and tensor.numel()))
 
 
-def _copy_if_small(tensor: Tensor) -> bytes | None:
-    size = tensor.nbytes
-    if size > SMALL or not tensor.is_cpu or not tensor.is_contiguous():
+def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
+    """Return the contents of so many bytes of the CPU's memory, None of more or of another's."""
+    if not tensor.is_cpu:
         return None
-    return copy_of_memory(tensor.data_ptr(), size)
+    if tensor.is_contiguous():
+        size = tensor.nbytes
+    else:
+        span, distinct = _extent(tensor)
+        size = tensor.element_size() * distinct
+        if span != distinct and size <= most_bytes:
+            # Between its elements lie those of others: what others write there is their business.
+            tensor = tensor.detach().contiguous()
+            size = tensor.nbytes
+    return copy_of_memory(tensor.data_ptr(), size) if size <= most_bytes else None
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return over how many elements of memory a tensor extends, and how many of them it has."""
+    span = distinct = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            span += (size - 1) * stride
+            distinct *= size
+    return span, distinct
 
 
 def _equal(old: Tensor, new: Tensor) -> bool:
@@ -134,9 +158,7 @@ def _memory_of(tensor: Tensor) -> Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_contiguous():
         return tensor.view(-1)
-    sizes_and_strides = tuple(zip(tensor.shape, tensor.stride(), strict=True))
-    span = 1 + sum((size - 1) * stride for size, stride in sizes_and_strides)
-    distinct = math.prod(size for size, stride in sizes_and_strides if stride)
+    span, distinct = _extent(tensor)
     if span == distinct:
         # A transposed or expanded tensor without holes: every element lies in the span.
         return tensor.as_strided((span,), (1,))

@@ -420,7 +420,7 @@ class Detector(Protocol):
     def subscriptions(self) -> Subscriptions:
         """Return what to call for each kind of event that this detector reads.
 
-        It is asked once, when the session is made. For one event, the detectors are called in
+        It is asked each time that the audit begins. For one event, the detectors are called in
         the order in which they were made.
         """
         ...

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
@@ -22,27 +22,26 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
 from gradcheck_suite.auditing.close_watch import CloseWatch
-from gradcheck_suite.auditing.events import Attention, SessionEnded, StepMarked
+from gradcheck_suite.auditing.events import SessionEnded, StepMarked
 from gradcheck_suite.auditing.generations import Generations
 from gradcheck_suite.auditing.installation import installation
+from gradcheck_suite.auditing.listeners import Listeners
 from gradcheck_suite.auditing.module_calls import ModuleCalls
 from gradcheck_suite.auditing.optimizers import Optimizers
 from gradcheck_suite.auditing.saved_tensors import SavedTensors
 from gradcheck_suite.auditing.writers import Writers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
     from gradcheck_suite.auditing.events import Detector, Event
     from gradcheck_suite.auditing.installation import Installation
+    from gradcheck_suite.auditing.listeners import Listener
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["OptimizerStep", "Recorder"]
-
-_Entries: TypeAlias = "tuple[tuple[Detector, Callable[[Any], Attention | None]], ...]"
-_Handlers: TypeAlias = "dict[type[Any], _Entries]"
 
 _KEPT_STEPS = 256
 _BACKWARDS_OF_THE_FIRST_STEP = 32
@@ -103,10 +102,7 @@ class Recorder:
         self.saved_tensors = SavedTensors(self)
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.thread = 0
-        self._subscribed: _Handlers = {}
-        # Those of them that are awake.
-        self._handlers: _Handlers = {}
-        self._asleep: set[tuple[int, type[Any]]] = set()
+        self._listeners = Listeners()
         self._steps_are_marked = False
         self._installation: Installation | None = None
         self._lock = threading.RLock()
@@ -116,15 +112,16 @@ class Recorder:
         self._set_fingerprints()
 
     def subscribe(self, detectors: Iterable[Detector]) -> None:
-        """Tell these detectors, from the next start on, the events that they ask for."""
-        for detector in detectors:
-            for kind, handler in detector.subscriptions().items():
-                self._subscribed[kind] = (*self._subscribed.get(kind, ()), (detector, handler))
-        self._sort_out_sleepers()
+        """Tell these detectors, from now until ``forget``, the events that they ask for."""
+        self._listeners.add(detectors)
+
+    def forget(self) -> None:
+        """Let go of all detectors: nothing refers back to an audit that is over."""
+        self._listeners.clear()
 
     def wants(self, kind: type[Any]) -> bool:
         """Return whether any detector reads events of this kind."""
-        return bool(self._subscribed.get(kind))
+        return self._listeners.wants(kind)
 
     def start(self) -> None:
         """Begin to watch, on this thread; does nothing once ``max_steps`` are done."""
@@ -133,8 +130,7 @@ class Recorder:
         self.installed = True
         self.running = self.writers.listening = True
         self._began += perf_counter() - self._rested_since
-        self._asleep.clear()
-        self._sort_out_sleepers()
+        self._listeners.wake_all()
         self.thread = threading.get_ident()
         if saved_tensors_hooks_are_disabled():
             self.left_hooks = "hooks on them were disabled when the audit began"
@@ -166,50 +162,27 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Tell the detectors that read this kind of event, in order."""
-        handlers = self._handlers.get(type(event))
-        if not handlers or not self.running:
+        listeners = self._listeners.awake.get(type(event))
+        if not listeners or not self.running:
             return
         with self._lock:
             if function_mode_is_active():
                 # What detectors ask of tensors is none of the user's modes' business.
                 with without_torch_function():
-                    self._tell(event, handlers)
+                    self._tell(event, listeners)
             else:
-                self._tell(event, handlers)
+                self._tell(event, listeners)
 
-    def _tell(self, event: Event, handlers: _Entries) -> None:
-        for detector, handle in handlers:
+    def _tell(self, event: Event, listeners: Sequence[Listener]) -> None:
+        for detector, handle in listeners:
             try:
                 asked = handle(event)
             except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
-                self._unsubscribe(detector)
+                self._listeners.drop(detector)
                 self.note_failure(type(detector).__name__, error)
             else:
                 if asked is not None:
-                    self._turn(detector, type(event), asked)
-
-    def _turn(self, detector: Detector, kind: type[Any], asked: Attention) -> None:
-        if asked is Attention.ASLEEP:
-            self._asleep.add((id(detector), kind))
-        else:
-            awake = {entry for entry in self._asleep if entry[0] != id(detector)}
-            if len(awake) == len(self._asleep):
-                return
-            self._asleep = awake
-        self._sort_out_sleepers()
-
-    def _sort_out_sleepers(self) -> None:
-        self._handlers = {
-            kind: tuple(entry for entry in entries if (id(entry[0]), kind) not in self._asleep)
-            for kind, entries in self._subscribed.items()
-        }
-
-    def _unsubscribe(self, failed: Detector) -> None:
-        self._subscribed = {
-            kind: tuple(entry for entry in entries if entry[0] is not failed)
-            for kind, entries in self._subscribed.items()
-        }
-        self._sort_out_sleepers()
+                    self._listeners.turn(detector, type(event), asked)
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""
@@ -269,5 +242,6 @@ class Recorder:
         due = self.options.checksums_on(self.turn, last=last, share=share)
         saved.take_fingerprints = due or saved.want_fingerprints or self.watch.armed
         saved.want_fingerprints = False
+        saved.copied = 0
         if saved.take_fingerprints:
             self._last_checksums = self.turn

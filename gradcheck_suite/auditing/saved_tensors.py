@@ -27,7 +27,13 @@ from gradcheck_suite._torch_compat import (
     without_dispatch_modes,
 )
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
-from gradcheck_suite.auditing.checksums import fingerprint, is_whole, same_content
+from gradcheck_suite.auditing.checksums import (
+    COPIED,
+    SMALL,
+    fingerprint,
+    is_whole,
+    same_content,
+)
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
 from gradcheck_suite.auditing.packed import CHECKSUMMED, Holder
 from gradcheck_suite.auditing.unseen import unseen
@@ -55,12 +61,25 @@ _WRITTEN_BY_THEIR_OP = frozenset(
         ("BatchNormWithUpdate", "running_var"),
     }
 )
+_COPIED_OF_ALL = 4 << 20
+"""So many bytes of a turn may be kept as copies, where sums would take longer and no memory."""
 _OUTPUT_NAMES = ("result", "output", "out")
 _BATCH_NORM_STATISTICS = frozenset({"running_mean", "running_var"})
 
 
 class SavedTensors:
-    """The pair of hooks, and what they counted."""
+    """The pair of hooks, and what they counted.
+
+    Attributes:
+        take_fingerprints: whether to note the contents of what is saved now.
+        want_fingerprints: whether to note them from the next turn on, on suspicion.
+        saved: how many tensors were saved.
+        used: how many times a backward has asked for one.
+        fingerprinted: of how many the contents were noted.
+        copied: how many bytes of this turn's contents were kept as they are.
+        unread: how many contents could not be read, by reason.
+        checksum_seconds: the time spent on contents so far.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -69,6 +88,7 @@ class SavedTensors:
         self.saved = 0
         self.used = 0
         self.fingerprinted = 0
+        self.copied = 0
         self.unread: Counter[str] = Counter()
         self.checksum_seconds = 0.0
         self.hooks = (self._pack_hook(), self._unpack)
@@ -122,20 +142,25 @@ class SavedTensors:
         began = perf_counter()
         tensor = holder.tensor
         address = holder.address or _address_of(tensor)
+        is_watched = self._recorder.watch.armed
         taken: Fingerprint | None = None
         if address is not None and _may_read(tensor):
+            # Fingerprints that a watch compares with each other are all taken in one way.
+            room = COPIED if self.copied < _COPIED_OF_ALL and not is_watched else SMALL
             try:
-                taken = unseen(fingerprint, tensor)
+                taken = unseen(fingerprint, tensor, room)
             except RuntimeError:  # zero tensors, or no memory left for the sums
                 taken = None
         if taken is None or address is None:
             self.unread[_why_unread(tensor)] += 1
         else:
             self.fingerprinted += 1
+            if type(taken) is bytes:
+                self.copied += len(taken)
             holder.fingerprint = taken
             holder.checked_address = address
             holder.address = CHECKSUMMED
-            if self._recorder.watch.armed:
+            if is_watched:
                 self._recorder.watch.add(holder)
         self.checksum_seconds += perf_counter() - began
 

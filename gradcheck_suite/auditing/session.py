@@ -144,7 +144,6 @@ class Session(ContextDecorator):
             FunctionContractDetector(self._recorder),
             FunctionCallDetector(self._recorder),
         )
-        self._recorder.subscribe(self._detectors)
         self._stream: FindingStream | None = None
         if options.stream is not None:
             self._stream = FindingStream(
@@ -153,7 +152,6 @@ class Session(ContextDecorator):
                 findings=lambda: self.findings,
                 report=lambda: self.report,
             )
-            self._recorder.subscribe([self._stream])
         self._depth = 0
         self._rested = 0
 
@@ -165,7 +163,9 @@ class Session(ContextDecorator):
             if _OPEN:
                 _OPEN[-1]._rest()  # noqa: SLF001 - another session
             _OPEN.append(self)
+            self._recorder.subscribe(self._detectors)
             if self._stream is not None:
+                self._recorder.subscribe([self._stream])
                 self._stream.begin()
             self._recorder.start()
         return self
@@ -191,6 +191,7 @@ class Session(ContextDecorator):
         if self in _OPEN:
             _OPEN.remove(self)
         self._recorder.stop()
+        self._recorder.forget()
         if last and _OPEN:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -68,6 +68,9 @@ class Writers:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
         if jit_is_tracing():
             return  # what is asked of a tensor now would become a part of the program
+        if type(written) in _PLAIN and not function_mode_is_active():
+            self._note_tensor(written, name)
+            return
         targets = written if isinstance(written, (list, tuple)) else (written,)
         for tensor in targets:
             if not isinstance(tensor, torch.Tensor) or type(tensor) not in _PLAIN:
@@ -78,12 +81,17 @@ class Writers:
             else:
                 self._note_tensor(tensor, name)
 
-    def _note_tensor(self, tensor: Tensor, name: str) -> None:
+    def _note_tensor(self, tensor: Any, name: str) -> None:
+        # Gradient checks write into single elements thousands of times: each line here counts.
         if not tensor.dim() and not tensor.is_floating_point():
             return  # a counter that a module keeps, such as batch norm's of its batches
         try:
             storage = tensor.untyped_storage().data_ptr()
-            start, end = _extent(tensor)
+            if tensor.is_contiguous():
+                start = tensor.data_ptr()
+                end = start + (tensor.nbytes or tensor.element_size())
+            else:
+                start, end = _extent(tensor)
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
             return
         writes = self._writes.get(storage)
@@ -93,7 +101,7 @@ class Writers:
             writes = self._writes[storage] = deque(maxlen=_KEPT_PER_STORAGE)
         site = call_site()
         sequence = self._clock.tick()
-        writes.append(Write(sequence=sequence, operation=name, site=site, start=start, end=end))
+        writes.append(Write(sequence, name, site, start, end))
         if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
             try:
                 self.on_indexed(tensor, site)

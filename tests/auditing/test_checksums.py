@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcheck_suite.auditing.checksums import BLOCK, fingerprint, same_content
+from gradcheck_suite.auditing.checksums import BLOCK, COPIED, SMALL, fingerprint, same_content
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(1000, 1100), st.integers(4000, 9000))
 DTYPES = st.sampled_from(
@@ -29,13 +29,14 @@ def test_an_untouched_tensor_keeps_its_fingerprint(size, dtype, seed):
     size=st.integers(2, 9000),
     seed=st.integers(0, 10**6),
     edit=st.sampled_from(["one ulp", "negate", "flip", "swap", "zero", "scale"]),
+    most_copied=st.sampled_from([SMALL, COPIED]),
 )
 @settings(max_examples=120, deadline=None)
-def test_every_edit_shows(size, seed, edit):
+def test_every_edit_shows(size, seed, edit, most_copied):
     generator = torch.Generator().manual_seed(seed)
     tensor = torch.randn(size, generator=generator)
     before = tensor.clone()
-    taken = fingerprint(tensor)
+    taken = fingerprint(tensor, most_copied)
     assert taken is not None
     place = seed % (size - 1)
     if edit == "one ulp":
@@ -76,6 +77,27 @@ def test_views_of_every_kind_are_read_where_they_lie():
     assert same_content(taken, base[::2])
     base[2] = 0
     assert not same_content(taken, base[::2])
+
+
+def test_what_lies_between_the_elements_is_of_no_account():
+    base = torch.randn(6, 12, requires_grad=True)
+    for view in (base[:, :4], base.unflatten(1, (3, 4)).transpose(0, 2)[1:3], base[::2].t()):
+        taken = fingerprint(view)
+        assert taken is not None
+        with torch.no_grad():
+            base[1, -1] += 1
+        assert same_content(taken, view)
+        with torch.no_grad():
+            view[-1, -1] += 1
+        assert not same_content(taken, view)
+
+
+def test_more_is_copied_where_there_is_room():
+    tensor = torch.randn(COPIED // 8)
+    assert isinstance(fingerprint(tensor, COPIED), bytes)
+    assert isinstance(fingerprint(tensor), tuple)
+    grown = torch.randn(COPIED)
+    assert not same_content(fingerprint(tensor, COPIED), grown)
 
 
 def test_what_has_no_readable_memory_has_no_fingerprint():

@@ -5,6 +5,7 @@ Times are for the benchmarks; these bounds fail when somebody puts a loop into t
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
 
 STEPS = 16
 
@@ -95,3 +97,21 @@ def test_a_program_without_steps_is_looked_at_less_closely_in_time():
 
     assert checksummed(20) == 20
     assert checksummed(400) < 100
+
+
+def test_an_audit_that_is_over_is_gone_without_the_garbage_collector():
+    def audit_a_test():
+        with gs.audit() as session:
+            step_of(2)()
+        return session.report
+
+    audit_a_test()
+    gc.collect()
+    gc.disable()
+    try:
+        audit_a_test()
+        # Those refer to the recorder, which keeps a few objects in circles of its own.
+        assert not [each for each in gc.get_objects() if type(each) is StepProtocolDetector]
+        assert gc.collect() <= 110
+    finally:
+        gc.enable()

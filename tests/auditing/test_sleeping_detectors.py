@@ -81,6 +81,7 @@ def test_a_handler_sleeps_until_its_detector_is_woken(loop):
         loop.step()
         loop.step()
         assert (sleeper.backwards, sleeper.steps) == (2, 6)
+    session._recorder.subscribe([sleeper])
     with session:
         loop.step()
     assert sleeper.backwards == 3
