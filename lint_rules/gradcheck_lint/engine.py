@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.edits import Fix
     from gradcheck_lint.inspection import Inspected, Inspection
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.rules._rule import Rule, Violation
     from gradcheck_lint.suppressions import Unused
@@ -44,7 +44,39 @@ def lint_source(
     if not isinstance(plan, _Plan):
         return plan
     with _collector_off():
+        if plan.answerable is None and _finds_nothing(source, plan.codes):
+            return ()
         return _inspect(source, path, plan).findings
+
+
+def _finds_nothing(source: bytes, codes: Collection[str]) -> bool:
+    """Tell whether a look at a tree without white space shows that no rule finds anything.
+
+    Where it can't be told, for whatever reason, the answer is no: the whole tree will tell.
+    """
+    from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
+    from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
+    from gradcheck_lint.skeleton import Skeleton  # noqa: PLC0415 - as above
+
+    try:
+        skeleton = Skeleton(source)
+        model = ModuleModel(skeleton.tree, source, text_of=skeleton.text)
+        try:
+            return next(_violations(model, load_rules(codes)), None) is None
+        finally:
+            model.release()
+    except Exception:  # noqa: BLE001 - whatever it is, the whole tree will tell
+        return False
+
+
+def _violations(
+    model: ModuleModel, rules: Sequence[Rule]
+) -> Iterator[tuple[Rule, FunctionModel, Violation]]:
+    for function in model.functions():
+        for rule in rules:
+            if (rule.part is None or rule.part in function.scope.parts) and rule.may_find(function):
+                for violation in rule.check(function):
+                    yield rule, function, violation
 
 
 def inspect_source(source: bytes, path: str, *, codes: Collection[str] | None = None) -> Inspection:
@@ -118,14 +150,7 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
     found: list[tuple[Rule, FunctionModel, Violation]] = []
     if plan.codes:
         model = ModuleModel(tree, source)
-        rules = load_rules(plan.codes)
-        found = [
-            (rule, function, violation)
-            for function in model.functions()
-            for rule in rules
-            if rule.part is None or rule.part in function.scope.parts
-            for violation in rule.check(function)
-        ]
+        found = list(_violations(model, load_rules(plan.codes)))
         model.release()
     if not found and plan.answerable is None:
         return Inspection(tree=tree)

@@ -154,7 +154,10 @@ def _is_shallow(source: bytes) -> bool:
         and max(map(len, source.splitlines()), default=0) < 2 * _MAX_DEPTH
         and source.count(b"elif") < _MAX_DEPTH
         and source.count(b",") < _MAX_ELEMENTS
-        and len(_ADJACENT_STRINGS.findall(source)) < _MAX_DEPTH
+        and (
+            source.count(b"'") + source.count(b'"') < _MAX_DEPTH
+            or len(_ADJACENT_STRINGS.findall(source)) < _MAX_DEPTH
+        )
     )
 
 

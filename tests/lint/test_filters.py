@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apply every rule to every function of every file."""
+    """Apply every rule to the whole tree of every function of every file."""
+    monkeypatch.setattr(engine, "_finds_nothing", lambda _source, _codes: False)
     monkeypatch.setattr(RuleReference, "concerns", lambda _self, _source: True)
     monkeypatch.setattr(FunctionScope, "parts", frozenset(Part))
+    for reference in RULES:
+        monkeypatch.setattr(type(reference.load()), "may_find", lambda _self, _function: True)
 
 
 def _sources() -> list[str]:

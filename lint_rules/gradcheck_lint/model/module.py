@@ -11,6 +11,7 @@ import libcst as cst
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
+from gradcheck_lint.model.nearness import Nearness, is_mode_word
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
 from gradcheck_lint.model.state import Recorder
@@ -20,7 +21,7 @@ from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 _TURNS_GRAD_OFF = re.compile(
     rb"\.requires_grad\s*=(?!=)\s*(?!True\b)|\.requires_grad_\(\s*(?!True\b|\))"
@@ -63,6 +64,11 @@ class FunctionModel:
         return initial_mode(self.module.scopes, self.scope)
 
     @property
+    def may_record(self) -> bool:
+        """Tell whether operations may be recorded anywhere in the function, judged by words."""
+        return self.mode is not GradMode.DISABLED or self.module.near.has(self.scope, is_mode_word)
+
+    @property
     def reading(self) -> Reading:
         """Read the function's body, once."""
         if self._reading is None:
@@ -86,10 +92,18 @@ class FunctionModel:
 class ModuleModel:
     """The models of all functions of one file, and what they share."""
 
-    def __init__(self, tree: cst.Module, source: bytes) -> None:
+    def __init__(
+        self,
+        tree: cst.Module,
+        source: bytes,
+        *,
+        text_of: Callable[[cst.CSTNode], str] | None = None,
+    ) -> None:
         self.tree = tree
         self.source = source
+        self._text_of = text_of
         self.scopes = Scopes(tree)
+        self.near = Nearness(self.scopes)
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
         self._models: dict[int, FunctionModel] = {}
@@ -116,11 +130,21 @@ class ModuleModel:
         self.scopes.release()
 
     def text(self, node: cst.CSTNode) -> str:
-        """Return the source of a node on one line."""
+        """Return the source of an expression on one line, without parentheses of its own."""
         known = self._texts.get(id(node))
         if known is None:
-            known = self._texts[id(node)] = " ".join(self.tree.code_for_node(node).split())
+            known = self._texts[id(node)] = (self._text_of or self._text_by_tree)(node)
         return known
+
+    def code(self, node: cst.CSTNode) -> str:
+        """Return the source of a node on one line, to be put elsewhere."""
+        return " ".join(self.tree.code_for_node(node).split())
+
+    def _text_by_tree(self, node: cst.CSTNode) -> str:
+        code = self.code(node)
+        for _ in getattr(node, "lpar", ()):
+            code = code[1:-1].strip()
+        return code
 
     def functions(self) -> Iterator[FunctionModel]:
         """Yield the model of every function, the top level first."""

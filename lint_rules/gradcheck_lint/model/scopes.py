@@ -14,7 +14,7 @@ from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
 from gradcheck_lint.model.syntax import child_list, dotted_name, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class Part(Enum):
@@ -34,6 +34,17 @@ class ClassScope:
     node: cst.ClassDef
     bases: tuple[str, ...]
     methods: dict[str, FunctionScope] = field(default_factory=dict)
+    _words: frozenset[str] | None = None
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Return every name, attribute and keyword that stands in the class, outside of methods."""
+        if self._words is None:
+            nodes, lambdas = _nodes_of(self.node.body)
+            words = {node.value for node in nodes if type(node) is cst.Name}
+            words.update(name for known in lambdas for name in names_below(known))
+            self._words = frozenset(words)
+        return self._words
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +58,7 @@ class FunctionScope:
     nested: dict[str, FunctionScope] = field(default_factory=dict)
     _nodes: tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]] | None = None
     _parts: frozenset[Part] | None = None
+    _words: frozenset[str] | None = None
 
     @property
     def nodes(self) -> tuple[cst.CSTNode, ...]:
@@ -65,6 +77,19 @@ class FunctionScope:
             is_top = isinstance(self.node, cst.Module)
             self._parts = frozenset(Part if is_top else _parts_of(itertools.chain(nodes, inside)))
         return self._parts
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Return every name, attribute and keyword of the body, and of lambdas inside it."""
+        if self._words is None:
+            if isinstance(self.node, cst.Module):
+                nodes, lambdas = _nodes_of(self.node)
+            else:
+                nodes, lambdas = self._nodes_and_lambdas
+            words = {node.value for node in nodes if type(node) is cst.Name}
+            words.update(name for known in lambdas for name in names_below(known))
+            self._words = frozenset(words)
+        return self._words
 
     @property
     def _nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
@@ -102,6 +127,13 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
             elif type(child) is cst.Lambda:
                 lambdas.append(child)
     return tuple(found), tuple(lambdas)
+
+
+def names_below(node: cst.CSTNode) -> Iterator[str]:
+    """Yield every name, attribute and keyword of a node."""
+    for inner in walk(node):
+        if type(inner) is cst.Name:
+            yield inner.value
 
 
 def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
@@ -169,6 +201,14 @@ class Scopes:
             return None
         full = f"{origin}.{rest}" if rest else origin
         return _CANONICAL.sub(lambda match: _ALIASES[match.group()], full)
+
+    def aliases_of(self, is_wanted: Callable[[str], bool]) -> frozenset[str]:
+        """Return the names that stand for imported things with certain last names."""
+        return frozenset(
+            local
+            for local, full in self._imports.items()
+            if is_wanted(full.rpartition(".")[2]) and not is_wanted(local)
+        )
 
     @property
     def uses_engine(self) -> bool:

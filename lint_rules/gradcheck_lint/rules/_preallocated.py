@@ -33,3 +33,11 @@ def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
     if qualified in FACTORIES:
         return True
     return isinstance(node.func, cst.Attribute) and node.func.attr.value in _FACTORY_METHODS
+
+
+_FACTORY_WORDS = _FACTORY_METHODS | {name.rpartition(".")[2] for name in FACTORIES}
+
+
+def is_factory(word: str) -> bool:
+    """Tell whether a word is the last one of a factory's name."""
+    return word in _FACTORY_WORDS

@@ -26,7 +26,7 @@ def wrapped(node: cst.BaseExpression, wrapper: str, function: FunctionModel) -> 
     else:
         return None
     is_empty = isinstance(node, (cst.List, cst.Dict)) and not node.elements
-    written = "" if is_empty else function.module.text(node)
+    written = "" if is_empty else function.module.code(node)
     what = "list" if is_list else "dict"
     return Fix((Replacement(node, f"{wrapper}({written})"),), f"Wrap the {what} in {wrapper}")
 

@@ -26,6 +26,10 @@ class DataWrite(Rule):
 
     entry = catalogue.DATA_WRITE
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function reaches for the data of anything."""
+        return function.scope is function.module.scopes.top or "data" in function.scope.words
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write through .data between a forward and its backward, or in a forward."""
         name = function.scope.name

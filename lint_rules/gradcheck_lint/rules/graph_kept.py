@@ -566,7 +566,7 @@ def _detached(function: FunctionModel, store: Store, *, safe: bool) -> Fix | Non
         return None
     if any(value.kind in {Kind.CONTAINER, Kind.TUPLE} for value in store.stored):
         return None
-    text = function.module.text(node)
+    text = function.module.code(node)
     if isinstance(node, (cst.BinaryOperation, cst.UnaryOperation)) and not node.lpar:
         text = f"({text})"
     return Fix((Replacement(node, f"{text}.detach()"),), f"Detach {text}", safe=safe)

@@ -28,6 +28,10 @@ class InplaceOnSavedOutput(Rule):
     entry = catalogue.INPLACE_ON_SAVED_OUTPUT
     part = Part.WRITE
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the output of such an operation can reach the function."""
+        return function.may_record and function.module.near.has(function.scope, _saves_output)
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""
         for event in function.events():
@@ -99,6 +103,10 @@ _SAVED = frozenset(
     {"sigmoid", "tanh", "exp", "softmax", "log_softmax", "sqrt", "rsqrt", "reciprocal", "expm1"}
 )
 _SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax"})
+
+
+def _saves_output(word: str) -> bool:
+    return word in _SAVED or word == "Sequential"
 
 
 def _maker(node: cst.CSTNode | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.nearness import is_leaf_word
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -25,6 +26,10 @@ class LeafInplace(Rule):
 
     entry = catalogue.LEAF_INPLACE
     part = Part.WRITE
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether what makes a leaf that requires grad can reach the function."""
+        return function.may_record and function.module.near.has(function.scope, is_leaf_word)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""

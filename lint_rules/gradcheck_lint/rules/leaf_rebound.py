@@ -26,6 +26,12 @@ class LeafRebound(Rule):
 
     entry = catalogue.LEAF_REBOUND
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function updates something by a gradient, or makes a parameter."""
+        scope = function.scope
+        is_top = scope is function.module.scopes.top
+        return is_top or "grad" in scope.words or function.module.near.has(scope, _is_parameter)
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
         yield from _converted(function)
@@ -119,6 +125,10 @@ class Scale(nn.Module):
             why="converted before it becomes a parameter",
         ),
     )
+
+
+def _is_parameter(word: str) -> bool:
+    return word == "Parameter"
 
 
 _CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"})

@@ -54,7 +54,7 @@ class LegacyScalarIndex(Rule):
                 Severity.ERROR if certain else Severity.WARNING,
                 "use `.item()`",
                 fix=Fix(
-                    (Replacement(node, f"{function.module.text(tensor)}.item()"),),
+                    (Replacement(node, f"{function.module.code(tensor)}.item()"),),
                     "Read the number with item()",
                     safe=certain,
                 ),

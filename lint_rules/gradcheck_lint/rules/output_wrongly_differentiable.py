@@ -55,7 +55,7 @@ class OutputWronglyDifferentiable(Rule):
                 "this output is a mask or index in floating point: it has no gradient, but looks "
                 f"differentiable, and backward ignores `{cotangent.name}`",
                 Severity.WARNING,
-                f"call `ctx.mark_non_differentiable({function.module.text(output)})` in forward",
+                f"call `ctx.mark_non_differentiable({function.module.code(output)})` in forward",
                 ((sources[0], "made here"),),
             )
 

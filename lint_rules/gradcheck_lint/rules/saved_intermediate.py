@@ -14,7 +14,7 @@ from gradcheck_lint.model.function_class import (
     has_decorator,
     names_in,
 )
-from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.model.syntax import child_list, dotted_name, positional
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -193,7 +193,7 @@ def _has_steps(node: cst.CSTNode) -> bool:
             return True
         if isinstance(current, cst.Attribute) and current.attr.value in _STEPS:
             return True
-        stack.extend(current.children)
+        stack.extend(child_list(current))
     return False
 
 

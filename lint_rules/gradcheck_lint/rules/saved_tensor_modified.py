@@ -34,6 +34,10 @@ class SavedTensorModified(Rule):
     entry = catalogue.SAVED_TENSOR_MODIFIED
     part = Part.WRITE
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function calls backward, or is the forward of a module."""
+        return Part.BACKWARD in function.scope.parts or function.scope.name.endswith(".forward")
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to a saved tensor that a backward or the caller comes after."""
         events = list(function.events())

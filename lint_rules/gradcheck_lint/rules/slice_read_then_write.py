@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.nearness import writes_items
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, is_literal, positional
+from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional
 from gradcheck_lint.model.values import Kind, Value, Values
 from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
@@ -27,6 +28,17 @@ class SliceReadThenWrite(Rule):
 
     entry = catalogue.SLICE_READ_THEN_WRITE
     part = Part.WRITE
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function computes what it assigns to an item of an item's neighbour."""
+        if function.scope is function.module.scopes.top:
+            return True
+        return any(
+            source is not None
+            and (name := dotted_name(target.value)) is not None
+            and _saved_slice(source, name) is not None
+            for target, source in writes_items(function.scope)
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every subscript assignment that reads its own base where it's saved."""
@@ -65,7 +77,7 @@ class SliceReadThenWrite(Rule):
                 ((operand, "saved here"),),
                 fix=Fix(
                     tuple(
-                        Replacement(each, f"{function.module.text(each)}.clone()")
+                        Replacement(each, f"{function.module.code(each)}.clone()")
                         for each in slices
                     ),
                     "Clone what is read of the tensor",
@@ -209,7 +221,7 @@ def _saved_slice(
         ]
         if slices:
             return slices, [other for other in operands if other is not slices[0]]
-        stack.extend(current.children)
+        stack.extend(child_list(current))
     return None
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
+from gradcheck_lint.model.nearness import has_name, writes_items
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.syntax import child_list, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values
-from gradcheck_lint.rules._preallocated import is_preallocated
+from gradcheck_lint.rules._preallocated import is_factory, is_preallocated
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -27,6 +28,18 @@ class SliceWriteInLoop(Rule):
 
     entry = catalogue.SLICE_WRITE_IN_LOOP
     part = Part.WRITE
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function has a loop and writes to items by an index that may change."""
+        scope = function.scope
+        if scope is function.module.scopes.top:
+            return True
+        return (
+            Part.LOOP in scope.parts
+            and function.may_record
+            and any(has_name(target) for target, _ in writes_items(scope))
+            and function.module.near.has(scope, is_factory)
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such write whose right side is shown to have a graph."""
@@ -114,7 +127,7 @@ def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
         current = stack.pop()
         if isinstance(current, cst.Name) and current.value in loop.targets:
             return True
-        stack.extend(current.children)
+        stack.extend(child_list(current))
     return False
 
 
