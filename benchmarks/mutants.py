@@ -153,7 +153,10 @@ def _one_wrong(draws: int, kept: Kept) -> Scores:
                 sum(one["seconds"] for one in results),
             ),
         ),
-        goal=f"never missed, and named by index within {_MOST_CALLS} calls of the function",
+        goal=(
+            f"never missed, and named by index in checks of at most {_MOST_CALLS} calls of the "
+            "function in all"
+        ),
         met=found == named == draws and most <= _MOST_CALLS,
     )
 

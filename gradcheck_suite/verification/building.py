@@ -283,9 +283,10 @@ class _Builder:
                 f"`{name}` overlaps itself in memory (expanded); a dense copy of it was checked"
             )
         if variable.fixed is not None:
+            count = int(variable.fixed.sum())
             self.not_covered.append(
-                f"{int(variable.fixed.sum())} of {value.numel()} values of `{name}` are not "
-                "finite; they were not moved, and their gradients are not covered"
+                f"{count} of {value.numel()} values of `{name}` {'is' if count == 1 else 'are'} "
+                "not finite; what is not finite was not moved, and its gradient is not covered"
             )
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:

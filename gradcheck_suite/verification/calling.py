@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -23,6 +23,9 @@ from gradcheck_suite.verification.representations import (
     seen_as_real,
 )
 from gradcheck_suite.verification.trees import leaves_with_paths
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 __all__ = ["Arrangement", "Constant", "Given", "Output", "Subject", "Variable"]
 
@@ -230,6 +233,18 @@ class Subject:
         """
         other = copy.copy(self)
         vars(other)["_call"] = torch.compile(self._call, fullgraph=whole)
+        return other
+
+    def within(self, context: Callable[[], AbstractContextManager[object]]) -> Subject:
+        """Return the same function, every call of which runs in such a context."""
+        other = copy.copy(self)
+        call = self._call
+
+        def called(given: Given) -> object:
+            with context():
+                return call(given)
+
+        vars(other)["_call"] = called
         return other
 
     def draws_random_numbers(self) -> bool:

@@ -226,6 +226,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
         findings = list(find_mistakes(survey, conclusions))
         verdicts += _empty_verdicts(survey)
+        covered += survey.covered
         lines += [*_masked_outputs(survey), *survey.not_covered]
         if not survey.deterministic:
             lines.append(
@@ -393,6 +394,8 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
         evidence = wording.measurement_evidence(conclusion.shown)
         if conclusion.moved:
             evidence["measured_at"] = "a point close by, as a kink lies at the given one"
+        if conclusion.in_double:
+            evidence["differences_of"] = "the function in float64, which has its values"
         status: VerdictStatus = conclusion.status
         reason = conclusion.reason
         if status == "fail":
@@ -406,9 +409,9 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
         if status == "pass" and broken:
             status = "inconclusive"
             reason = (
-                f"{broken} of {values.numel()} values of the input are not finite (NaN or "
-                "Inf), where no derivative can be measured; the gradient at the others is right. "
-                "Give finite inputs"
+                f"{broken} of {values.numel()} values of the input "
+                f"{'is' if broken == 1 else 'are'} not finite (NaN or Inf), where no derivative "
+                "can be measured; the gradient at the others is right. Give finite inputs"
             )
         if status == "fail" and not attached[output] and any(attached):
             status, reason = "not covered", "does not require grad while other outputs do"
@@ -426,8 +429,8 @@ def _masked_outputs(survey: Survey) -> Iterator[str]:
         if finite is not None:
             count = int(finite.numel() - finite.sum())
             yield (
-                f"{count} of {finite.numel()} values of `{output.name}` are not finite and were "
-                "left out"
+                f"{count} of {finite.numel()} values of `{output.name}` "
+                f"{'is not finite and was' if count == 1 else 'are not finite and were'} left out"
             )
 
 

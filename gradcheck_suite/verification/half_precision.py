@@ -20,6 +20,7 @@ from gradcheck_suite.verification.crossed import Pool, Slope, crossed_probes
 from gradcheck_suite.verification.differences import Estimate
 from gradcheck_suite.verification.probes import Measurement
 from gradcheck_suite.verification.survey import Survey
+from gradcheck_suite.verification.twins import Twin, twin_of
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ _SHARE_BESIDE = 0.5
 _KINKS = (
     "the gradient is off by more than rounding explains, and not at a point close by: kinks (relu, "
     "abs, max, ...) lie within the smallest step; dtype='float64' sees more"
+)
+_IN_DOUBLE = (
+    "kinks and curvature were taken out of the differences by those of the same function in "
+    "float64, which has the same values up to rounding"
 )
 # How many standard errors a slope may lie off before it counts; 5 of them are reached by chance
 # once in a million.
@@ -69,9 +74,14 @@ class PooledSurvey(Survey):
     whatever looks wrong, is measured each variable by itself.
     """
 
+    _twin: Twin | None = None
+
     def run(self) -> dict[tuple[int, int], Conclusion]:
         """Measure every pair and conclude on it."""
         clock = self.deadline.or_after(_MOST_SECONDS)
+        self._twin = twin_of(self, self.point) if self.deterministic else None
+        if self._twin is not None:
+            self.covered.append(_IN_DOUBLE)
         found = self._passed_together(clock)
         for variable in self._variables():
             if any((output, variable) not in found for output in range(len(self.point.outputs))):
@@ -119,6 +129,7 @@ class PooledSurvey(Survey):
                 cotangents=size,
                 stream=stream,
                 clock=clock,
+                twin=self._twin,
             )
             for output, pool in enumerate(pools):
                 for variable, slope in zip(variables, pool.slopes() or (), strict=False):
@@ -150,6 +161,7 @@ class PooledSurvey(Survey):
                 cotangents=size,
                 stream=0,
                 clock=clock,
+                twin=self._twin,
             )
             left = 0 if clock.passed else len(_LAST_ROUNDS) - number
             for output, pool in enumerate(pools):
@@ -195,7 +207,7 @@ class PooledSurvey(Survey):
             return Conclusion("pass", shown)
         if left > _LEFT_AT_FAILURE:
             return None
-        if off > _FAILS * slope.error + _BIAS:
+        if off > _FAILS * slope.error + _BIAS + slope.kinks:
             if self._fails_beside(output, variable, slope):
                 return Conclusion("fail", shown)
             return Conclusion("inconclusive", shown, _KINKS)
@@ -215,6 +227,7 @@ class PooledSurvey(Survey):
         if point is None:
             return True
         pools = [Pool() for _ in self.point.outputs]
+        twin = None if self._twin is None else twin_of(self, point)
         for size in _ROUNDS[-2:]:
             crossed_probes(
                 self,
@@ -226,9 +239,14 @@ class PooledSurvey(Survey):
                 cotangents=size,
                 stream=_STREAM_BESIDE,
                 clock=self.deadline,
+                twin=twin,
             )
         found = pools[output].slopes()
-        return found is None or found[0].off * slope.off > _SHARE_BESIDE * slope.off**2
+        if found is None:
+            return True
+        beside = found[0]
+        as_much = beside.off * slope.off > _SHARE_BESIDE * slope.off**2
+        return as_much and abs(beside.off) > beside.kinks
 
     def _conclude_on_zero(
         self, output: int, variable: int, pool: Pool, part: torch.Tensor | None, *, left: int
@@ -294,4 +312,4 @@ def _slack(slope: Slope) -> float:
 
     Kinks close to the point and higher derivatives leave some of what the extrapolation changed.
     """
-    return _BIAS + abs(slope.curvature)
+    return _BIAS + abs(slope.curvature) + slope.kinks

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification.deadline import Deadline
 from gradcheck_suite.verification.differences import Estimate
+from gradcheck_suite.verification.finer import coarse_pairs
 from gradcheck_suite.verification.looks import Probes
 from gradcheck_suite.verification.probes import SAFETY
 from gradcheck_suite.verification.slopes import RATIO, Slope, step_for
@@ -47,8 +48,6 @@ _LATE = (
 )
 _FIRST_PROBE = 5000
 _FIRST_AGAIN = 6000
-# Single probes that see errors of this size need no pooling.
-_FINE_ENOUGH = 2e-3
 # What neither averages out nor is an error: digits of constants, as of an approximated function.
 _LEAST = 1e-3
 _USEFUL = 5e-3
@@ -71,18 +70,7 @@ def pooled_conclusions(
     Returns:
         Conclusions for those pairs alone where pooling says more.
     """
-    coarse = {
-        pair
-        for pair, conclusion in conclusions.items()
-        if conclusion.status != "fail"
-        and not conclusion.shown.non_finite
-        and not conclusion.shown.drowned
-        and conclusion.shown.contributions[pair[1]] > 0.0
-        and (
-            conclusion.status == "inconclusive"
-            or conclusion.shown.relative_tolerance > _FINE_ENOUGH
-        )
-    }
+    coarse = coarse_pairs(conclusions)
     clock = survey.deadline.or_after(_MOST_SECONDS)
     found = _pool(survey, survey.point, conclusions, coarse, clock=clock)
     if clock.passed and coarse - found.keys():

@@ -99,6 +99,11 @@ class Measurement:
         return silent and foretold < SAFETY * self.eps * max(self.scale, 1.0)
 
     @property
+    def on_stairs(self) -> bool:
+        """Whether the function stayed the same along steps that its gradient says change it."""
+        return self.trouble == _STAIRS
+
+    @property
     def deviation(self) -> float:
         """Numeric less analytic derivative."""
         return self.estimate.value

@@ -59,6 +59,10 @@ _LAST_BIT = (
     "for inputs that differ from the given ones in their last bit the gradient is off by quite "
     "another amount: the output is rounding noise here, which has no derivative"
 )
+_IN_DOUBLE = (
+    "{} of {} gradients: float32 differences were too coarse, so those of the same function in "
+    "float64, which has the same values here and around, were taken"
+)
 # A deviation that changes by more than this share of itself is no property of the function.
 _ANOTHER = 0.1
 _NUDGES = 3
@@ -77,6 +81,7 @@ class Survey:
         point: where the user asked for gradients.
         gradients: the analytic gradients of the first probe.
         breaches: what backward owes and does not keep.
+        covered: sentences on what was looked at otherwise than usual.
         not_covered: sentences on what was left out for want of time.
     """
 
@@ -91,6 +96,7 @@ class Survey:
         deadline: Deadline = Deadline(),  # noqa: B008 - it is frozen
     ) -> None:
         self.deadline = deadline
+        self.covered: list[str] = []
         self.not_covered: list[str] = []
         self.subject = subject
         self.precision = precision
@@ -156,6 +162,7 @@ class Survey:
             return found
         held = {pair: self._held_to_smaller_steps(pair, one) for pair, one in found.items()}
         refuted = {pair for pair, one in held.items() if one.status != found[pair].status}
+        held = held | self._seen_finer(held)
         # Pooled slopes are compared at several steps anyway, and would stride over the same.
         rest = {pair: one for pair, one in held.items() if pair not in refuted}
         return held | self._pooled(rest)
@@ -275,6 +282,21 @@ class Survey:
             for index, value in enumerate(self.point.values)
         ]
 
+    def _seen_finer(
+        self, found: dict[tuple[int, int], Conclusion]
+    ) -> dict[tuple[int, int], Conclusion]:
+        """Let a float64 twin decide what float32 saw too coarsely."""
+        from gradcheck_suite.verification.finer import (  # noqa: PLC0415 - it needs a survey
+            finer_conclusions,
+        )
+
+        if not self.deterministic:
+            return {}
+        finer = finer_conclusions(self, found)
+        if finer:
+            self.covered.append(_IN_DOUBLE.format(len(finer), len(self.pairs)))
+        return self._with_failures(finer)
+
     def _pooled(
         self, found: dict[tuple[int, int], Conclusion]
     ) -> dict[tuple[int, int], Conclusion]:
@@ -285,8 +307,13 @@ class Survey:
 
         if not self.deterministic:
             return found
-        for pair, conclusion in pooled_conclusions(self, found).items():
-            found[pair] = conclusion
+        return found | self._with_failures(pooled_conclusions(self, found))
+
+    def _with_failures(
+        self, found: dict[tuple[int, int], Conclusion]
+    ) -> dict[tuple[int, int], Conclusion]:
+        """Note failures that came of other measurements than the survey's own."""
+        for pair, conclusion in found.items():
             if conclusion.status == "fail":
                 outcome = Outcome("fail", conclusion.shown, moved=False, probe=0)
                 self._outcomes[pair].append(outcome)
@@ -438,6 +465,23 @@ class Survey:
         suspects = self._suspects()
         if not suspects:
             return
+        self._nudge(suspects)
+        faint = {pair for pair in self.pairs if self._is_faint(pair)}
+        if faint:
+            self._round_otherwise(faint)
+        for output in range(len(self.point.outputs)):
+            for variable in suspects:
+                pair = (output, variable)
+                self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
+
+    def rounding_of_backward(self, pair: tuple[int, int]) -> float:
+        """Measure how far rounding moves an analytic gradient, as a share of it."""
+        self._nudge({pair[1]})
+        self._round_otherwise({pair})
+        return self._backward_noise[pair]
+
+    def _nudge(self, variables: Collection[int]) -> None:
+        """Measure what inputs that differ in their last bit do to some analytic gradients."""
         cotangents = self.cotangents(self.point, 0)
         known = self._differentiate(self.point, 0)
         # The few roundings behind one number may add up to much the same by chance.
@@ -448,20 +492,13 @@ class Survey:
             except Exception:  # noqa: BLE001 - the user's function may fail off the given point
                 break
             for output, (row, second) in enumerate(zip(known.rows, other.rows, strict=True)):
-                for variable in suspects:
+                for variable in variables:
                     pair = (output, variable)
                     self._backward_noise[pair] = max(
                         self._backward_noise[pair],
                         _spread(row[variable], second[variable]),
                         self.breaches.rounding.get(pair, 0.0),
                     )
-        faint = {pair for pair in self.pairs if self._is_faint(pair)}
-        if faint:
-            self._round_otherwise(faint)
-        for output in range(len(self.point.outputs)):
-            for variable in suspects:
-                pair = (output, variable)
-                self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
 
     def _is_faint(self, pair: tuple[int, int]) -> bool:
         """Say whether rounding might explain a disagreement: half the digits may cancel."""

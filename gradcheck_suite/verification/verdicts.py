@@ -49,7 +49,8 @@ class Outcome:
 class Conclusion:
     """What all measurements of one pair come to; ``shown`` is the one to quote.
 
-    ``meant`` says that a custom Function on the way declares that it gives no derivative.
+    ``meant`` says that a custom Function on the way declares that it gives no derivative,
+    ``in_double`` that differences were taken of the float64 twin of a float32 function.
     """
 
     status: Literal["pass", "fail", "inconclusive"]
@@ -57,6 +58,7 @@ class Conclusion:
     reason: str | None = None
     moved: bool = False
     meant: bool = False
+    in_double: bool = False
 
 
 def judge(measurement: Measurement, variable: int, precision: Precision) -> Ruling:
@@ -156,9 +158,19 @@ def _conclude_on_failure(
     return Conclusion(
         "inconclusive",
         worst.measurement,
-        f"{len(failed)} of {len(failed) + len(passed)} random directions disagree and the "
-        "others do not",
+        _in_words(len(failed), len(passed)),
     )
+
+
+def _in_words(failed: int, passed: int) -> str:
+    """Say how many measurements speak against a gradient and how many for it."""
+    if not passed:
+        return (
+            "along one random direction alone could the gradient be measured, and there it "
+            f"disagrees; it takes {_FEWEST_FAILURES} for a failure"
+        )
+    against = f"{failed} random direction{'s disagree' if failed > 1 else ' disagrees'}"
+    return f"{against} with the gradient and {passed} agree{'s' * (passed == 1)}"
 
 
 def why_unresolved(measurement: Measurement, precision: Precision) -> str:

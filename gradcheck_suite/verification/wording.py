@@ -88,7 +88,8 @@ def wrong_gradient(
     shape = shape[:-1] if is_complex[1] else shape
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
     if also:
-        message += f"; {len(also)} more gradients are wrong with it: {_listed(also)}"
+        more = "one more gradient is" if len(also) == 1 else f"{len(also)} more gradients are"
+        message += f"; {more} wrong with it: {_listed(also)}"
     evidence: dict[str, JSON] = {
         "output": output,
         "input": variable,

@@ -138,7 +138,7 @@ def test_infinite_outputs_are_left_out_and_the_finite_ones_checked(wrong, randn)
 
     report = check_gradients(masked, randn(4), order=1)
     assert [finding.code for finding in report.findings] == ["GCS601"]
-    assert report.not_covered == ("1 of 4 values of `output` are not finite and were left out",)
+    assert report.not_covered == ("1 of 4 values of `output` is not finite and was left out",)
 
 
 def test_nan_in_output_and_gradient_decides_nothing(randn):

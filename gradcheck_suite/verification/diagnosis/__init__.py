@@ -13,7 +13,7 @@ from gradcheck_suite.verification.diagnosis.circumstances import (
 from gradcheck_suite.verification.diagnosis.evidence import Evidence
 from gradcheck_suite.verification.diagnosis.kinds import ErrorKind, error_kind
 from gradcheck_suite.verification.diagnosis.ratios import name_ratio
-from gradcheck_suite.verification.diagnosis.regions import claim_on_a_region
+from gradcheck_suite.verification.diagnosis.regions import claim_on_a_region, claim_on_one_entry
 from gradcheck_suite.verification.diagnosis.whole import (
     Claim,
     claim_on_a_term,
@@ -34,6 +34,9 @@ __all__ = ["Diagnosis", "ErrorKind", "TracedCall", "diagnose", "error_kind", "fi
 _LEAST_ERROR = 1e-9
 # Where fewer entries are wrong, where they lie says more than what would make up for them.
 _FEW = 0.5
+# One wrong entry of more than these is told by two probes and one of the others, in place of all.
+_MANY = 48
+_FEWEST_PROBES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def diagnose(
 ) -> Diagnosis:
     """Find out what kind of mistake made a gradient wrong.
 
-    It takes some hundred calls of the function, more where single entries are wrong.
+    It takes some forty calls of the function where one entry of many is wrong, else a hundred and
+    more.
 
     Args:
         survey: what was measured so far.
@@ -88,10 +92,13 @@ def diagnose(
         entry: a wrong entry, if one is known.
     """
     output, variable = pair
+    step = conclusions[pair].shown.estimate.step
     try:
-        evidence = Evidence(survey, output, variable, conclusions[pair].shown.estimate.step)
+        evidence, found = _one_of_many(survey, pair, step, entry)
+        if evidence is None or found is None:
+            evidence = Evidence(survey, output, variable, step)
+            found = _kind_of_mistake(evidence, first, entry)
         circumstances = circumstances_of(evidence, conclusions)
-        found = _kind_of_mistake(evidence, first, entry)
     except Exception:  # noqa: BLE001 - the user's backward may refuse any other cotangent
         return first
     return replace(
@@ -99,6 +106,20 @@ def diagnose(
         circumstances=tuple(claim.words for claim in circumstances),
         only=tuple(claim.kind for claim in circumstances),
     )
+
+
+def _one_of_many(
+    survey: Survey, pair: tuple[int, int], step: float, entry: WrongEntry | None
+) -> tuple[Evidence | None, Diagnosis | None]:
+    """Say that one entry is wrong, where that is known and no factor explains it as well."""
+    if entry is None or not entry.exact or entry.count > 1 or entry.total <= _MANY:
+        return None, None
+    evidence = Evidence(survey, *pair, step, probes=_FEWEST_PROBES)
+    if evidence.factor(lambda probe: probe.gradient) is not None:
+        return None, None
+    claim = claim_on_one_entry(evidence, entry)
+    found = None if claim is None else Diagnosis(claim.kind, claim.words, most=claim.most)
+    return evidence, found
 
 
 def _kind_of_mistake(evidence: Evidence, first: Diagnosis, entry: WrongEntry | None) -> Diagnosis:

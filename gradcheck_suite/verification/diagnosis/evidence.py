@@ -63,30 +63,34 @@ Claimed = Callable[[Probe], torch.Tensor]
 
 
 class Evidence:
-    """Eight probes of one (output, variable) pair whose gradient is wrong.
+    """Probes of one (output, variable) pair whose gradient is wrong.
 
     Args:
         survey: what was measured so far.
         output: index of the output.
         variable: index of the variable.
         step: the step, relative to the variable's scale, at which the failure was measured.
+        probes: how many; each takes some ten evaluations. Claims on the whole gradient need as
+            many as by default.
 
     Attributes:
         probes: the measurements, or none if the function fails at points around.
         sharp: whether the deviations stand out enough for any claim.
     """
 
-    def __init__(self, survey: Survey, output: int, variable: int, step: float) -> None:
+    def __init__(
+        self, survey: Survey, output: int, variable: int, step: float, *, probes: int = _PROBES
+    ) -> None:
         self.survey = survey
         self.output = output
         self.variable = variable
         self._ladders = _short_ladders(survey.precision, step)
         self._scale = 0.0
         self.probes: tuple[Probe, ...] = tuple(
-            probe for probe in map(self._probe, range(_PROBES)) if probe is not None
+            probe for probe in map(self._probe, range(probes)) if probe is not None
         )
         worst = self._relative_tolerance()
-        self.sharp = len(self.probes) == _PROBES and worst <= _SHARP
+        self.sharp = len(self.probes) == probes and worst <= _SHARP
         self.sharper = self.sharp and worst <= _SHARPER
         if self.probes:
             self.expect(self.value.numel())

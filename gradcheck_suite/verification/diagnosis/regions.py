@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.bisection import WrongEntry
     from gradcheck_suite.verification.diagnosis.evidence import Evidence
 
-__all__ = ["claim_on_a_region"]
+__all__ = ["claim_on_a_region", "claim_on_one_entry"]
 
 # Up to here every entry is looked at by itself.
 _SMALL = 48
@@ -42,6 +42,19 @@ def claim_on_a_region(evidence: Evidence, entry: WrongEntry) -> Claim | None:
     if entry.count > _SPARSE * total and not entry.exact:
         return _by_values(evidence, entry)
     return _boxed(evidence, entry) or _by_values(evidence, entry)
+
+
+def claim_on_one_entry(evidence: Evidence, entry: WrongEntry) -> Claim | None:
+    """Say that this entry alone is wrong, if all others together are right."""
+    if not evidence.sharp or evidence.variable_is_complex:
+        return None
+    evidence.expect(1)
+    others = torch.ones(evidence.value.shape, dtype=torch.bool)
+    others[entry.input_index] = False
+    if not _is_right(evidence, others):
+        return None
+    name = evidence.survey.subject.variables[evidence.variable].name
+    return _box_claim(name, list(entry.input_index), list(entry.input_index), others.shape)
 
 
 def _every_entry(evidence: Evidence) -> torch.Tensor | None:
@@ -175,18 +188,19 @@ def _edge(evidence: Evidence, dim: int, at: int, size: int, *, upper: bool) -> i
         mask.fill_(value=False)
         beyond = slice(middle, outer) if upper else slice(outer + 1, middle + 1)
         mask[(slice(None),) * dim + (beyond,)] = True
-        if _is_right(evidence, mask):
+        # One probe will do: the box as a whole is held to two.
+        if _is_right(evidence, mask, probes=1):
             outer = middle
         else:
             inner = middle
     return inner
 
 
-def _is_right(evidence: Evidence, mask: torch.Tensor) -> bool:
+def _is_right(evidence: Evidence, mask: torch.Tensor, *, probes: int = 2) -> bool:
     """Say whether the gradient agrees when only the masked entries move."""
     return all(
         evidence.is_right(evidence.deviation(probe.direction.where(mask, 0.0), probe.cotangent))
-        for probe in evidence.probes[:2]
+        for probe in evidence.probes[:probes]
     )
 
 
