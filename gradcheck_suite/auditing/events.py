@@ -33,6 +33,7 @@ SchedulerStepped           after ``scheduler.step()``; not for the one in its co
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
 LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
+LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
@@ -77,6 +78,7 @@ __all__ = [
     "GradientsClipped",
     "GradientsUnscaled",
     "LayerRanInTrainingMode",
+    "LegacyFunctionCalled",
     "LossScaled",
     "ModeChanged",
     "NonLeafGradientRead",
@@ -213,6 +215,7 @@ class GradientsClipped(NamedTuple):
         site: where it was called.
         given: these parameters, as far as they are known.
         limit: the greatest norm allowed, if it is a plain number.
+        refused: whether torch has raised.
     """
 
     function: Literal["clip_grad_norm_", "clip_grad_value_"]
@@ -221,6 +224,7 @@ class GradientsClipped(NamedTuple):
     site: CallSite | None
     given: tuple[Tensor, ...] = ()
     limit: float | None = None
+    refused: bool = False
 
 
 class LossScaled(NamedTuple):
@@ -270,6 +274,13 @@ class NonLeafGradientRead(NamedTuple):
     """The user's code has read ``.grad`` of a tensor that has a graph and does not retain it."""
 
     site: CallSite
+
+
+class LegacyFunctionCalled(NamedTuple):
+    """An instance of a custom Function is called, as in old torch; this one refuses."""
+
+    function: type
+    site: CallSite | None
 
 
 class ModeChanged(NamedTuple):
@@ -387,6 +398,7 @@ Event: TypeAlias = (
     | ModeChanged
     | ForwardFinished
     | LayerRanInTrainingMode
+    | LegacyFunctionCalled
     | NonLeafGradientRead
     | NonLeafRefused
     | GradModeChanged

@@ -28,6 +28,10 @@ class Optimizers:
     Args:
         model: the audited model, whose parameters count as known; None for none in particular.
         only: look at these optimizers and no other; None means every one.
+
+    Attributes:
+        without_backward: the identities of those that are told of as stepping without a backward.
+        replaced: the identities of the parameters that are told of as no longer the model's.
     """
 
     def __init__(self, model: nn.Module | None, only: Iterable[Optimizer] | None) -> None:
@@ -35,6 +39,8 @@ class Optimizers:
         self._only = None if only is None else weakref.WeakSet(only)
         # By identity: an optimizer may define equality, and weak sets of such would lose some.
         self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self.without_backward: set[int] = set()
+        self.replaced: set[int] = set()
         for optimizer in self._only or ():
             self.note(optimizer)
 

@@ -121,3 +121,23 @@ def test_a_node_that_is_gone_through_again_and_again_is_left_alone_in_the_end(au
     session = audited(loop)
     assert len(runs) == 200
     assert [finding.code for finding in session.findings] == codes
+
+
+class OldStyle(torch.autograd.Function):
+    def forward(self, x):  # <- here
+        return x.clamp(min=0)
+
+    def backward(self, grad_output):
+        return grad_output
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+def test_an_old_function_is_told_with_its_forward(audited, only, line_of):
+    def loop():
+        with pytest.raises(RuntimeError, match="Legacy autograd function"):
+            OldStyle()(torch.randn(3, requires_grad=True))
+
+    finding = only(audited(loop), "GCS502")
+    assert finding.location.line == line_of(OldStyle)
+    assert finding.hint.endswith("call OldStyle.apply(...)")
+    assert [place.message for place in finding.related] == ["called here"]

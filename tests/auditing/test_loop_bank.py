@@ -21,7 +21,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
-CODES = {f"GCS{number}" for number in (301, 302, 303, 304, 305, 306, 307, 308, 309, 310, 701, 702)}
+_REFUSALS = ("scale", "inf checks", "update()", "nested_tensorlist")
 
 
 def run_quietly(loop):
@@ -30,7 +30,7 @@ def run_quietly(loop):
         try:
             loop()
         except (AssertionError, RuntimeError) as error:
-            assert any(word in str(error) for word in ("scale", "inf checks", "update()")), error  # noqa: PT017 - torch refuses some
+            assert any(word in str(error) for word in _REFUSALS), error  # noqa: PT017 - torch refuses some
 
 
 @pytest.mark.parametrize("name", BUGGY)
@@ -41,7 +41,7 @@ def test_the_mistake_is_found(audited, line_of, name):
     assert found, session.findings
     if "# <- here" in inspect.getsource(loop):
         assert {finding.location.line for finding in found} == {line_of(loop)}, found
-    assert {f.code for f in session.findings} & CODES <= {code, *ALSO.get(name, ())}
+    assert {f.code for f in session.findings} <= {code, *ALSO.get(name, ())}
 
 
 ALSO = {

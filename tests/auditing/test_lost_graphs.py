@@ -201,12 +201,39 @@ def rounded():
         update(optimizer, F.mse_loss(out, torch.ones(6, 3)))
 
 
+class RoundedWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        scale = self.weight.detach().abs().max() / 7
+        rounded = torch.round(self.weight / scale) * scale  # <- here
+        return F.linear(x, rounded)
+
+
+def weight_rounded_in_forward():
+    model = nn.Sequential(RoundedWeight(), nn.Linear(3, 3))
+    optimizer = sgd(model)
+    for x, y in data():
+        update(optimizer, F.cross_entropy(model(x), y))
+
+
+def one_of_two_on_a_line():
+    net, extra = nn.Linear(4, 3), nn.Linear(4, 1)
+    optimizer = sgd(net, extra)
+    for x, y in data():
+        out, penalty = net(x), extra(x).abs().mean()
+        loss = F.cross_entropy(out, y) + 0.5 * penalty.item()  # <- here
+        update(optimizer, loss)
+
+
 def backbone_in_no_grad():
     body, head = nn.Linear(4, 4), nn.Linear(4, 3)
     optimizer = sgd(body, head)
     for x, y in data():
-        with torch.no_grad():
-            hidden = body(x)  # <- here
+        with torch.no_grad():  # <- here
+            hidden = body(x)
         update(optimizer, F.cross_entropy(head(hidden), y))
 
 
@@ -248,6 +275,8 @@ SILENT_BUGS = [
     (encoder_cut_in_a_helper, "GCS401", (quantize, "helper")),
     (model_cuts_in_forward, "GCS401", CutsInForward),
     (rounded, "GCS401", rounded),
+    (weight_rounded_in_forward, "GCS401", RoundedWeight),
+    (one_of_two_on_a_line, "GCS401", one_of_two_on_a_line),
     (backbone_in_no_grad, "GCS402", backbone_in_no_grad),
     (forced_tensor, "GCS405", forced_tensor),
     (forced_method, "GCS405", forced_method),

@@ -9,18 +9,20 @@ accuses nobody by itself.
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.findings import Location
 
-__all__ = ["Cut", "Flow", "follow"]
+__all__ = ["Cut", "Flow", "Span", "flat_call", "follow", "span_at", "switched_off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ _State: TypeAlias = "Literal['live'] | Cut | None"
 Flow: TypeAlias = "Cut | Literal['arrives', 'unused', 'unknown']"
 """Where the value got to: cut here, arrives at a backward or return, goes into neither, or who
 knows."""
+
+Span: TypeAlias = "tuple[int, int, int, int]"
+"""First and last line, first column and the one after the last, in bytes, as ``ast`` counts."""
 
 _CUTTING_METHODS = frozenset(
     [
@@ -98,7 +103,11 @@ _CALLS_DEEP = 3
 
 
 def follow(
-    place: Location, *, from_calls: bool = False, sinks: Collection[tuple[str, int]] = ()
+    place: Location,
+    *,
+    from_calls: bool = False,
+    sinks: Collection[tuple[str, int]] = (),
+    span: Span | None = None,
 ) -> Flow:
     """Follow what is called at ``place`` until backward or the return of its function.
 
@@ -107,6 +116,7 @@ def follow(
         from_calls: any call may have made it, and it is known to be cut: begin at each call that
             is not itself a cut.
         sinks: files and lines of calls that led to backward, whose arguments count as used.
+        span: which call of that line made the value; None where it is not known.
     """
     path, line = place.path, place.line
     tree = _tree(path)
@@ -117,7 +127,58 @@ def follow(
         return "unknown"
     walk = _Walk(path, tree, line, from_calls=from_calls)
     walk.sink_lines = {number for file, number in sinks if file == path}
+    if span is not None and any(
+        isinstance(node, ast.Call) and _span_of(node) == span for node in ast.walk(body)
+    ):
+        walk.span = span
     return walk.result(body)
+
+
+def flat_call(place: Location, operations: Collection[str]) -> Flow:
+    """Return the first call, in the function defined at ``place``, of an op without slope."""
+    tree = _tree(place.path)
+    body = None if tree is None else _innermost(tree, place.line)
+    for node in () if body is None else ast.walk(body):
+        name = _name_of(node) if isinstance(node, ast.Call) else None
+        if name is not None and name in _FLAT_METHODS and name.rstrip("_") in operations:
+            return Cut(place.path, node.lineno, f"`{name}()`")  # type: ignore[attr-defined]  # a Call
+    return "unknown"
+
+
+def switched_off(place: Location) -> Flow:
+    """Return the ``no_grad`` or ``inference_mode`` that a line stands under in its function."""
+    tree = _tree(place.path)
+    body = tree if tree is None or place.function is None else _innermost(tree, place.line)
+    if body is None:
+        return "unknown"
+    line = _line_of_decorator(body)
+    for statement, off in _own_statements(body.body, off=line):
+        if statement.lineno <= place.line <= (statement.end_lineno or statement.lineno):
+            line = off  # The statements inside one follow it.
+    return Cut(place.path, line, "recording is switched off", under=True) if line else "unknown"
+
+
+def _line_of_decorator(scope: ast.Module | _Function) -> int:
+    found = 0
+    for decorator in getattr(scope, "decorator_list", []):
+        if _name_of(decorator) in _RECORDING_OFF:
+            found = decorator.lineno
+    return found
+
+
+def span_at(site: CallSite) -> Span | None:
+    """Return where in its source the call at this site stands (Python 3.11 and later)."""
+    code, offset = site
+    positions = getattr(code, "co_positions", None)
+    if positions is None:
+        return None
+    # One entry for each instruction, of two bytes.
+    found: Any = next(itertools.islice(positions(), offset // 2, None), (None,) * 4)
+    return None if None in found else tuple(found)  # type: ignore[return-value]  # four numbers
+
+
+def _span_of(node: ast.expr) -> tuple[int, int | None, int, int | None]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def _tree(path: str) -> ast.Module | None:
@@ -194,13 +255,11 @@ class _Walk:
         self.names: dict[str, _State] = {}
         self.sinks: list[_State] = []
         self.sink_lines: set[int] = set()
+        self.span: Span | None = None
         self.off = 0
 
     def result(self, scope: ast.Module | _Function) -> Flow:
-        off = 0
-        for decorator in getattr(scope, "decorator_list", []):
-            if _name_of(decorator) in _RECORDING_OFF:
-                off = decorator.lineno
+        off = _line_of_decorator(scope)
         # Twice: a loop may carry a name from its end to its beginning.
         for _ in range(2):
             self.sinks = []
@@ -266,13 +325,18 @@ class _Walk:
 
     def value(self, node: ast.expr) -> _State:
         state = self._value(node)
-        if not self.from_calls and isinstance(node, ast.Call) and node.lineno == self.line:
+        if not self.from_calls and isinstance(node, ast.Call) and self._makes_it(node):
             # The call of a line that is itself the value: only the innermost makes it.
             state = state or "live"
         if state is not None and self.off and isinstance(node, (ast.Call, ast.BinOp)):
             # Whatever else has cut its parts: what is made here could have no graph.
             return Cut(self.path, self.off, "recording is switched off", under=True)
         return state
+
+    def _makes_it(self, node: ast.Call) -> bool:
+        if self.span is not None:
+            return _span_of(node) == self.span
+        return node.lineno == self.line
 
     def _value(self, node: ast.expr) -> _State:
         if isinstance(node, (ast.Name, ast.Attribute)):

@@ -55,8 +55,9 @@ class Place:
 
 @dataclass(slots=True)
 class Watched:
-    """An optimizer, and its parameters without a gradient so far."""
+    """An optimizer, its identity, and its parameters without a gradient so far."""
 
+    identity: int
     optimizer: weakref.ref[Optimizer]
     name: str
     step_site: CallSite | None
@@ -138,20 +139,22 @@ def broken(flow: Flow, seen: Location | None) -> Verdict:
     return Verdict(
         catalogue.GRAPH_BROKEN,
         where,
-        f"the way from it to the loss is cut{by}",
+        f"the way from there to the loss is cut{by}",
         "keep the tensor itself in the loss; convert or detach it for logging only",
         related=related,
     )
 
 
-def cut_place(flow: Flow, seen: Location | None) -> tuple[Location | None, tuple[Related, ...]]:
+def cut_place(
+    flow: Flow, seen: Location | None, words: str = "what was cut off is used here"
+) -> tuple[Location | None, tuple[Related, ...]]:
     if not isinstance(flow, Cut):
         return seen, ()
     function = None if seen is None or seen.path != flow.path else seen.function
     where = Location(path=flow.path, line=flow.line, function=function)
     if seen is None or (seen.path == where.path and seen.line == where.line):
         return where, ()
-    return where, (Related(seen, "what was cut off is used here"),)
+    return where, (Related(seen, words),)
 
 
 def finding_of(watched: Watched, group: Group) -> Finding:

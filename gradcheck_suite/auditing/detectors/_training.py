@@ -31,7 +31,7 @@ def training_detectors(recorder: Recorder) -> tuple[Detector, ...]:
         windows,
         scaled,
         MisplacedZeroGradDetector(recorder, windows),
-        IdleStepDetector(windows),
+        IdleStepDetector(windows, recorder.optimizers),
         ClippingDetector(windows, scaled),
         ScalingDetector(windows, scaled),
         SchedulerDetector(windows),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClippingDetector"]
 
-_Wrong: TypeAlias = Literal["after", "before", "nothing", "each", "scaled"]
+_Wrong: TypeAlias = Literal["after", "before", "nothing", "others", "each", "scaled"]
 
 _ENOUGH = 2
 _OF_SCALE = 1e-2
@@ -76,6 +76,7 @@ class ClippingDetector:
         self._seen: weakref.WeakKeyDictionary[Window, _Seen] = weakref.WeakKeyDictionary()
         self._all: list[_Seen] = []
         self._of_nothing: list[_Clip] = []
+        self._refused: dict[object, Finding] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at each clipping, and at the step that follows."""
@@ -100,8 +101,12 @@ class ClippingDetector:
         if event.parameters == 0:
             self._of_nothing.append(_Clip(event.site, event.function, "nothing", 0))
             return Attention.AWAKE
+        if event.refused and not event.gradients:
+            self._refused.setdefault(event.site, _refusal(event))
+            return Attention.AWAKE
         given = set(map(id, event.given))
         gradients = set(map(id, event.gradients))
+        anybody = False
         for window in self._windows.all():
             if given:
                 concerned = not window.ids.isdisjoint(given)
@@ -111,6 +116,9 @@ class ClippingDetector:
                 kind = self._judge(window, event)
                 clip = _Clip(event.site, event.function, kind, len(window.fills))
                 self._of(window).clips.append(clip)
+                anybody = True
+        if given and not gradients and not anybody:
+            self._of_nothing.append(_Clip(event.site, event.function, "others", 0))
         return Attention.AWAKE
 
     def _judge(self, window: Window, event: GradientsClipped) -> _Wrong | None:
@@ -176,7 +184,19 @@ class ClippingDetector:
                 elsewhere = seen.right and occurrence.kind not in {"each", "scaled"}
                 if occurrence.count >= _ENOUGH and not elsewhere:
                     found.setdefault(key, occurrence)
-        return [_finding(occurrence) for occurrence in found.values()]
+        return [*map(_finding, found.values()), *self._refused.values()]
+
+
+def _refusal(event: GradientsClipped) -> Finding:
+    return Finding.of(
+        catalogue.CLIP_MISPLACED,
+        f"{event.function} found no gradient to clip, and torch refuses; expected clipping between "
+        "backward() and step(), of parameters that backward() has reached",
+        detector="audit",
+        location=location_of(event.site),
+        hint=f"move {event.function} between backward() and step()",
+        evidence={"count": 1, "function": event.function},
+    )
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
@@ -191,6 +211,8 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "backward() and step()",
         "nothing": f"{function} was given no parameters, as from an iterator that is used up, and "
         f"{name}.step() used unclipped gradients, {times}; expected the parameters",
+        "others": f"{function} was given parameters that have no gradient and that no optimizer "
+        f"owns, and {name}.step() used unclipped gradients, {times}; expected its own parameters",
         "each": f"{function} ran after each of several backward() calls of one window, so that it "
         f"clipped the running sum again and again, {times} of {name}; expected it once, "
         "before the step",
@@ -201,6 +223,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "after": f"move {function} between backward() and step()",
         "before": f"move {function} between backward() and step()",
         "nothing": "pass model.parameters() anew, or keep a list of them",
+        "others": "pass the parameters that the optimizer owns",
         "each": f"call {function} once, right before step()",
         "scaled": "call scaler.unscale_(optimizer) right before clipping",
     }[occurrence.kind]

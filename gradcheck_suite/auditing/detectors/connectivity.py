@@ -16,7 +16,14 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow
+from gradcheck_suite.auditing.detectors._flow import (
+    Cut,
+    Flow,
+    flat_call,
+    follow,
+    span_at,
+    switched_off,
+)
 from gradcheck_suite.auditing.detectors._missing_gradients import (
     CERTAIN,
     LOOKED_AT,
@@ -92,6 +99,7 @@ class ConnectivityDetector:
         self._level: set[int] = set()
         self._owned: set[int] = set()
         self._flat: set[str] = set()
+        self._flat_at: Flow = "unknown"
         self._functions: dict[int, type] = {}
         self._forced: tuple[CallSite, ...] = ()
         self._is_forced = False
@@ -253,7 +261,7 @@ class ConnectivityDetector:
             if watched is not None:
                 self._past.extend(self._of(watched))
             watched = self._watched[key] = Watched(
-                weakref.ref(event.optimizer), type(event.optimizer).__name__, event.site
+                key, weakref.ref(event.optimizer), type(event.optimizer).__name__, event.site
             )
         watched.steps += 1
         if watched.steps > LOOKED_AT:
@@ -271,6 +279,7 @@ class ConnectivityDetector:
         if watched.steps == 2 and not self._looked_for_unowned:  # noqa: PLR2004 - once
             self._looked_for_unowned = True
             self._look_for_unregistered()
+            self._look_for_flat_call()
 
     def _look(self, watched: Watched, optimizer: Optimizer) -> None:
         bit = 1 << watched.steps
@@ -333,10 +342,13 @@ class ConnectivityDetector:
         nothing_trains = len(watched.missing) == watched.parameters
         if watched.steps < CERTAIN or (nothing_trains and self._is_forced):
             return []
+        told = self._recorder.optimizers
+        if nothing_trains and watched.identity in told.without_backward:
+            return []  # That its backward is missing is what there is to say.
         groups: dict[object, Group] = {}
         for identity in watched.missing:
             place = watched.places.get(identity)
-            if place is None or is_conditional(watched, place):
+            if place is None or identity in told.replaced or is_conditional(watched, place):
                 continue
             verdict = self._verdict(watched, identity, place)
             if not place.modules and verdict.entry is catalogue.PARAMETER_WITHOUT_GRADIENT:
@@ -379,13 +391,15 @@ class ConnectivityDetector:
                 "checkpoint(..., use_reentrant=False)",
             )
         if not any(call.recording for call in calls):
+            where, related = _switched_off_at(first, site)
             return Verdict(
                 catalogue.FORWARD_UNDER_NO_GRAD,
-                site,
+                where,
                 "its module is called while recording is switched off (no_grad, inference_mode)",
                 "call it with recording on; or freeze it with requires_grad_(False) and keep it "
                 "out of the optimizer",
                 Severity.WARNING,
+                related,
             )
         return self._cut_after(first, place, site)
 
@@ -403,11 +417,12 @@ class ConnectivityDetector:
             for backward in stack
             if (at := location_of(backward)) is not None
         }
+        callers = {code for stack in self._stacks for code, _ in stack}
         for frame in call.sites:
             at = location_of(frame)
             if at is None:
                 continue
-            flow = follow(at, sinks=sinks)
+            flow = follow(at, sinks=sinks, span=span_at(frame))
             if isinstance(flow, Cut):
                 return broken(flow, site)
             if flow == "unused":
@@ -417,6 +432,8 @@ class ConnectivityDetector:
                     f"what {called(place)} returns is not used for the loss",
                     "use its output for the loss, or leave the module out",
                 )
+            if frame[0] in callers:
+                break  # It goes on from here to backward: whoever called this has no part in it.
         return Verdict(
             catalogue.PARAMETER_WITHOUT_GRADIENT,
             site,
@@ -443,13 +460,17 @@ class ConnectivityDetector:
             return []
         place = location_of(stack[0])
         flow = cut_before(stack)
+        if not isinstance(flow, Cut):
+            flow = self._flat_at
         where, related = cut_place(flow, place)
+        count = "1 parameter" if len(level) == 1 else f"{len(level)} parameters"
         return [
             Finding.of(
                 catalogue.GRAPH_BROKEN,
-                f"every way from {len(level)} parameters to the loss goes through "
-                f"{' or '.join(sorted(self._flat))}, whose slope is zero: their gradients are "
-                "there and always exactly zero",
+                f"every way from {count} to the loss goes through "
+                f"{' or '.join(sorted(self._flat))}, whose slope is zero: "
+                f"{'its' if len(level) == 1 else 'their'} gradients are there and always exactly "
+                "zero",
                 detector="audit",
                 severity=Severity.WARNING,
                 location=where,
@@ -458,6 +479,18 @@ class ConnectivityDetector:
                 evidence={"parameters": len(level), "operations": tuple(sorted(self._flat))},
             )
         ]
+
+    def _look_for_flat_call(self) -> None:
+        """Look for the op without slope in the forward of modules that own such parameters."""
+        level = (self._level & self._owned) - self._sloped
+        if not level:
+            return
+        tree = ModuleTree()
+        for parameter in self._recorder.optimizers.parameters():
+            owners = tree.owners(parameter) if id(parameter) in level else []
+            forward = next((at for each, _ in owners if (at := forward_of(each))), None)
+            if forward is not None and self._flat_at == "unknown":
+                self._flat_at = flat_call(forward, self._flat)
 
     def _look_for_unregistered(self) -> None:
         owned = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
@@ -508,6 +541,18 @@ class ConnectivityDetector:
             hint=f"self.{name} = nn.{better}(...)",
             evidence={"attribute": name, "container": kind, "parameters": count},
         )
+
+
+def _switched_off_at(
+    call: Call, site: Location | None
+) -> tuple[Location | None, tuple[Related, ...]]:
+    """Return the line that switches recording off around a call, or else the call."""
+    for frame in call.sites:
+        at = location_of(frame)
+        flow = "unknown" if at is None else switched_off(at)
+        if isinstance(flow, Cut):
+            return cut_place(flow, site, "its module is called here")
+    return site, ()
 
 
 def _look_again(watched: Watched) -> None:

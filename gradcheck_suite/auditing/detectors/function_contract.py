@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,12 @@ from gradcheck_suite._frames import definition_line
 from gradcheck_suite._torch_compat import custom_function_class, version_of
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
 from gradcheck_suite.auditing.detectors._survey import survey
-from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
+from gradcheck_suite.auditing.events import (
+    Attention,
+    BackwardFailed,
+    BackwardStarted,
+    LegacyFunctionCalled,
+)
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ _ARITY = re.compile(
 
 
 class FunctionContractDetector:
-    """Reports tensor-on-ctx (GCS205), backward-arity (GCS501) and grad-output-modified (GCS506)."""
+    """Reports GCS205, GCS501, GCS502 and GCS506."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -52,7 +56,11 @@ class FunctionContractDetector:
 
     def subscriptions(self) -> Subscriptions:
         """Search the first graphs, and read how backwards fail."""
-        return {BackwardStarted: self._before_backward, BackwardFinished: self._after_backward}
+        return {
+            BackwardStarted: self._before_backward,
+            BackwardFailed: self._after_failure,
+            LegacyFunctionCalled: self._note_legacy,
+        }
 
     def findings(self) -> list[Finding]:
         """Return one finding for each Function and mistake."""
@@ -86,7 +94,7 @@ class FunctionContractDetector:
                     f"{function.__name__} keeps the tensor `ctx.{name}` ({shape}) as an attribute: "
                     "autograd checks no version of it, and an output kept so is never freed",
                     detector="audit",
-                    location=line_in(function, "forward", rf"\.{re.escape(name)}\s*="),
+                    location=line_in(function, "forward", rf"\.{re.escape(name)}\b[^=]*=[^=]"),
                     hint="ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
                     evidence={"function": function.__name__, "attribute": name},
                 )
@@ -144,10 +152,26 @@ class FunctionContractDetector:
             evidence={"function": function.__name__},
         )
 
-    def _after_backward(self, event: BackwardFinished) -> None:
-        if not event.failed:
-            return
-        hit = _ARITY.search(str(sys.exc_info()[1]))
+    def _note_legacy(self, event: LegacyFunctionCalled) -> None:
+        name = event.function.__name__
+        called = location_of(event.site)
+        where = line_in(event.function, "forward", None)
+        self._found["legacy", event.function] = Finding.of(
+            catalogue.LEGACY_FUNCTION,
+            f"an instance of {name} was called, whose forward and backward are no static methods; "
+            "torch refuses",
+            detector="audit",
+            location=where or called,
+            related=() if called is None or where is None else (Related(called, "called here"),),
+            hint=(
+                "make forward and backward static methods that take ctx in place of self, and call "
+                f"{name}.apply(...)"
+            ),
+            evidence={"function": name},
+        )
+
+    def _after_failure(self, event: BackwardFailed) -> None:
+        hit = _ARITY.search(str(event.error))
         if hit is None:
             return
         name, expected, got = hit.groups()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.checksums import Fingerprint
     from gradcheck_suite.auditing.detectors._windows import Turn, Window, Windows
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.optimizers import Optimizers
 
 __all__ = ["IdleStepDetector"]
 
@@ -72,8 +73,9 @@ class _Occurrence:
 class IdleStepDetector:
     """Reports step-without-backward (GCS303)."""
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Windows, optimizers: Optimizers) -> None:
         self._windows = windows
+        self._optimizers = optimizers
         self._seen: weakref.WeakKeyDictionary[Window, _Seen] = weakref.WeakKeyDictionary()
         self._occurrences: dict[object, _Occurrence] = {}
 
@@ -92,7 +94,9 @@ class IdleStepDetector:
         skipped = _is_skipped(turn) and not is_early
         if not skipped and turn.fills and seen is not None and seen.skipped:
             seen.skipped = 0
-            self._occurrences.pop((event.site, "skipped"), None)  # it was only waiting
+            # It was only waiting.
+            self._occurrences.pop((event.site, "skipped"), None)
+            self._optimizers.without_backward.discard(id(event.optimizer))
         if turn.backwards and not skipped and not (turn.discarded and not turn.fills):
             if seen is not None:
                 seen.idle = 0
@@ -148,6 +152,8 @@ class IdleStepDetector:
     def _report(
         self, event: StepFinished, kind: str, other: CallSite | None, *, count: int = 1
     ) -> None:
+        if kind != "again":
+            self._optimizers.without_backward.add(id(event.optimizer))
         key = (event.site, kind)
         known = self._occurrences.get(key)
         if known is not None:

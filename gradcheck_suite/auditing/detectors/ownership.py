@@ -249,6 +249,8 @@ class OwnershipDetector:
     ) -> None:
         listed = tuple(parameters)
         self._told.update(map(id, listed))
+        if stale:
+            self._recorder.optimizers.replaced.update(map(id, listed))
         for each in listed:
             self._orphans.pop(id(each), None)
         self._occurrences.append(

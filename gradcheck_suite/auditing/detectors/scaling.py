@@ -130,7 +130,7 @@ class ScalingDetector:
         self._beginning: list[Kind] = []
         # A step of an optimizer of which nobody knows yet whether the scaler has called it.
         self._pending: tuple[int, str, list[Kind], CallSite | None] | None = None
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: dict[tuple[str, CallSite | None], _Occurrence] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Follow the calls on each scaler and each optimizer."""
@@ -234,11 +234,12 @@ class ScalingDetector:
     def _update(self, event: ScalerUpdated) -> None:
         if not event.scaler.is_enabled():
             return
+        self._settle(event)  # a step that has passed the scaler by explains a refusal
         mine = [key for key in self._stages if key[0] == id(event.scaler)]
         if not event.failed:
             for key in mine:
                 del self._stages[key]
-        elif not mine:
+        elif not mine and not any(kind == "direct" for kind, _ in self._occurrences):
             self._report("early update", "", event.site)
 
     def findings(self) -> list[Finding]:

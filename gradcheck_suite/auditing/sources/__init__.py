@@ -9,6 +9,7 @@ from gradcheck_suite.auditing.sources.backward import BackwardSource
 from gradcheck_suite.auditing.sources.clipping import ClippingSource
 from gradcheck_suite.auditing.sources.grad_mode import GradModeSource
 from gradcheck_suite.auditing.sources.hook_regions import HookRegions
+from gradcheck_suite.auditing.sources.legacy_functions import LegacyFunctionSource
 from gradcheck_suite.auditing.sources.mode_layers import ModeLayerSource
 from gradcheck_suite.auditing.sources.modules import ForwardSource, ModeSource
 from gradcheck_suite.auditing.sources.optimizers import OptimizerSource
@@ -33,4 +34,5 @@ SOURCES: Sequence[type[Source]] = (
     ForwardSource,
     GradModeSource,
     TorchWarningSource,
+    LegacyFunctionSource,
 )

@@ -61,12 +61,15 @@ class ClippingSource(Source):
     def _grouping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def group(lists: Any, *args: Any, **kwargs: Any) -> Any:
+            refused = True
             try:
-                return original(lists, *args, **kwargs)
-            finally:  # it refuses an empty list, as an exhausted iterator leaves
+                groups = original(lists, *args, **kwargs)
+                refused = False
+            finally:  # it refuses an empty list, as where there is no gradient yet
                 caller = sys._getframe(1)  # noqa: SLF001 - the others call this too
                 if caller.f_code.co_name == "clip_grad_value_":
-                    self.acting.tell("clip_grad_value_", lists[0])
+                    self.acting.tell("clip_grad_value_", lists[0], refused=refused)
+            return groups
 
         return group
 
@@ -88,6 +91,8 @@ class ClippingSource(Source):
         gradients: Iterable[Any],
         given: Sequence[Any] | None = None,
         limit: object = None,
+        *,
+        refused: bool = False,
     ) -> None:
         """Tell of a call of ``function``."""
         if self.recorder.running and not is_compiling():
@@ -99,5 +104,6 @@ class ClippingSource(Source):
                     site=call_site(),
                     given=tuple(given or ()),
                     limit=float(limit) if isinstance(limit, (int, float)) else None,
+                    refused=refused,
                 )
             )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 from torch.func import functional_call, grad, vmap
 
-from tests.auditing.loops.bank import clean
+from tests.auditing.loops.bank import buggy, clean, data, net
 
 
 def mlp(inside, outside):
@@ -476,3 +476,19 @@ def codes_kept_by_moving_averages():
         counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
         sums.mul_(0.9).add_(hot.T @ z.detach(), alpha=0.1)
         codes.copy_(sums / counts.clamp(min=1e-3)[:, None])
+
+
+@buggy("GCS303")
+def critic_without_a_backward():
+    actor, critic = net(), net()
+    optimize_actor = torch.optim.Adam(actor.parameters())
+    optimize_critic = torch.optim.Adam(critic.parameters())
+    for x, y in data():
+        weights = actor(x).sigmoid()
+        value = F.mse_loss(critic(x), y)
+        optimize_actor.zero_grad()
+        (weights * y).mean().backward()
+        optimize_actor.step()
+        optimize_critic.zero_grad()
+        optimize_critic.step()  # <- here
+        assert value.isfinite()

@@ -113,3 +113,24 @@ def clip_scaled_after_step():
         scaler.step(optimizer)
         scaler.update()
         clip_grad_norm_(model.parameters(), 1.0)  # <- here
+
+
+@buggy("GCS304")
+def clip_value_without_a_gradient():
+    model, optimizer = setup()
+    for x, y in data():
+        optimizer.zero_grad()
+        clip_grad_value_(model.parameters(), 1.0)  # <- here
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@buggy("GCS304")
+def clip_another_model():
+    model, optimizer = setup()
+    other = net()
+    for x, y in data():
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        clip_grad_norm_(other.parameters(), 1.0)  # <- here
+        optimizer.step()

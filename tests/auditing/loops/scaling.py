@@ -303,3 +303,14 @@ def amp_one_optimizer_without():
         mse(other, x, y).backward()
         clip_grad_norm_(other.parameters(), 1.0)
         second.step()
+
+
+@buggy("GCS310")
+def step_past_the_scaler_and_update():
+    model, optimizer = setup()
+    scaler = cpu_scaler()
+    for x, y in data():
+        optimizer.zero_grad()
+        scaler.scale(mse(model, x, y)).backward()
+        optimizer.step()  # <- here
+        scaler.update()
