@@ -35,6 +35,8 @@ _SCALE = -1024.0
 # A quick look is content with a tolerance of this share of what the thorough check resolves.
 _SHARE = 0.05
 _DIRECTION, _COTANGENT = 7101, 7102
+# A prime: no row of a tensor is as long.
+_DRAWN = 8191
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +259,19 @@ def _product(one: torch.Tensor, two: torch.Tensor) -> float:
 
 
 def _spread(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw signs times magnitudes from 1/2 to 3/2, quickly."""
-    drawn = torch.empty(like.shape, dtype=like.dtype).uniform_(-1.0, 1.0, generator=generator)
+    """Draw signs times magnitudes from 1/2 to 3/2, quickly.
+
+    Large tensors get the same draw again and again, each time with a random sign.
+    """
+    size = like.numel()
+    drawn = torch.empty(min(size, _DRAWN), dtype=like.dtype)
+    drawn.uniform_(-1.0, 1.0, generator=generator)
     drawn.add_(drawn.sign(), alpha=0.5)
-    return drawn.to(like.device)
+    if size > _DRAWN:
+        signs = torch.empty(-(-size // _DRAWN), 1, dtype=like.dtype)
+        signs.uniform_(-1.0, 1.0, generator=generator).sign_()
+        drawn = (signs * drawn).flatten()[:size]
+    return drawn.view(like.shape).to(like.device)
 
 
 def _scales(values: Sequence[torch.Tensor]) -> list[float]:
