@@ -61,7 +61,6 @@ _Taken: TypeAlias = "tuple[int, _Gradients, Sequence[_State] | None]"
 _Group: TypeAlias = "tuple[torch.dtype, int, torch.device | None, _Stream]"
 """Dtype, number of elements, device (None for the CPU) and stream."""
 _Groups: TypeAlias = "dict[_Group, tuple[list[int], list[torch.Tensor]]]"
-_UNREADABLE = (RuntimeError, NotImplementedError, TypeError)
 _Figure: TypeAlias = "tuple[float, int] | None"
 """Norm and number of elements that are not zero; None for what could not be read."""
 
@@ -161,15 +160,15 @@ class Figures:
         with _unseen():
             self._measure()
             for pending in self._pending:
-                with _on(pending.stream):
+                with _whatever_it_raises(), _on(pending.stream):
                     found = zip(
                         pending.rows,
                         pending.norms.tolist(),
                         pending.nonzero.tolist(),
                         strict=True,
                     )
-                for row, norm, nonzero in found:
-                    self._figures[row] = norm, int(nonzero)
+                    for row, norm, nonzero in found:
+                        self._figures[row] = norm, int(nonzero)
         self._pending.clear()
         self.unread = sum(
             row is not None and self._figures[row] is None for _, _, row, _ in self._entries
@@ -224,10 +223,10 @@ class Figures:
 
     def _measure_all(self, groups: _Groups, alone: Sequence[tuple[int, torch.Tensor]]) -> None:
         for (*_, stream), (rows, tensors) in groups.items():
-            with contextlib.suppress(*_UNREADABLE), _on(stream):
+            with _whatever_it_raises(), _on(stream):
                 self._measure_group(rows, tensors, stream)
         for row, gradient in alone:
-            with contextlib.suppress(*_UNREADABLE):
+            with _whatever_it_raises():
                 self._measure_alone(row, gradient)
 
     def _measure_group(
@@ -265,18 +264,28 @@ class Figures:
             figures[row] = norm, int(count)
 
 
+def _whatever_it_raises() -> AbstractContextManager[object]:
+    """Go on without a figure: what can't be measured must not end the user's backward.
+
+    Tensor subclasses raise what they like; tensors on the meta device have no numbers at all.
+    """
+    return contextlib.suppress(Exception)
+
+
 def _states(gradients: _Gradients) -> list[_State]:
-    return [
-        (None, None)
-        if gradient is None
-        else (gradient._version, _stream(gradient) if gradient.is_cuda else None)  # noqa: SLF001 - documented by torch
-        for gradient in gradients
-    ]
+    return [(None, None) if gradient is None else _state(gradient) for gradient in gradients]
+
+
+def _state(gradient: torch.Tensor) -> _State:
+    version = None if gradient.is_inference() else gradient._version  # noqa: SLF001 - documented by torch
+    return version, _stream(gradient) if gradient.is_cuda else None
 
 
 def _address(gradient: torch.Tensor) -> int | None:
     """Return where a gradient lies; None if it has no memory of its own that can be told."""
     if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        return None
+    if gradient.is_nested:
         return None
     try:
         return gradient.data_ptr() or None
@@ -303,7 +312,7 @@ def _elements(gradient: torch.Tensor) -> int:
     """Count the elements of a gradient whose size may not be a plain number."""
     try:
         return (gradient.values() if gradient.is_nested else gradient).numel()
-    except _UNREADABLE:
+    except Exception:  # noqa: BLE001 - subclasses raise what they like
         return 0
 
 

@@ -233,17 +233,23 @@ def born_non_finite(
     )
 
 
-def never_given(nodes: Sequence[Node], edges: Sequence[Edge]) -> Iterator[Finding]:
+def never_given(
+    nodes: Sequence[Node], edges: Sequence[Edge], roots: Sequence[Root]
+) -> Iterator[Finding]:
     """Report the leaves that a recorded backward reached and sent no gradient to."""
     ways: dict[int, list[Edge]] = defaultdict(list)
     given: set[int] = set()
+    outputs_given: dict[int, set[int]] = defaultdict(set)
     ran = False
+    for root in roots:
+        outputs_given[root.node].add(root.output_index)
     for edge in edges:
         ways[edge.target].append(edge)
         if edge.gradient is not None:
             ran = True
             if not edge.gradient.is_missing:
                 given.add(edge.target)
+                outputs_given[edge.target].add(edge.output_index)
     if not ran:
         return
     # Where backward starts, the gradient comes from outside.
@@ -259,26 +265,47 @@ def never_given(nodes: Sequence[Node], edges: Sequence[Edge]) -> Iterator[Findin
                 break
     for culprit_id, leaves in by_culprit.items():
         culprit = nodes[culprit_id - 1]
-        names = ", ".join(_leaf(node) for node, _ in leaves[:_LISTED])
-        custom = culprit.kind == "custom function"
-        yield Finding.of(
-            catalogue.NONE_GRADIENT if custom else catalogue.PARAMETER_WITHOUT_GRADIENT,
-            f"{called(culprit)} returned no gradient for its input "
-            f"{leaves[0][1].input_index}, and no other path leads to {names}: .grad stays as it is",
-            detector="graph",
-            severity=Severity.WARNING,
-            location=culprit.location or culprit.source,
-            hint=(
-                "return the gradient of this input from backward"
-                if custom
-                else "use the output that depends on it, or freeze it with requires_grad_(False)"
-            ),
-            evidence={
-                "node": culprit.id,
-                "op": culprit.op,
-                "leaves": tuple(_leaf(node) for node, _ in leaves),
-            },
-        )
+        unused = [
+            index
+            for index, known in enumerate(culprit.outputs)
+            if known is not None and index not in outputs_given[culprit_id]
+        ]
+        yield _dropped(culprit, leaves, unused)
+
+
+def _dropped(culprit: Node, leaves: list[tuple[Node, Edge]], unused: list[int]) -> Finding:
+    """Say which op returned no gradient; a note if one of its outputs got none either."""
+    names = ", ".join(_leaf(node) for node, _ in leaves[:_LISTED])
+    custom = culprit.kind == "custom function"
+    which = _numbered("input", [edge.input_index for _, edge in leaves[:_LISTED]])
+    excuse = f" ({_numbered('output', unused)} of it got none either)" if unused else ""
+    hint = (
+        "return the gradient of this input from backward"
+        if custom
+        else "use the output that depends on it, or freeze it with requires_grad_(False)"
+    )
+    if unused:
+        hint = f"use {_numbered('output', unused)} in the loss if this input is for it; else {hint}"
+    return Finding.of(
+        catalogue.NONE_GRADIENT if custom else catalogue.PARAMETER_WITHOUT_GRADIENT,
+        f"{called(culprit)} returned no gradient for its {which}{excuse}, and no other path leads "
+        f"to {names}: .grad stays as it is",
+        detector="graph",
+        severity=Severity.NOTE if unused else Severity.WARNING,
+        location=culprit.location or culprit.source,
+        hint=hint,
+        evidence={
+            "node": culprit.id,
+            "op": culprit.op,
+            "leaves": tuple(_leaf(node) for node, _ in leaves),
+            "unused_outputs": tuple(unused),
+        },
+    )
+
+
+def _numbered(what: str, numbers: Sequence[int]) -> str:
+    several = "s" if len(set(numbers)) > 1 else ""
+    return f"{what}{several} {', '.join(str(number) for number in dict.fromkeys(numbers))}"
 
 
 def called(node: Node) -> str:

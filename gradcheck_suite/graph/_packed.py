@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 __all__ = ["Packed", "SavedWatch", "unwrap"]
+
+
+_Noted: TypeAlias = "tuple[int, torch.Size | None, torch.dtype, int | None, int | None, bool]"
 
 
 class _Kept:
@@ -76,7 +79,7 @@ class SavedWatch:
     """
 
     def __init__(self) -> None:
-        self._noted: list[tuple[int, torch.Size, torch.dtype, int | None, int | None, bool]] = []
+        self._noted: list[_Noted] = []
         self.is_watching = False
         self._first = 0
         self._end: int | None = None
@@ -154,7 +157,7 @@ class SavedWatch:
             note(
                 (
                     position(),
-                    tensor.shape,
+                    None if tensor.is_nested else tensor.shape,
                     tensor.dtype,
                     None if key is None else tensor.untyped_storage().nbytes(),
                     key,
@@ -173,8 +176,12 @@ class SavedWatch:
         return pack
 
 
-def _plain(shape: torch.Size) -> tuple[int, ...] | None:
-    return tuple(shape) if all(type(size) is int for size in shape) else None
+def _plain(shape: torch.Size | None) -> tuple[int, ...] | None:
+    return tuple(shape) if shape is not None and all(type(size) is int for size in shape) else None
+
+
+def _sizes(tensor: torch.Tensor) -> object:
+    return "nested" if tensor.is_nested else list(tensor.shape)
 
 
 def _unpack(kept: _Kept) -> torch.Tensor:
@@ -183,7 +190,7 @@ def _unpack(kept: _Kept) -> torch.Tensor:
     if version != kept.version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {version}; expected "
+            f"operation: [{tensor.type()} {_sizes(tensor)}] is at version {version}; expected "
             f"version {kept.version} instead. Hint: enable anomaly detection to find the operation "
             "that failed to compute its gradient, with "
             "torch.autograd.set_detect_anomaly(True, check_nan=False)."

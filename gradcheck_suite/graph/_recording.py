@@ -220,13 +220,12 @@ class Recording:
                 "what in-place writes into views saved: saved-tensors hooks of yours were in place "
                 "when record() was entered"
             )
-        if self._backward is not None:
-            unread = sum(watched.figures.unread for watched in self._backward.backwards)
-            if unread:
-                gaps.append(
-                    f"{plural(unread, 'gradient')} of a kind whose numbers can't be read, or "
-                    "overwritten on the way"
-                )
+        unread = self.unread_gradients
+        if unread:
+            gaps.append(
+                f"{plural(unread, 'gradient')} of a kind whose numbers can't be read, or "
+                "overwritten on the way"
+            )
         return gaps
 
     # What tracing asks for.
@@ -277,6 +276,12 @@ class Recording:
     def notes_gradients(self) -> bool:
         """Whether gradients were asked for."""
         return self._backward is not None
+
+    @property
+    def unread_gradients(self) -> int:
+        """Count the gradients that were seen and could not be measured."""
+        watched = self._backward.backwards if self._backward is not None else ()
+        return sum(each.figures.unread for each in watched)
 
     def call_at(self, sequence_number: int | None) -> int | None:
         """Return the id of the innermost call that made the node with this number."""

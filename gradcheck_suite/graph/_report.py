@@ -63,7 +63,7 @@ def report_of(
             )
         )
         if not recording.is_partial:
-            findings += tuple(never_given(nodes, observed.edges))
+            findings += tuple(never_given(nodes, observed.edges, observed.roots))
     if model is not None:
         unreached = _unreached_parameters(model, observed.reached)
         if unreached and observed.may_reach_further:
@@ -167,14 +167,15 @@ def _not_recorded(observed: Observed, recording: Recording) -> tuple[str, ...]:
             f"the source lines of {without_line} of {plural(len(ops), 'op')}: they were made "
             "outside of the recording, or by no code of yours"
         )
-    gone = sum(node.freed and not node.saved for node in ops)
+    gone = sum(node.freed and not recording.saw_saving_at(node.sequence_number) for node in ops)
     if recording.notes_saved and gone:
         lines.append(
             f"what {plural(gone, 'op')} saved: a backward has freed it, and it was not saved "
             "within the recording"
         )
     edges = observed.edges
-    if recording.notes_gradients and edges and all(edge.gradient is None for edge in edges):
+    went_elsewhere = edges and all(edge.gradient is None for edge in edges)
+    if recording.notes_gradients and went_elsewhere and not recording.unread_gradients:
         lines.append("the gradients of this graph: no backward within the recording ran through it")
     return tuple(lines)
 

@@ -7,22 +7,30 @@ import warnings
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 
-from gradcheck_suite._torch_compat import inside_backward, next_sequence_number, storage_key
+from gradcheck_suite._torch_compat import (
+    inside_backward,
+    next_sequence_number,
+    without_torch_function,
+)
 from gradcheck_suite.graph.model import ModuleCall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["CallFacts", "ModuleWatch", "paths_of"]
 
+_MEMBERS = 1_000
+"""So many members of a container are looked at: a list of a million numbers holds no tensor."""
 _WARNING_ON_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
@@ -55,7 +63,7 @@ class ModuleWatch:
     _open: list[int] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _innermost: list[int | None] = field(default_factory=list)
-    _made_with_graph: dict[int, int] = field(default_factory=dict)
+    _made_with_graph: dict[StorageWeakRef, int] = field(default_factory=dict)
     _thread: int = 0
     _handles: list[Any] = field(default_factory=list)
     _filter: Any = None
@@ -98,12 +106,13 @@ class ModuleWatch:
             torch.is_grad_enabled(),
             input_requires_grad=False,
         )
-        for tensor in _floating_tensors(args):
-            if tensor.requires_grad:
-                facts.input_requires_grad = True
-            elif facts.cut_from is None and self._made_with_graph:
-                key = storage_key(tensor)
-                facts.cut_from = None if key is None else self._made_with_graph.get(key)
+        with without_torch_function():
+            for tensor in _floating_tensors(args):
+                if tensor.requires_grad:
+                    facts.input_requires_grad = True
+                elif facts.cut_from is None and self._made_with_graph:
+                    memory = _memory(tensor)
+                    facts.cut_from = None if memory is None else self._made_with_graph.get(memory)
         self.facts.append(facts)
         self._open.append(number)
         self._mark(number)
@@ -117,11 +126,13 @@ class ModuleWatch:
             return
         closed = self._open[places[-1]]
         del self._open[places[-1] :]
-        for tensor in _floating_tensors(output):
-            facts = self.facts[closed]
-            facts.output_requires_grad = bool(facts.output_requires_grad) or tensor.requires_grad
-            if tensor.requires_grad and (key := storage_key(tensor)) is not None:
-                self._made_with_graph[key] = closed
+        facts = self.facts[closed]
+        with without_torch_function():
+            for tensor in _floating_tensors(output):
+                requires_grad = tensor.requires_grad
+                facts.output_requires_grad = bool(facts.output_requires_grad) or requires_grad
+                if requires_grad and (memory := _memory(tensor)) is not None:
+                    self._made_with_graph[memory] = closed
         self._mark(self._open[-1] if self._open else None)
 
     def _is(self, number: int, module: torch.nn.Module) -> bool:
@@ -164,6 +175,7 @@ class ModuleWatch:
 
     def forget_modules(self) -> None:
         """Keep no module alive from now on."""
+        self._made_with_graph.clear()
         for facts in self.facts:
             facts.module = None
 
@@ -178,13 +190,32 @@ def paths_of(roots: Sequence[tuple[str, torch.nn.Module]]) -> dict[int, str]:
     return paths
 
 
-def _floating_tensors(value: Any) -> Iterator[torch.Tensor]:
+def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """Return what tensors of one memory have in common, and no later memory at its address."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and subclasses that wrap others
+        return None
+
+
+def _floating_tensors(value: Any) -> list[torch.Tensor]:
+    """Find the tensors that may need a gradient in what a module was given or returned."""
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point() or value.is_complex():
-            yield value
-    elif isinstance(value, (tuple, list)):
-        for member in value:
-            yield from _floating_tensors(member)
-    elif isinstance(value, dict):
-        for member in value.values():
-            yield from _floating_tensors(member)
+        return [value] if _may_need_gradient(value) else []
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    pending: list[Any] = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            if _may_need_gradient(value):
+                found.append(value)
+        elif isinstance(value, (tuple, list, dict)) and id(value) not in seen:
+            seen.add(id(value))
+            members = value.values() if isinstance(value, dict) else value
+            pending.extend(reversed(tuple(islice(members, _MEMBERS))))
+    return found
+
+
+def _may_need_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from gradcheck_suite.graph.render_text import graph_to_text
 from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from gradcheck_suite.graph.model import AutogradGraph
@@ -59,13 +59,14 @@ SUFFIXES = tuple(_RENDERERS)
 
 
 def save_graph(
-    graph: AutogradGraph, path: str | os.PathLike[str], *, depth: int | None = None
+    graph: AutogradGraph, path: str | PathLike[str], *, depth: int | None = None
 ) -> Path:
     """Write the whole graph to ``path``, replacing what is there, and return where it is.
 
     Raises:
         UsageError: the suffix is unknown, the folder does not exist, or writing fails.
     """
+    check_depth(depth)
     destination = check_destination(path)
     nodes = plural(len(graph.nodes), "node")
     with progress_if_large(len(graph.nodes), f"Writing {nodes} to {destination.name}"):
@@ -96,12 +97,39 @@ def _unwritable(destination: Path, error: OSError) -> UsageError:
 
 
 def _is_for_tensorboard(destination: Path) -> bool:
-    is_folder = destination.is_dir() and destination.suffix.lower() not in SUFFIXES
+    is_folder = _is_folder(destination) and destination.suffix.lower() not in SUFFIXES
     return is_folder or _EVENTS in destination.name
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long for the file system
+        return False
+
+
+def _refuse_no_name(path: object) -> None:
+    if not isinstance(path, (str, PathLike)) or not str(path) or "\0" in str(path):
+        raise UsageError(
+            f"expected the name of a file to save to, such as 'graph.html', got {path!r}"
+        )
+
+
+def check_depth(depth: object) -> None:
+    """Refuse what is no number of levels.
+
+    Raises:
+        UsageError: ``depth`` is neither None nor a whole number from -1 on.
+    """
+    if depth is None or (isinstance(depth, int) and not isinstance(depth, bool) and depth >= -1):
+        return
+    raise UsageError(
+        f"depth= expected a number of levels of modules to open, -1 for all, got {depth!r}"
+    )
+
+
 def check_destination(
-    path: str | os.PathLike[str], *, suffixes: tuple[str, ...] = SUFFIXES, events: bool = True
+    path: str | PathLike[str], *, suffixes: tuple[str, ...] = SUFFIXES, events: bool = True
 ) -> Path:
     """Return ``path`` if a graph can be saved under this name.
 
@@ -113,6 +141,7 @@ def check_destination(
     Raises:
         UsageError: the suffix is unknown, or the folder does not exist.
     """
+    _refuse_no_name(path)
     destination = Path(path)
     to_tensorboard = events and _is_for_tensorboard(destination)
     if to_tensorboard:
@@ -125,7 +154,7 @@ def check_destination(
             f"cannot tell in which format to save {str(path)!r}: expected one of the suffixes "
             f"{supported}{also}, got {seen}"
         )
-    if not destination.parent.is_dir():
+    if not _is_folder(destination.parent):
         raise UsageError(
             f"cannot save the graph as {str(path)!r}: the folder {str(destination.parent)!r} does "
             "not exist; create it first"

@@ -16,6 +16,7 @@ import webbrowser
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -167,6 +168,15 @@ class Dot:
             path = path.with_name(f"{path.name}.gv")
         save_graph(self.graph, path)
         return str(path)
+
+    def pipe(self, format: str | None = None) -> bytes:  # noqa: A002 - graphviz' name for it
+        """Return the picture as bytes: ``IPython.display.Image(dot.pipe("png"))``.
+
+        Raises:
+            UsageError: the format is unknown, or needs a ``dot`` that is not there.
+        """
+        with TemporaryDirectory() as folder:
+            return Path(self.render("autograd", folder, format=format)).read_bytes()
 
     def view(
         self,
