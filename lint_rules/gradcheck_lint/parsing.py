@@ -44,16 +44,17 @@ def check_source(source: bytes, path: str, *, parsed_next: bool = False) -> Find
         if not parsed_next:
             return None
         return unreadable(path, f"it has {len(source):,} bytes, more than {MAX_BYTES:,}")
-    if parsed_next and _is_shallow(source):
+    shallow = _is_shallow(source)
+    if parsed_next and shallow:
         return None
     try:
         tree = _python_tree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, SyntaxError) and _is_shallow(source) and not _libcst_refuses(source):
+        if isinstance(error, SyntaxError) and shallow and not _libcst_refuses(source):
             return None
         return _refusal(error, path)
-    excess = _excess(tree)
-    if excess is None and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
+    excess = None if shallow else _excess(tree)
+    if excess is None and not shallow and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
         excess = _TOO_DEEP
     return None if excess is None else unreadable(path, excess)
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.deferred import Deferred, defer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -40,11 +42,11 @@ class Skeleton:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
-        converter = _Converter()
-        self.tree = converter.module(tree)
-        self._origins = converter.origins
         self._source = source
         self._lines: list[bytes] | None = None
+        converter = _Converter(self._split() if self._has_plain_lines() else None)
+        self.tree = converter.module(tree)
+        self._origins = converter.origins
 
     def text(self, node: cst.CSTNode) -> str:
         """Return the source of an expression on one line, without parentheses of its own.
@@ -55,22 +57,25 @@ class Skeleton:
         origin = self._origins.get(id(node))
         if origin is None or isinstance(origin, (ast.Tuple, ast.GeneratorExp)):
             raise UnsupportedSyntaxError(type(node).__name__)
-        if self._lines is None:
-            self._lines = self._split()
+        if not self._has_plain_lines():
+            raise UnsupportedSyntaxError("lines")
         first, last = origin.lineno - 1, (origin.end_lineno or origin.lineno) - 1
-        lines = self._lines[first : last + 1]
+        lines = self._split()[first : last + 1]
         lines[-1] = lines[-1][: origin.end_col_offset]
         lines[0] = lines[0][origin.col_offset :]
         return " ".join(b"".join(lines).decode().split())
 
     def _split(self) -> list[bytes]:
-        """Return the lines as ``ast`` counts their columns, which is in UTF-8."""
-        source = self._source.removeprefix(b"\xef\xbb\xbf")
-        if re.search(
-            rb"coding[=:]", b"".join(source.split(b"\n", 2)[:2])
-        ) or b"\r" in source.replace(b"\r\n", b""):
-            raise UnsupportedSyntaxError("encoding")
-        return source.splitlines(keepends=True)
+        if self._lines is None:
+            self._lines = self._source.removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
+        return self._lines
+
+    def _has_plain_lines(self) -> bool:
+        """Tell whether lines and columns are those that ``ast`` counts, which is in UTF-8."""
+        head = b"".join(self._source.split(b"\n", 2)[:2])
+        if re.search(rb"coding[=:]", head) is not None:
+            return False
+        return self._source.count(b"\r") == self._source.count(b"\r\n")
 
 
 def _maker(kind: type[cst.CSTNode], *fields: str) -> Callable[..., Any]:
@@ -282,9 +287,11 @@ _DEFAULT: Final = cst.MaybeSentinel.DEFAULT
 class _Converter:
     """Turn the nodes of ``ast`` into libcst's, and remember what each expression was made of."""
 
-    __slots__ = ("origins",)
+    __slots__ = ("_lines", "origins")
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Sequence[bytes] | None) -> None:
+        """Take the lines of the source, None where nothing can be put off."""
+        self._lines = lines
         self.origins: dict[int, ast.expr] = {}
 
     def module(self, tree: ast.Module) -> cst.Module:
@@ -639,11 +646,26 @@ class _Converter:
         return _function(
             _name(node.name),
             self.parameters(node.args),
-            self.block(node.body),
+            self._put_off(node),
             self._decorators(node.decorator_list),
             self._annotation(node.returns),
             _ASYNCHRONOUS if isinstance(node, ast.AsyncFunctionDef) else None,
             None,
+        )
+
+    def _put_off(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
+        """Return the body of a function, unbuilt if its text can be read instead."""
+        lines, last = self._lines, node.end_lineno
+        if lines is None:
+            return self.block(node.body)
+        has_text = len(node.body) > 1 and ast.get_docstring(node, clean=False) is not None
+        first = node.body[1 if has_text else 0].lineno - 1
+        if isinstance(node.body[0], _DECORATED):
+            first = node.lineno - 1
+        return defer(
+            Deferred(
+                node.body, self.statements, lambda: b"".join(lines[first:last]).decode("utf-8")
+            )
         )
 
     def read_class(self, node: ast.ClassDef) -> Any:
@@ -714,6 +736,9 @@ _COMPOUND: Final[dict[type, Callable[[_Converter, Any], Any]]] = {
 }
 if hasattr(ast, "TryStar"):
     _COMPOUND[ast.TryStar] = _Converter.read_try_star
+
+
+_DECORATED: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def _place(node: Any) -> tuple[int, int]:

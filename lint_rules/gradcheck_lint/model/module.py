@@ -10,8 +10,8 @@ import libcst as cst
 
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
-from gradcheck_lint.model.grad_mode import initial_mode
-from gradcheck_lint.model.nearness import Nearness, is_mode_word
+from gradcheck_lint.model.grad_mode import initial_mode, is_turned_off
+from gradcheck_lint.model.nearness import MODE, Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
 from gradcheck_lint.model.state import Recorder
@@ -66,7 +66,8 @@ class FunctionModel:
     @property
     def may_record(self) -> bool:
         """Tell whether operations may be recorded anywhere in the function, judged by words."""
-        return self.mode is not GradMode.DISABLED or self.module.near.has(self.scope, is_mode_word)
+        is_off = self.mode is GradMode.DISABLED or is_turned_off(self.module.scopes, self.scope)
+        return not is_off or self.module.near.has(self.scope, MODE)
 
     @property
     def reading(self) -> Reading:

@@ -7,16 +7,52 @@ that it names. So a word that none of these has is about nothing that the functi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.scopes import names_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sought:
+    """A kind of word, and what the text of a function must match beside having one."""
+
+    is_one: Callable[[str], bool]
+    text: re.Pattern[str] | None = None
+
+
+def _is_leaf_word(word: str) -> bool:
+    return (
+        word.startswith("requires_grad")
+        or word.endswith(("Parameter", "parameters", "Variable"))
+        or word in {"weight", "bias"}
+    )
+
+
+def _is_mode_word(word: str) -> bool:
+    return word in {"enable_grad", "set_grad_enabled", "inference_mode"}
+
+
+LEAF: Final = Sought(
+    _is_leaf_word,
+    re.compile(
+        r"requires_grad\w*\s*[=(]\s*(?!False\b)|Parameter\b|parameters\s*\(|Variable\b"
+        r"|\.[\s\\]*(?:weight|bias)\b"
+    ),
+)
+"""What makes a leaf that requires grad, or reaches one."""
+
+MODE: Final = Sought(_is_mode_word)
+"""What may turn recording on."""
 
 
 class Nearness:
@@ -24,22 +60,20 @@ class Nearness:
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
-        self._known: dict[Callable[[str], bool], frozenset[int]] = {}
+        self._known: dict[Sought, frozenset[int]] = {}
         self._users: dict[int, list[FunctionScope]] | None = None
 
-    def has(self, scope: FunctionScope, is_wanted: Callable[[str], bool]) -> bool:
+    def has(self, scope: FunctionScope, sought: Sought) -> bool:
         """Tell whether a function, or what its values may come from, has a word of some kind."""
-        known = self._known.get(is_wanted)
+        known = self._known.get(sought)
         if known is None:
-            known = self._known[is_wanted] = self._all_with(is_wanted)
+            known = self._known[sought] = self._all_with(sought)
         return id(scope) in known
 
-    def _all_with(self, is_wanted: Callable[[str], bool]) -> frozenset[int]:
-        aliases = self._scopes.aliases_of(is_wanted)
+    def _all_with(self, sought: Sought) -> frozenset[int]:
+        aliases = self._scopes.aliases_of(sought.is_one)
         waiting = [
-            scope
-            for scope in self._scopes.functions
-            if any(word in aliases or is_wanted(word) for word in self._own_words(scope))
+            scope for scope in self._scopes.functions if self._has_itself(scope, sought, aliases)
         ]
         if not waiting:
             return frozenset()
@@ -52,6 +86,17 @@ class Nearness:
                     found.add(id(user))
                     waiting.append(user)
         return frozenset(found)
+
+    def _has_itself(self, scope: FunctionScope, sought: Sought, aliases: frozenset[str]) -> bool:
+        words = self._own_words(scope)
+        if not aliases.isdisjoint(words):
+            return True
+        if not any(map(sought.is_one, words)):
+            return False
+        if sought.text is None or scope.text is None:
+            return True
+        of_class = scope.owner.words if scope.owner is not None else ()
+        return any(map(sought.is_one, of_class)) or sought.text.search(scope.text) is not None
 
     def _own_words(self, scope: FunctionScope) -> frozenset[str]:
         """Return the words of a function, and those that stand in its class itself."""
@@ -122,17 +167,3 @@ def _parts_of_target(target: cst.CSTNode) -> Iterator[cst.Subscript]:
 def has_name(node: cst.CSTNode) -> bool:
     """Tell whether an expression has a name in it."""
     return next(names_below(node), None) is not None
-
-
-def is_leaf_word(word: str) -> bool:
-    """Tell whether a word makes a leaf that requires grad, or reaches one."""
-    return (
-        word.startswith("requires_grad")
-        or word.endswith(("Parameter", "parameters", "Variable"))
-        or word in {"weight", "bias"}
-    )
-
-
-def is_mode_word(word: str) -> bool:
-    """Tell whether a word may turn recording on."""
-    return word in {"enable_grad", "set_grad_enabled", "inference_mode"}

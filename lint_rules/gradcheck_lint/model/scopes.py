@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.model.deferred import DeferredBlock, deferred_of
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
 from gradcheck_lint.model.syntax import child_list, dotted_name, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from gradcheck_lint.model.deferred import Deferred
 
 
 class Part(Enum):
@@ -71,6 +74,13 @@ class FunctionScope:
     @property
     def parts(self) -> frozenset[Part]:
         """Return which parts the function has; a file's top level counts as having all."""
+        if self._parts is None and (known := self._deferred) is not None:
+            parts = set(itertools.chain.from_iterable(map(_parts_by_name, known.words)))
+            if known.writes or not known.words.isdisjoint(_WRITING_KEYWORDS):
+                parts.add(Part.WRITE)
+            if known.loops:
+                parts.add(Part.LOOP)
+            self._parts = frozenset(parts)
         if self._parts is None:
             nodes, lambdas = self._nodes_and_lambdas
             inside = (node for known in lambdas for node in walk(known))
@@ -80,7 +90,12 @@ class FunctionScope:
 
     @property
     def words(self) -> frozenset[str]:
-        """Return every name, attribute and keyword of the body, and of lambdas inside it."""
+        """Return every name, attribute and keyword of the body, and of lambdas inside it.
+
+        There may be more words of its text among them.
+        """
+        if self._words is None and (known := self._deferred) is not None:
+            self._words = known.words
         if self._words is None:
             if isinstance(self.node, cst.Module):
                 nodes, lambdas = _nodes_of(self.node)
@@ -90,6 +105,18 @@ class FunctionScope:
             words.update(name for known in lambdas for name in names_below(known))
             self._words = frozenset(words)
         return self._words
+
+    @property
+    def text(self) -> str | None:
+        """Return the text of the body, None where it is not at hand."""
+        known = self._deferred
+        return None if known is None else known.text
+
+    @property
+    def _deferred(self) -> Deferred | None:
+        if isinstance(self.node, cst.Module) or type(self.node.body) is not DeferredBlock:
+            return None
+        return deferred_of(self.node.body)
 
     @property
     def _nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
@@ -129,6 +156,9 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
     return tuple(found), tuple(lambdas)
 
 
+_WRITING_KEYWORDS = frozenset({"out", "inplace"})
+
+
 def names_below(node: cst.CSTNode) -> Iterator[str]:
     """Yield every name, attribute and keyword of a node."""
     for inner in walk(node):
@@ -144,7 +174,7 @@ def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
         elif kind is cst.Name:
             yield from _parts_by_name(node.value)  # type: ignore[attr-defined]
         elif kind is cst.Arg:
-            if _keyword_of(node) in {"out", "inplace"}:
+            if _keyword_of(node) in _WRITING_KEYWORDS:
                 yield Part.WRITE
         elif kind is cst.AssignTarget or kind is cst.AnnAssign:
             if type(node.target) is cst.Subscript:  # type: ignore[attr-defined]
@@ -278,6 +308,8 @@ class Scopes:
             parent.nested[node.name.value] = scope
         else:
             owner.methods[node.name.value] = scope
+        if type(node.body) is DeferredBlock and not deferred_of(node.body).defines:
+            return
         self._collect(node.body, scope, None, f"{name}.")
 
     def _add_class(self, node: cst.ClassDef, function: FunctionScope, prefix: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import FACTORIES
+from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
 _FACTORY_WORDS = _FACTORY_METHODS | {name.rpartition(".")[2] for name in FACTORIES}
 
 
-def is_factory(word: str) -> bool:
-    """Tell whether a word is the last one of a factory's name."""
+def _is_factory(word: str) -> bool:
     return word in _FACTORY_WORDS
+
+
+FACTORY = Sought(_is_factory)
+"""The last word of a factory's name."""

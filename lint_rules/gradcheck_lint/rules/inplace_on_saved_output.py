@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional, walk
 from gradcheck_lint.model.values import Kind
@@ -30,7 +31,7 @@ class InplaceOnSavedOutput(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the output of such an operation can reach the function."""
-        return function.may_record and function.module.near.has(function.scope, _saves_output)
+        return function.may_record and function.module.near.has(function.scope, _OUTPUT_SAVER)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""
@@ -107,6 +108,9 @@ _SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax"})
 
 def _saves_output(word: str) -> bool:
     return word in _SAVED or word == "Sequential"
+
+
+_OUTPUT_SAVER = Sought(_saves_output)
 
 
 def _maker(node: cst.CSTNode | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import GradMode, InPlace
-from gradcheck_lint.model.nearness import is_leaf_word
+from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -29,7 +29,10 @@ class LeafInplace(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether what makes a leaf that requires grad can reach the function."""
-        return function.may_record and function.module.near.has(function.scope, is_leaf_word)
+        near = function.module.near
+        # What an unknown decorator does is unknown, and no reason to speak.
+        may_raise = function.mode is not GradMode.UNKNOWN or near.has(function.scope, MODE)
+        return may_raise and function.may_record and near.has(function.scope, LEAF)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""

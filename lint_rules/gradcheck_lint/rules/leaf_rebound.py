@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind
@@ -30,7 +31,7 @@ class LeafRebound(Rule):
         """Tell whether the function updates something by a gradient, or makes a parameter."""
         scope = function.scope
         is_top = scope is function.module.scopes.top
-        return is_top or "grad" in scope.words or function.module.near.has(scope, _is_parameter)
+        return is_top or "grad" in scope.words or function.module.near.has(scope, _PARAMETER)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
@@ -129,6 +130,9 @@ class Scale(nn.Module):
 
 def _is_parameter(word: str) -> bool:
     return word == "Parameter"
+
+
+_PARAMETER = Sought(_is_parameter)
 
 
 _CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"})

@@ -11,7 +11,7 @@ from gradcheck_lint.model.nearness import has_name, writes_items
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values
-from gradcheck_lint.rules._preallocated import is_factory, is_preallocated
+from gradcheck_lint.rules._preallocated import FACTORY, is_preallocated
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -38,7 +38,7 @@ class SliceWriteInLoop(Rule):
             Part.LOOP in scope.parts
             and function.may_record
             and any(has_name(target) for target, _ in writes_items(scope))
-            and function.module.near.has(scope, is_factory)
+            and function.module.near.has(scope, FACTORY)
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:

@@ -1,0 +1,129 @@
+"""Leave the body of a function unbuilt until somebody asks what is in it.
+
+Of most functions a rule wants to know no more than which words they have.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Any
+
+import libcst as cst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_WORD = re.compile(r"[^\W\d]\w*")
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+
+
+class Deferred:
+    """What is known of statements that have not been built.
+
+    ``words`` are all words of their text, those in comments and strings among them.
+    """
+
+    __slots__ = ("_build", "_nodes", "_read", "_words", "defines", "loops", "writes")
+
+    def __init__(
+        self,
+        nodes: Sequence[ast.stmt],
+        build: Callable[[Sequence[ast.stmt]], list[Any]],
+        read: Callable[[], str],
+    ) -> None:
+        self._nodes = nodes
+        self._build = build
+        self._read = read
+        self._words: frozenset[str] | None = None
+        self.defines = self.loops = self.writes = False
+        self._look(nodes)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Return every word of the text."""
+        if self._words is None:
+            self._words = frozenset(_WORD.findall(self.text))
+        return self._words
+
+    @property
+    def text(self) -> str:
+        """Return the text."""
+        return self._read()
+
+    def build(self) -> list[Any]:
+        """Return the statements."""
+        return self._build(self._nodes)
+
+    def _look(self, nodes: Sequence[ast.stmt]) -> None:
+        """Note what kinds of statements there are."""
+        for node in nodes:
+            kind = type(node)
+            if kind is ast.Assign:
+                if not self.writes:
+                    self.writes = any(type(target) is ast.Subscript for target in node.targets)  # type: ignore[attr-defined]
+            elif kind is ast.AugAssign:
+                self.writes = True
+            elif kind is ast.AnnAssign:
+                self.writes = self.writes or type(node.target) is ast.Subscript  # type: ignore[attr-defined]
+            elif kind in _DEFINING:
+                self.defines = True
+            elif kind not in _SIMPLE:
+                if kind is not ast.If and kind is not ast.With:
+                    self.loops = self.loops or kind in _LOOPS
+                    for handler in getattr(node, "handlers", ()):
+                        self._look(handler.body)
+                    self._look(getattr(node, "finalbody", ()))
+                self._look(getattr(node, "body", ()))
+                self._look(getattr(node, "orelse", ()))
+
+
+_LOOPS = frozenset({ast.For, ast.AsyncFor, ast.While})
+_SIMPLE = frozenset(
+    {
+        ast.Expr,
+        ast.Return,
+        ast.Delete,
+        ast.Raise,
+        ast.Assert,
+        ast.Global,
+        ast.Nonlocal,
+        ast.Pass,
+        ast.Break,
+        ast.Continue,
+    }
+)
+
+
+class DeferredBlock(cst.IndentedBlock):
+    """A block whose statements are built when they are asked for.
+
+    ``header``, which rules never look at, holds what is known until then.
+    """
+
+    __slots__ = ()  # type: ignore[misc]
+
+    def __getattr__(self, name: str) -> Any:
+        """Build the statements; asked only while a field is missing."""
+        if name != "body":
+            raise AttributeError(name)
+        body = deferred_of(self).build()
+        _set_body(self, body)
+        return body
+
+
+_set_body: Any = cst.IndentedBlock.__dict__["body"].__set__
+_set_header: Any = cst.IndentedBlock.__dict__["header"].__set__
+
+
+def defer(known: Deferred) -> DeferredBlock:
+    """Return a block of what is known."""
+    block: DeferredBlock = object.__new__(DeferredBlock)
+    _set_header(block, known)
+    return block
+
+
+def deferred_of(block: DeferredBlock) -> Deferred:
+    """Return what is known of a block."""
+    known: Deferred = block.header  # type: ignore[assignment]
+    return known
