@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 Item: TypeAlias = "tuple[Literal['node', 'group'], int]"
+Net: TypeAlias = "tuple[Item, str]"
+"""What edges that share a way have in common: the box that they lead to, and what they carry."""
 State: TypeAlias = Literal["closed", "once", "open"]
 
 ALL = -1
@@ -74,12 +76,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """All edges within one frame that lead to one box, as pieces (x1, y1, x2, y2).
+    """All edges within one frame that lead to one box alike, as pieces (x1, y1, x2, y2).
 
+    ``state`` says whether the gradient there is NaN or infinite ("bad"), or zero ("zero").
     ``ends`` says whether the last piece reaches the box itself and not just a frame on the way.
     """
 
     target: Item
+    state: str
     segments: tuple[tuple[float, float, float, float], ...]
     ends: bool
 
@@ -206,9 +210,9 @@ class _Level:
     """What lies directly in one open group."""
 
     items: list[Item] = field(default_factory=list)
-    ways: dict[tuple[Item, Item, Item], None] = field(default_factory=dict)
-    tops: dict[Item, None] = field(default_factory=dict)
-    bottoms: dict[Item, None] = field(default_factory=dict)
+    ways: dict[tuple[Item, Item, Net], None] = field(default_factory=dict)
+    tops: dict[Net, None] = field(default_factory=dict)
+    bottoms: dict[Net, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -220,9 +224,9 @@ class _Laid:
     width: float
     height: float
     shift_x: float
-    tops: dict[Item, float]
-    bottoms: dict[Item, float]
-    targets: dict[int, tuple[Item, bool]]
+    tops: dict[Net, float]
+    bottoms: dict[Net, float]
+    targets: dict[int, tuple[Net, bool]]
 
 
 _PORT_TOP: Item = ("group", -1)
@@ -315,16 +319,24 @@ class _Drawer:
                     in_use.append(child)
         for number in in_use:
             self.levels[number].items.sort(key=self._first_node)
+        self._join(item_of, path_of)
+
+    def _join(self, item_of: Sequence[Item], path_of: Mapping[Item, list[int]]) -> None:
+        """Lead the edges from box to box, several between two boxes as one."""
         turns = self._turning()
-        seen: set[tuple[Item, Item]] = set()
+        pairs: dict[tuple[Item, Item], str] = {}
         for edge in self.shown.graph.edges:
             source, target = item_of[edge.source], item_of[edge.target]
-            if source == target or (source, target) in seen:
+            if source == target:
                 continue
             if any(_differ(members, edge.source, edge.target) for members in turns):
                 continue
-            seen.add((source, target))
-            self._connect(source, target, path_of)
+            state = _state(edge.gradient)
+            known = pairs.setdefault((source, target), state)
+            if known != state:
+                pairs[source, target] = "bad" if "bad" in {known, state} else ""
+        for (source, target), state in pairs.items():
+            self._connect(source, (target, state), path_of)
 
     def _is_shown(self, parent: int, child: int) -> bool:
         entry = self.groups.groups[parent]
@@ -356,7 +368,8 @@ class _Drawer:
                 found.append(members)
         return found
 
-    def _connect(self, source: Item, target: Item, path_of: Mapping[Item, list[int]]) -> None:
+    def _connect(self, source: Item, net: Net, path_of: Mapping[Item, list[int]]) -> None:
+        target, _ = net
         down, up = path_of[source], path_of[target]
         shared = 0
         while shared < len(down) and shared < len(up) and down[shared] == up[shared]:
@@ -364,17 +377,17 @@ class _Drawer:
         common = self.levels[down[shared - 1]]
         first: Item = ("group", down[shared]) if shared < len(down) else source
         last: Item = ("group", up[shared]) if shared < len(up) else target
-        common.ways[first, last, target] = None
+        common.ways[first, last, net] = None
         for place in range(shared, len(down)):
             level = self.levels[down[place]]
             inner: Item = ("group", down[place + 1]) if place + 1 < len(down) else source
-            level.bottoms[target] = None
-            level.ways[inner, _PORT_BOTTOM, target] = None
+            level.bottoms[net] = None
+            level.ways[inner, _PORT_BOTTOM, net] = None
         for place in range(shared, len(up)):
             level = self.levels[up[place]]
             inner = ("group", up[place + 1]) if place + 1 < len(up) else target
-            level.tops[target] = None
-            level.ways[_PORT_TOP, inner, target] = None
+            level.tops[net] = None
+            level.ways[_PORT_TOP, inner, net] = None
 
     def _size(self, item: Item) -> tuple[float, float]:
         kind, number = item
@@ -396,20 +409,20 @@ class _Drawer:
         level = self.levels[number]
         sizes = [self._size(item) for item in level.items]
         places = {item: place for place, item in enumerate(level.items)}
-        tops: dict[Item, int] = {}
-        bottoms: dict[Item, int] = {}
+        tops: dict[Net, int] = {}
+        bottoms: dict[Net, int] = {}
         for ports, wanted in ((tops, level.tops), (bottoms, level.bottoms)):
             for net in wanted:
                 ports[net] = len(sizes)
                 sizes.append((_PORT, 0.0))
-        nets: dict[Item, int] = {}
+        nets: dict[Net, int] = {}
         arcs: list[Arc] = []
-        targets: dict[int, tuple[Item, bool]] = {}
+        targets: dict[int, tuple[Net, bool]] = {}
         for source, target, net in level.ways:
             start = tops[net] if source == _PORT_TOP else places[source]
             end = bottoms[net] if target == _PORT_BOTTOM else places[target]
             code = nets.setdefault(net, len(nets))
-            targets[code] = (net, target == net)
+            targets[code] = (net, target == net[0])
             arcs.append(
                 Arc(
                     start,
@@ -438,12 +451,12 @@ class _Drawer:
             targets=targets,
         )
 
-    def _out_at(self, item: Item, net: Item) -> float:
+    def _out_at(self, item: Item, net: Net) -> float:
         if item[0] == "group" and item[1] >= 0 and self._open(item[1]):
             return self.laid[item[1]].bottoms[net]
         return 0.0
 
-    def _in_at(self, item: Item, net: Item) -> float:
+    def _in_at(self, item: Item, net: Net) -> float:
         if item[0] == "group" and item[1] >= 0 and self._open(item[1]):
             return self.laid[item[1]].tops[net]
         return 0.0
@@ -475,7 +488,7 @@ class _Drawer:
                 if net in laid.bottoms:
                     x = left + laid.width / 2 + laid.bottoms[net]
                     moved.append((x, y0 + laid.placed.height, x, lower))
-                self.wires.append(Wire(net, tuple(moved), ends))
+                self.wires.append(Wire(*net, tuple(moved), ends))
             for place, item in enumerate(laid.items):
                 width, _ = self._size(item)
                 x = x0 + laid.placed.x[place] - width / 2
@@ -484,6 +497,14 @@ class _Drawer:
                     pending.append((item[1], x, y, depth + 1))
                 else:
                     self.boxes.append(Box(item, self._label(item), x, y))
+
+
+def _state(gradient: EdgeGradient | None) -> str:
+    if gradient is None:
+        return ""
+    if gradient.non_finite:
+        return "bad"
+    return "zero" if gradient.is_zero or gradient.is_missing else ""
 
 
 def _differ(members: Mapping[int, int], source: int, target: int) -> bool:

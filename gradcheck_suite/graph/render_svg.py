@@ -14,7 +14,7 @@ from gradcheck_suite.reporting.text import plural, visible
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gradcheck_suite.graph._view import Box, Drawing, Frame, Item, Picture, Wire
+    from gradcheck_suite.graph._view import Box, Drawing, Frame, Picture, Wire
     from gradcheck_suite.graph.model import AutogradGraph
 
 __all__ = ["asset", "drawing_to_svg", "graph_to_svg", "headline"]
@@ -85,31 +85,12 @@ def svg_elements(shown: Picture, drawing: Drawing) -> Iterator[str]:
     """Yield the elements of a drawing: frames below wires below titles and boxes."""
     for frame in drawing.frames:
         yield _frame(frame)
-    states = wire_states(shown)
     for wire in drawing.wires:
-        yield from _wire(wire, states)
+        yield from _wire(wire)
     for frame in drawing.frames:
         yield _title(frame)
     for box in drawing.boxes:
         yield _box(box, shown)
-
-
-def wire_states(shown: Picture) -> dict[Item, str]:
-    """Say of each node whether the gradients that lead to it are not finite, or all zero."""
-    zeros: dict[int, bool] = {}
-    bad: set[int] = set()
-    for edge in shown.graph.edges:
-        gradient = edge.gradient
-        if gradient is None:
-            continue
-        if gradient.non_finite:
-            bad.add(edge.target)
-        zeros[edge.target] = zeros.get(edge.target, True) and (
-            gradient.is_zero or gradient.is_missing
-        )
-    states: dict[Item, str] = {("node", node): "zero" for node, zero in zeros.items() if zero}
-    states.update({("node", node): "bad" for node in bad})
-    return states
 
 
 def _frame(frame: Frame) -> str:
@@ -126,10 +107,9 @@ def _title(frame: Frame) -> str:
     )
 
 
-def _wire(wire: Wire, states: dict[Item, str]) -> Iterator[str]:
-    state = states.get(wire.target, "")
+def _wire(wire: Wire) -> Iterator[str]:
     path = "".join(_piece(*segment) for segment in wire.segments)
-    yield f'<path class="w{" " + state if state else ""}" d="{path}"/>'
+    yield f'<path class="w{" " + wire.state if wire.state else ""}" d="{path}"/>'
     if wire.ends and wire.segments:
         x, y = max(((s[2], s[3]) for s in wire.segments), key=lambda end: end[1])
         yield (f'<path class="a" d="M{_n(x)} {_n(y)}l-{_ARROW} -{2 * _ARROW}h{2 * _ARROW}z"/>')

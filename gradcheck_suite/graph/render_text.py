@@ -181,6 +181,8 @@ class _Facts:
         if not given:
             return text
         text.append(f"  gradient{'s' if len(given) > 1 else ''} ", style="not bold not dim")
+        if len(given) > _LISTED:
+            given = sorted(given, key=lambda gradient: gradient.non_finite is None)
         for place, gradient in enumerate(given[:_LISTED]):
             words = f"{', ' if place else ''}{gradient_words(gradient)}"
             text.append(words, style=f"not dim {_gradient_style(gradient)}")

@@ -372,3 +372,18 @@ def test_every_line_of_a_large_picture_is_drawn_once(page, large):
     assert drawn == expected
     ends = "gradcheckSuite.draw().wires.filter(w => w.ends && w.segments.length).length"
     assert page.evaluate("document.querySelectorAll('#world .a').length") == page.evaluate(ends)
+
+
+def test_names_without_end_are_cut_in_the_panel(page, tmp_path):
+    name = "x" * 10_000
+    model = nn.ModuleDict({name: nn.Linear(2, 2)})
+    with gs.record(model) as recording:
+        loss = model[name](torch.ones(1, 2)).sum()
+    recording.trace_graph(loss, model=model).save(tmp_path / "graph.html")
+    page.open(tmp_path / "graph.html")
+
+    longest = f"Math.max(...({PANEL}).split(/\\s+/).map((word) => word.length))"
+    assert page.evaluate(longest) < 120
+    titles = "[...document.querySelectorAll('#panel [title]')].map(e => e.title.length)"
+    assert max(page.evaluate(titles)) >= 10_000
+    assert not page.errors

@@ -143,7 +143,12 @@ class TestHtml:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js to run the script")
 def test_the_script_lays_out_as_python_does(subject, tmp_path):
-    graph = recorded(subject)
+    def with_backward():
+        loss, model = subject()
+        loss.sum().backward()
+        return loss, model
+
+    graph = recorded(with_backward, backward=True)
     shown = picture(graph)
     cases = [shown.states, ("open",) * len(shown.states)]
     text = graph_to_html(graph)
@@ -164,7 +169,8 @@ const graph = {{
 for (const group of graph.groups) {{ group.standsFor = new Map(); group.memberOf = new Map(); }}
 const out = {json.dumps(cases)}.map((states) => {{
   const d = draw(graph, states);
-  return [d.boxes.map((b) => [b.item, b.x, b.y]), d.wires.map((w) => w.segments), d.width];
+  return [d.boxes.map((b) => [b.item, b.x, b.y]),
+    d.wires.map((w) => [w.target, w.state, w.ends, w.segments]), d.width];
 }});
 console.log(JSON.stringify(out));
 """,
@@ -175,7 +181,15 @@ console.log(JSON.stringify(out));
     for states, (boxes, wires, width) in zip(cases, json.loads(done.stdout), strict=True):
         drawing = draw(shown, states)
         assert boxes == [[f"{b.item[0][0]}{b.item[1]}", b.x, b.y] for b in drawing.boxes]
-        assert wires == [[list(s) for s in wire.segments] for wire in drawing.wires]
+        assert wires == [
+            [
+                f"{wire.target[0][0]}{wire.target[1]}",
+                wire.state,
+                wire.ends,
+                [list(segment) for segment in wire.segments],
+            ]
+            for wire in drawing.wires
+        ]
         assert width == drawing.width
 
 

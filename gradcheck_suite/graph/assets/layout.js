@@ -311,27 +311,37 @@ function draw(graph, states) {
     const key = source + ">" + target + ">" + net;
     if (!level.ways.has(key)) level.ways.set(key, [source, target, net]);
   };
-  const met = new Set();
-  for (const [from, to] of graph.edges) {
-    const source = itemOf[from], target = itemOf[to], key = source + ">" + target;
-    if (source === target || met.has(key)) continue;
+  // What an edge carries: NaN or infinity ("bad"), zeros alone ("zero"), or anything else ("").
+  const stateOf = ([, , , , norm, zeros, elements, nonFinite]) => norm === undefined ? ""
+    : nonFinite ? "bad" : (elements ? zeros === elements : norm === null) ? "zero" : "";
+  const pairs = new Map();
+  for (const edge of graph.edges) {
+    const [from, to] = edge, source = itemOf[from], target = itemOf[to];
+    if (source === target) continue;
     if (turning.some((members) => members.has(from) && members.has(to) &&
         members.get(from) !== members.get(to))) continue;
-    met.add(key);
+    const key = source + ">" + target, known = pairs.get(key), state = stateOf(edge);
+    if (!known) pairs.set(key, [source, target, state]);
+    else if (known[2] !== state)
+      known[2] = known[2] === "bad" || state === "bad" ? "bad" : "";
+  }
+  for (const [source, target, state] of pairs.values()) {
+    // Edges that lead to one box and carry the same share a way.
+    const net = target + ":" + state;
     const down = pathOf.get(source), up = pathOf.get(target);
     let shared = 0;
     while (shared < down.length && shared < up.length && down[shared] === up[shared]) shared++;
     way(levels.get(down[shared - 1]), shared < down.length ? "g" + down[shared] : source,
-      shared < up.length ? "g" + up[shared] : target, target);
+      shared < up.length ? "g" + up[shared] : target, net);
     for (let place = shared; place < down.length; place++) {
       const level = levels.get(down[place]);
-      level.bottoms.add(target);
-      way(level, place + 1 < down.length ? "g" + down[place + 1] : source, "bottom", target);
+      level.bottoms.add(net);
+      way(level, place + 1 < down.length ? "g" + down[place + 1] : source, "bottom", net);
     }
     for (let place = shared; place < up.length; place++) {
       const level = levels.get(up[place]);
-      level.tops.add(target);
-      way(level, "top", place + 1 < up.length ? "g" + up[place + 1] : target, target);
+      level.tops.add(net);
+      way(level, "top", place + 1 < up.length ? "g" + up[place + 1] : target, net);
     }
   }
 
@@ -359,7 +369,7 @@ function draw(graph, states) {
     for (const [source, target, net] of level.ways.values()) {
       if (!nets.has(net)) nets.set(net, nets.size);
       const code = nets.get(net);
-      targets[code] = [net, target === net];
+      targets[code] = [net, target === net.split(":")[0]];
       arcs.push([
         source === "top" ? tops.get(net) : places.get(source),
         target === "bottom" ? bottoms.get(net) : places.get(target),
@@ -401,7 +411,8 @@ function draw(graph, states) {
         const x = left + group.width / 2 + group.bottoms.get(net);
         moved.push([x, y0 + group.placed.height, x, top + group.height]);
       }
-      wires.push({ target: net, segments: moved, ends });
+      const [target, state] = net.split(":");
+      wires.push({ target, state, segments: moved, ends });
     }
     group.items.forEach((item, place) => {
       const [width] = sizeOf(item);

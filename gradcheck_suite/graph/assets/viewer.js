@@ -33,13 +33,6 @@
   }
   const into = graph.nodes.map(() => []), outOf = graph.nodes.map(() => []);
   for (const edge of graph.edges) { outOf[edge[0] - 1].push(edge); into[edge[1] - 1].push(edge); }
-  const wireState = new Map();
-  for (const [index, edges] of into.entries()) {
-    const measured = edges.filter((edge) => edge.length > 4);
-    if (measured.some((edge) => edge[7])) wireState.set("n" + (index + 1), "bad");
-    else if (measured.length && measured.every((edge) => !edge[6] || edge[5] === edge[6]))
-      wireState.set("n" + (index + 1), "zero");
-  }
 
   const SVG = "http://www.w3.org/2000/svg";
   const $ = (id) => document.getElementById(id);
@@ -58,9 +51,17 @@
     parent.append(element);
     return element;
   };
+  // Names without end would push everything else out of sight; the pointer tells the whole.
+  const cut = (word) => {
+    const signs = Array.from(word);
+    return signs.slice(0, 60).join("") + "\u2026" + signs.slice(-30).join("");
+  };
   const html = (name, parent, words, className) => {
     const element = document.createElement(name);
-    if (words !== undefined) element.textContent = words;
+    if (words !== undefined) {
+      element.textContent = String(words).replace(/\S{97,}/g, cut);
+      if (element.textContent !== String(words)) element.title = words;
+    }
     if (className) element.className = className;
     parent.append(element);
     return element;
@@ -119,8 +120,8 @@
         if (!end || segment[3] > end[3]) end = segment;
       }
       for (const [line, segments] of parts)
-        tile(-1, line).pieces.push([wire.target, segments, null]);
-      if (wire.ends && end) tile(-1, at(end[1])).pieces.push([wire.target, null, end]);
+        tile(-1, line).pieces.push([wire, segments, null]);
+      if (wire.ends && end) tile(-1, at(end[1])).pieces.push([wire, null, end]);
     }
     for (const box of drawing.boxes) tile(at(box.x), at(box.y)).boxes.push(box);
     tiles = [...found.values()];
@@ -130,12 +131,11 @@
   }
 
   function fill({ boxes, pieces, ways, above }) {
-    for (const [target, segments, end] of pieces) {
+    for (const [{ target, state }, segments, end] of pieces) {
       if (end) {
         svg("path", { class: "a", d: `M${round(end[2])} ${round(end[3])}l-3.5 -7h7z` }, ways);
         continue;
       }
-      const state = wireState.get(target);
       const d = segments.map(([x1, y1, x2, y2]) => {
         if (x1 === x2) return `M${round(x1)} ${round(y1)}V${round(y2)}`;
         const m = round((y1 + y2) / 2);
