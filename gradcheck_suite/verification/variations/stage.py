@@ -20,6 +20,7 @@ from gradcheck_suite.verification.variations.values import (
     Change,
     changed,
     magnitude_halves,
+    tiny_values,
     value_changes,
 )
 
@@ -51,7 +52,7 @@ def vary_inputs(known: Known) -> StageResult:
             not_covered=("variations of the inputs were not tried, as the outputs are random",)
         )
     run = _Run(known, names)
-    for part in (run.layouts, run.alone, run.values, run.sizes):
+    for part in (run.layouts, run.alone, run.values, run.tiny_values, run.sizes):
         if known.deadline.passed:
             run.not_covered.append("not all variations of the inputs were tried within the time")
             break
@@ -110,6 +111,15 @@ class _Run:
                     self.known.subject, self.known.options.seed, frozenset({kind})
                 )
                 self._conclude(single[0], self._attempt(single))
+
+    def tiny_values(self) -> None:
+        """Try tiny inputs of custom Functions, which may switch to a series there."""
+        if "magnitudes" not in self.names or not has_custom_code(self.known):
+            return
+        change = tiny_values(self.known.subject, self.known.options.seed)
+        trial = None if change is None else self._attempt([change])
+        if change is not None and trial is not None and trial.status == "failed":
+            self._conclude(change, trial, whole=False)
 
     def sizes(self) -> None:
         """Try other sizes of the first and the last dimension."""

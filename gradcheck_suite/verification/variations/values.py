@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.calling import Subject
 
-__all__ = ["Change", "changed", "magnitude_halves", "value_changes"]
+__all__ = ["Change", "changed", "magnitude_halves", "tiny_values", "value_changes"]
 
 _SIGNS, _MAGNITUDES, _SPECIAL = 81, 82, 83
 # Exponents of two: half of the entries get 1/64 to 1/2 of their size, the others 4 to 20 times it.
 # Thresholds (softplus 20, gelu's tails) lie within a few units of typical inputs, and exp of 20
 # times them is still finite.
 _SMALL, _LARGE = (-6.0, -1.0), (2.0, 4.3)
+# Where a formula divides by its input, code switches to a series below 1e-3 to 1e-8.
+_TINY = (-27.0, -10.0)
 _SPREAD = 0.5
 
 
@@ -103,6 +105,13 @@ def magnitude_halves(subject: Subject, seed: int) -> list[Change]:
         (_magnitudes(subject, current, seed, (_SMALL,)), "for small values"),
     )
     return [Change(change.kind, words, change.variables) for change, words in halves if change]
+
+
+def tiny_values(subject: Subject, seed: int) -> Change | None:
+    """Make all inputs a thousandth to a hundred-millionth of what they are."""
+    current = [variable.value for variable in subject.variables]
+    change = _magnitudes(subject, current, seed, (_TINY,))
+    return change and Change(change.kind, "for tiny values", change.variables)
 
 
 def _off_special(
