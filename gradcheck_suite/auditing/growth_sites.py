@@ -78,8 +78,9 @@ def growth_of(
         if function is None or f"{each.scope}.".startswith(f"{function}.")
     ]
     sites = [each for each in statements if _grows(each, wanted)]
+    told = sites or [each for each in statements if _is_made_of_itself(each, wanted)]
     return Growth(
-        site=_location(file, sites[0]) if len(sites) == 1 else None,
+        site=_location(file, told[0]) if len(told) == 1 else None,
         adds=bool(sites) and not any(_is_keyed(each.statement) for each in sites),
         shrinks=(bool(sites) and all(_has_fixed_key(each.statement) for each in sites))
         or any(_shrinks(each, wanted) and not _comes_once(each, sites) for each in statements),
@@ -201,6 +202,23 @@ def _adds_to(value: ast.expr, wanted: _Wanted, scope: str) -> bool:
     if not isinstance(value, (ast.BinOp, ast.Dict, ast.List, ast.Set, ast.Tuple)):
         return False
     return any(wanted.is_called(part, scope) for part in ast.walk(value))
+
+
+def _is_made_of_itself(site: _Statement, wanted: _Wanted) -> bool:
+    """Return whether a name is bound to something of it and others, as ``x = cat([x, y])``."""
+    statement, scope = site.statement, site.scope
+    if not isinstance(statement, ast.Assign):
+        return False
+    if not any(wanted.is_called(target, scope) for target in statement.targets):
+        return False
+    value = statement.value
+    if isinstance(value, ast.IfExp):
+        return any(_adds_to(each, wanted, scope) for each in (value.body, value.orelse))
+    if not isinstance(value, ast.Call):
+        return False
+    given = [*value.args, *(keyword.value for keyword in value.keywords)]
+    parts = [part for each in given for part in getattr(each, "elts", [each])]
+    return len(parts) > 1 and any(wanted.is_called(part, scope) for part in parts)
 
 
 def _is_keyed(statement: ast.stmt | ast.expr) -> bool:

@@ -135,3 +135,31 @@ def test_the_writer_is_named_also_if_its_gradients_are_cleared(audited, only):
 
     finding = only(audited(lambda: attempt(loop, "inplace operation")), "GCS109")
     assert finding.evidence["writer"] == "SGD.step()"
+
+
+def test_chunks_of_one_window_whose_state_is_not_detached(audited, only, line_of):
+    model = Memory()
+
+    def loop():
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            (model(torch.randn(3, 4)).square().mean() / 4).backward()
+        optimizer.step()
+
+    finding = only(audited(lambda: attempt(loop, "a second time")), "GCS202")
+    assert finding.location.line == line_of(Memory)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_gradients_with_a_graph_that_are_added_to(audited, only, make_net, batch):
+    def loop():
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        for _ in range(3):
+            net(batch()).square().mean().backward(create_graph=True)
+            size = sum(each.grad.square().sum() for each in net.parameters())
+            torch.autograd.grad(size, list(net.parameters()))
+            optimizer.step()
+
+    session = audited(lambda: attempt(loop, "a second time"))
+    assert "GCS206" in [finding.code for finding in session.findings]

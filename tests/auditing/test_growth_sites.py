@@ -22,6 +22,15 @@ def once(xs):
         table["a"][x] = x
 
 
+def joined(xs):
+    rows = xs[:0]
+    mean = None
+    for x in xs:
+        rows = cat([rows, x])
+        mean = x if mean is None else 0.9 * mean + 0.1 * x
+    rows = sorted(rows)
+
+
 def twice(xs):
     kept = []
     kept.append(1)
@@ -48,6 +57,8 @@ def file(tmp_path):
         ("kept", "once", 11),
         ("total", "once", 12),
         ("table", "once", 13),
+        ("rows", "joined", 20),
+        ("mean", "joined", 21),
         ("kept", "twice", None),
         ("kept", "never", None),
         ("kept", None, None),

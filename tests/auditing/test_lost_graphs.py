@@ -26,6 +26,20 @@ def argmax_as_a_prediction():
         update(sgd(net), loss)
 
 
+def classes_in_place_of_scores():
+    net = nn.Linear(4, 3)
+    for x, y in data():
+        _, guess = net(x).max(1)  # <- here
+        update(sgd(net), (guess.float() - y).abs().mean())
+
+
+def classes_by_index():
+    net = nn.Linear(4, 3)
+    for x, y in data():
+        guess = torch.sort(net(x), dim=1)[1].float()  # <- here
+        update(sgd(net), (guess[:, 0] - y).abs().mean())
+
+
 def accuracy_as_a_loss():
     net = make_net()
     for x, _ in data():
@@ -104,6 +118,8 @@ def all_frozen():
 RAISING = [
     (item_of_the_loss, "GCS401", "here"),
     (argmax_as_a_prediction, "GCS401", "here"),
+    (classes_in_place_of_scores, "GCS401", "here"),
+    (classes_by_index, "GCS401", "here"),
     (accuracy_as_a_loss, "GCS401", "here"),
     (forward_in_no_grad, "GCS402", "here"),
     (forward_in_inference_mode, "GCS402", "here"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+from torch.utils.checkpoint import checkpoint
 
 from tests.auditing.loops.connected import Checkpointed, Unused, data, fit, make_net, sgd, update
 
@@ -145,6 +146,26 @@ def first_block_in_a_reentrant_checkpoint():
         update(optimizer, F.cross_entropy(net(x), y))
 
 
+class CheckpointedMethod(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def embed(self, x):
+        return self.inner(self.table(x))
+
+    def forward(self, x):
+        hidden = checkpoint(self.embed, x, use_reentrant=True)  # <- here
+        return self.head(hidden)
+
+
+def first_method_in_a_reentrant_checkpoint():
+    net = CheckpointedMethod()
+    optimizer = sgd(net)
+    for _, y in data():
+        update(optimizer, F.cross_entropy(net(torch.randint(9, y.shape)), y))
+
+
 class NoWeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
@@ -176,6 +197,7 @@ SILENT_BUGS = [
     (only_frozen_parameters, "GCS406", only_frozen_parameters),
     (some_frozen_parameters, "GCS406", some_frozen_parameters),
     (first_block_in_a_reentrant_checkpoint, "GCS408", Checkpointed),
+    (first_method_in_a_reentrant_checkpoint, "GCS408", CheckpointedMethod),
     (function_returns_none, "GCS508", NoWeightGradient),
 ]
 

@@ -97,6 +97,10 @@ _CUTTING_OF_TORCH = frozenset(
         "argsort",
     ]
 )
+_WITH_INDICES = frozenset(
+    {"max", "min", "sort", "topk", "median", "mode", "kthvalue", "cummax", "cummin"}
+)
+"""What returns values and indices: the second of the pair has no graph."""
 _RECORDING_OFF = ("no_grad", "inference_mode")
 _SINKS = frozenset({"backward", "manual_backward"})
 _CALLS_DEEP = 3
@@ -174,7 +178,7 @@ def span_at(site: CallSite) -> Span | None:
         return None
     # One entry for each instruction, of two bytes.
     found: Any = next(itertools.islice(positions(), offset // 2, None), (None,) * 4)
-    return None if None in found else tuple(found)  # type: ignore[return-value]  # four numbers
+    return None if None in found else tuple(found)
 
 
 def _span_of(node: ast.expr) -> tuple[int, int | None, int, int | None]:
@@ -291,6 +295,9 @@ class _Walk:
                     self.bind(target, state)
             for target, value in pairs or ():
                 self.bind(target, self.value(value))
+            indices = _second_target(node)
+            if indices is not None and state == "live":
+                self.bind(indices, self._cut(node.value, "taking the indices"))
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self.bind(node.target, self.value(node.value))
         elif isinstance(node, ast.AugAssign):
@@ -351,6 +358,12 @@ class _Walk:
             return None
         if isinstance(node, ast.IfExp):
             return _either([self.value(node.body), self.value(node.orelse)])
+        return self._of_parts(node)
+
+    def _of_parts(self, node: ast.expr) -> _State:
+        if isinstance(node, ast.Subscript) and _is_second(node) and _has_indices(node.value):
+            inner = self.value(node.value)
+            return self._cut(node, "taking the indices") if inner == "live" else inner
         return _either(
             [
                 self.value(child)
@@ -368,6 +381,8 @@ class _Walk:
         inner = self.value(node.value)
         if inner == "live" and node.attr == "data":
             return self._cut(node, "`.data`")
+        if inner == "live" and node.attr == "indices" and _has_indices(node.value):
+            return self._cut(node, "`.indices`")
         if node.attr in ("shape", "dtype", "device", "grad", "requires_grad", "ndim"):
             return None
         return inner
@@ -463,6 +478,30 @@ def _is_tensor_method(node: ast.Call, name: str | None) -> bool:
     if not isinstance(node.func, ast.Attribute) or name is None or not hasattr(Tensor, name):
         return False
     return _root_key(node.func.value) not in ("torch", "F", "functional", "nn.functional")
+
+
+def _has_indices(node: ast.expr) -> bool:
+    """Whether this is a call that returns values and indices."""
+    if not isinstance(node, ast.Call) or _name_of(node) not in _WITH_INDICES:
+        return False
+    if _name_of(node) not in ("max", "min", "median", "mode"):
+        return True
+    # Without a dimension these return one value.
+    of_torch = isinstance(node.func, ast.Attribute) and _root_key(node.func.value) == "torch"
+    named = any(keyword.arg == "dim" for keyword in node.keywords)
+    return named or len(node.args) > (1 if of_torch else 0)
+
+
+def _is_second(node: ast.Subscript) -> bool:
+    return isinstance(node.slice, ast.Constant) and node.slice.value == 1
+
+
+def _second_target(node: ast.Assign) -> ast.expr | None:
+    """Return what the indices are bound to in ``values, indices = x.max(1)``."""
+    target = node.targets[0]
+    if not isinstance(target, ast.Tuple) or not _has_indices(node.value):
+        return None
+    return target.elts[1] if len(target.elts) == len(("values", "indices")) else None
 
 
 def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]] | None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import checkpoint
 
-from gradcheck_suite.auditing.call_sites import CallSite, is_user_code
+from gradcheck_suite.auditing.call_sites import CallSite, call_site, is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
     from torch import nn
 
@@ -33,12 +34,14 @@ class Call:
         has_graph: whether its output got one.
         in_checkpoint: whether a checkpoint that records nothing itself was running.
         sites: the user's lines that led to the call, innermost first.
+        checkpoint: the line that called that checkpoint.
     """
 
     recording: bool
     has_graph: bool
     in_checkpoint: bool
     sites: tuple[CallSite, ...]
+    checkpoint: CallSite | None = None
 
 
 class ModuleWatch:
@@ -56,12 +59,14 @@ class ModuleWatch:
         if len(calls) >= _MOST_CALLS:
             return
         sites, files = user_sites()
+        inside = _CHECKPOINT in files
         calls.append(
             Call(
                 recording=torch.is_grad_enabled(),
                 has_graph=_has_graph(output),
-                in_checkpoint=_CHECKPOINT in files,
+                in_checkpoint=inside,
                 sites=sites,
+                checkpoint=_checkpoint_site() if inside else None,
             )
         )
 
@@ -70,6 +75,13 @@ class ModuleWatch:
         for end in self._ends:
             end()
         self._ends = []
+
+
+def _checkpoint_site() -> CallSite | None:
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only cheap way
+    while frame is not None and frame.f_code.co_filename != _CHECKPOINT:
+        frame = frame.f_back
+    return None if frame is None else call_site(frame)
 
 
 def user_sites() -> tuple[tuple[CallSite, ...], set[str]]:

@@ -3,8 +3,10 @@
 A backward that reaches the graph of an earlier step fails: its buffers were freed, or, if it was
 retained, the optimizer has changed the weights since. Such an edge is one from a node that was
 made after the earlier backward to one that was made before it, where the same parameters are used
-on both sides: the program has gone through the same forward again. Two losses over one trunk, or a
-generator's output that the discriminator's loss has freed, have other parameters on each side.
+on both sides: the program has gone through the same forward again. So has one whose backward is
+called again on the same line before a step, as on each chunk of a sequence. Two losses over one
+trunk, or a generator's output that the discriminator's loss has freed, have other parameters on
+each side.
 """
 
 from __future__ import annotations
@@ -71,7 +73,11 @@ class CarriedState:
         if generation is None or generation.index != event.number:
             return
         older = (reference() for reference in generation.reused)
-        earlier = [each for each in older if each is not None and each.step < generation.step]
+        earlier = [
+            each
+            for each in older
+            if each is not None and (each.step < generation.step or each.site == event.site)
+        ]
         if earlier:
             self._looks += 1
             newest = max(earlier, key=lambda each: each.index)
@@ -85,8 +91,8 @@ class CarriedState:
         generation = self._recorder.generations.newest()
         if entry is None and generation is not None and generation.index == event.number:
             # Not each backward is asked beforehand which graphs it reaches.
-            entry = _entry_of(event, generation.known, None)
-        if entry is not None and entry.number == event.number and self._recorder.step:
+            entry = _entry_of(event, generation.known, None) if self._recorder.step else None
+        if entry is not None and entry.number == event.number:
             finding = _finding(entry, event)
             self._found.setdefault(finding.location, finding)
 
@@ -155,9 +161,9 @@ def _finding(entry: Entry, event: BackwardFailed) -> Finding:
         known = entry.site is not None
         given = "what this line was given" if known else "a state that was carried over"
         message = (
-            "backward() came to the graph of an earlier step, which a backward() has freed "
-            f"already: {given} from the step before still has its graph; torch refuses; expected "
-            "each step to begin with a detached state"
+            "backward() came to the graph of an earlier one, which has freed it already: "
+            f"{given} from the step before still has its graph; torch refuses; expected each step "
+            "to begin with a detached state"
         )
         hint = "detach the state between steps: h = h.detach(); a total adds up loss.item()"
     earlier = location_of(entry.earlier)

@@ -385,7 +385,7 @@ class ConnectivityDetector:
         if all(call.in_checkpoint and not call.recording for call in calls):
             return Verdict(
                 catalogue.CHECKPOINT_CUTS_GRAPH,
-                location_of(first.sites[-1 if len(first.sites) == 1 else 0]),
+                location_of(first.checkpoint) or site,
                 "the reentrant checkpoint that its module runs in was given no input that "
                 "requires grad, and so records nothing",
                 "checkpoint(..., use_reentrant=False)",

@@ -138,7 +138,8 @@ class FunctionContractDetector:
             return
         writes = [*self._recorder.writers.since(since, gradient)]
         defined = line_in(function, "backward", None)
-        where = location_of(writes[0].site) if writes else defined
+        # What takes no note of its writes is mostly `out=`.
+        where = location_of(writes[0].site) if writes else line_in(function, "backward", r"\bout=")
         self._found[key] = Finding.of(
             catalogue.GRAD_OUTPUT_MODIFIED,
             f"backward of {function.__name__} wrote into the gradient that it was given; others "

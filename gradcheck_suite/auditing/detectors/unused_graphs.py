@@ -18,6 +18,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.events import (
+    BackwardFailed,
     BackwardFinished,
     BackwardStarted,
     ModeChanged,
@@ -91,6 +92,7 @@ class UnusedGraphDetector:
         return {
             BackwardStarted: self._before_backward,
             BackwardFinished: self._after_backward,
+            BackwardFailed: self._after_failure,
             ModeChanged: self._after_mode,
             SessionEnded: self._at_the_end,
         }
@@ -162,6 +164,13 @@ class UnusedGraphDetector:
         if with_graph:
             cycle.seen += 1
             cycle.parameters = with_graph
+
+    def _after_failure(self, event: BackwardFailed) -> None:
+        """Take torch's refusal to follow a gradient into its old graph for certain."""
+        cycle = self._cycle
+        if cycle is not None and "a second time" in str(event.error):
+            self._look_for_cycle(cycle)
+            cycle.seen *= _CERTAIN
 
     # Evaluation mode
 
