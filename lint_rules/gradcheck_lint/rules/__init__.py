@@ -147,7 +147,7 @@ RULES: Final = (
         "eval-with-graph",
         "gradcheck_lint.rules.eval_with_graph",
         "EvalWithGraph",
-        ((b".eval()",), (b"for",)),
+        ((b".eval()",), (b"for", b"while", b"eval", b"test", b"valid", b"predict", b"infer")),
     ),
     RuleReference(
         "GCS205",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
+from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.model.values import Kind, held_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.values import Value
 
 
 class EvalWithGraph(Rule):
@@ -42,16 +44,16 @@ class EvalWithGraph(Rule):
                 else:
                     switched.pop(event.receiver, None)
             elif (
-                isinstance(event, Forward)
-                and (switch := _switched(event, switched)) is not None
+                (switch := _switched(event, switched, function)) is not None
                 and (event.loops or _is_evaluation(function))
                 and event.mode in {GradMode.AMBIENT, GradMode.ENABLED}
             ):
                 if _needs_gradients(function, events, event):
                     return
+                receiver = event.receiver if isinstance(event, Forward) else switch.receiver
                 yield Violation(
                     event.node,
-                    f"`{event.receiver}` is in evaluation mode and runs while operations are "
+                    f"`{receiver}` is in evaluation mode and runs while operations are "
                     "recorded: graphs are built that nobody differentiates",
                     Severity.WARNING,
                     "run it inside `with torch.no_grad():` or `torch.inference_mode()`",
@@ -95,9 +97,76 @@ def evaluate(model, loader):
             lines=(7,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+def evaluate(make_env, Model, device, episodes):
+    envs = make_env(0)
+    agent = Model(envs).to(device)
+    agent.load_state_dict(torch.load("agent.pt", map_location=device))
+    agent.eval()
+    obs, _ = envs.reset()
+    returns = []
+    while len(returns) < episodes:
+        action, _ = agent.get_action_and_value(torch.Tensor(obs).to(device))
+        obs, _, _, _, infos = envs.step(action.cpu().numpy())
+        returns.append(infos["return"])
+    return returns
+""",
+            lines=(11,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+from models import RNNModel
+
+model = RNNModel(10, 3)
+if args.cuda:
+    if args.single_gpu:
+        parallel_model = model.cuda()
+    else:
+        parallel_model = nn.DataParallel(model, dim=1).cuda()
+else:
+    parallel_model = model
+
+def evaluate(batches):
+    model.eval()
+    total = 0
+    hidden = model.init_hidden(10)
+    for data, targets in batches:
+        log_prob, hidden = parallel_model(data, hidden)
+        loss = nn.functional.nll_loss(log_prob, targets).data
+        total += loss * len(data)
+    return total[0] / len(batches)
+""",
+            lines=(19,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+class Agent(torch.nn.Module):
+    @torch.no_grad()
+    def get_action(self, x):
+        return self.head(x)
+
+def evaluate(env, agent, other):
+    agent = Agent()
+    agent.eval()
+    other.eval()
+    for _ in range(10):
+        env.step(agent.get_action(env.state))
+        other.get_action()
+""",
+            why="the method records nothing, or is given nothing to compute with",
+        ),
         Valid(
             """\
 import torch
@@ -161,13 +230,54 @@ def main(model, loader):
     )
 
 
-def _switched(forward: Forward, switched: dict[str, ModeSwitch]) -> ModeSwitch | None:
-    """Return what put the model into evaluation mode, or the one that it's a wrapper of."""
-    known = switched.get(forward.receiver)
-    if known is not None or not all_are(forward.values, Kind.MODULE, Kind.INSTANCE):
+def _switched(
+    event: Event, switched: dict[str, ModeSwitch], function: FunctionModel
+) -> ModeSwitch | None:
+    """Return what put a model that runs into evaluation mode, or the one that it's a wrapper of."""
+    if isinstance(event, Call):
+        return _switched_for_acting(event, switched, function)
+    if not isinstance(event, Forward):
+        return None
+    known = switched.get(event.receiver)
+    if known is not None:
         return known
-    inside = held_by(forward.values)
-    return next((event for event in switched.values() if sites(event.values) & inside), None)
+    inside = held_by(event.values) | sites(event.values)
+    for switch in switched.values():
+        same = sites(switch.values)
+        if inside & same and all(
+            value.site in same or _may_be_wrapper(value) for value in event.values
+        ):
+            return switch
+    return None
+
+
+def _may_be_wrapper(value: Value) -> bool:
+    """Tell whether a value is a module, or a moved copy of what may well be one."""
+    if value.kind in {Kind.MODULE, Kind.INSTANCE}:
+        return True
+    node = value.node
+    if value.kind is not Kind.UNKNOWN or not isinstance(node, cst.Call):
+        return False
+    is_class = (dotted_name(node.func) or "_").rpartition(".")[2][:1].isupper()
+    return is_class or (
+        isinstance(node.func, cst.Attribute) and node.func.attr.value in SAME_MODULE_METHODS
+    )
+
+
+def _switched_for_acting(
+    call: Call, switched: dict[str, ModeSwitch], function: FunctionModel
+) -> ModeSwitch | None:
+    """Return what switched the policy that is asked for an action."""
+    if call.method not in _ACTS or not isinstance(call.node, cst.Call) or not call.node.args:
+        return None
+    called = None if call.function is None else function.module.function(call.function)
+    if called is not None and called.mode is GradMode.DISABLED:
+        return None
+    return next((event for event in switched.values() if sites(event.values) & call.on), None)
+
+
+_ACTS = frozenset({"get_action", "get_actions", "get_action_and_value", "get_value"})
+"""What reinforcement learning calls the forwards of its policies."""
 
 
 def _is_unit_test(function: FunctionModel) -> bool:
@@ -185,11 +295,12 @@ def _is_evaluation(function: FunctionModel) -> bool:
     return b"unittest" not in function.module.source and _EVALUATES.search(name) is not None
 
 
-def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forward) -> bool:
+def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forward | Call) -> bool:
     """Tell whether gradients may be used, or may be off for reasons that lie elsewhere."""
     if function.module.sets_mode_for_all:
         return True
     inside = {id(known) for known in function.scope.nested.values()}
+    result = sites(forward.result) if isinstance(forward, Forward) else frozenset()
     is_top = isinstance(function.scope.node, cst.Module)
     backwards = [event for event in events if isinstance(event, Backward)]
     if any(
@@ -198,7 +309,7 @@ def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forw
         return True
     for event in events:
         if isinstance(event, Call) and event.function is not None:
-            if event.mentions & sites(forward.result) and _differentiates(
+            if event.mentions & result and _differentiates(
                 function.module.function(event.function)
             ):
                 return True
@@ -212,7 +323,7 @@ def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forw
 
 
 def _statements_around(
-    function: FunctionModel, backwards: list[Backward], forward: Forward
+    function: FunctionModel, backwards: list[Backward], forward: Forward | Call
 ) -> cst.CSTNode | None:
     """Return the function, or the outermost loop round a forward that trains nothing."""
     if not backwards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -9,8 +10,8 @@ import libcst as cst
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
 from gradcheck_lint.model.nearness import has_name, writes_items
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import child_list, dotted_name, walk
-from gradcheck_lint.model.values import Kind, Values
+from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.values import Kind, Origin, Values
 from gradcheck_lint.rules._preallocated import FACTORY, is_preallocated
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -55,7 +56,9 @@ class SliceWriteInLoop(Rule):
                 continue
             if not is_preallocated(event.values, function, outside=loop.identity):
                 continue
-            if not _has_graph(event.written) or _reads(event.source, event.node.value):
+            if _reads(event.source, event.node.value):
+                continue
+            if not _has_graph(event.written) and not _moves_features(event, function):
                 continue
             seen.add(id(event.node))
             target = source_of(function.module.tree, event.node.value)
@@ -89,6 +92,22 @@ class Decoder(nn.Module):
             lines=(13,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class LengthRegulator(nn.Module):
+    def forward(self, x, durations):
+        out = x.new_zeros((len(x), 10, x.shape[2]))
+        for b in range(len(x)):
+            indices = torch.tensor(durations[b]).to(x.device)
+            out[b, : len(indices)] = x[b].index_select(0, indices)
+        return out
+""",
+            lines=(9,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -117,6 +136,22 @@ class Decoder(nn.Module):
 """,
             why="masks of constants, a list, and no recording",
         ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Padder(nn.Module):
+    def forward(self, input_ids, hidden, lengths):
+        padded = input_ids.new_zeros((len(input_ids), 10))
+        mask = torch.zeros_like(hidden)
+        for b in range(len(input_ids)):
+            padded[b, :3] = input_ids[b]
+            mask[b] = lengths[b]
+        return padded, mask
+""",
+            why="token ids and lengths have no graph",
+        ),
     )
 
 
@@ -129,6 +164,47 @@ def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
             return True
         stack.extend(child_list(current))
     return False
+
+
+def _moves_features(event: InPlace, function: FunctionModel) -> bool:
+    """Tell whether a module's forward moves its own argument into a tensor made like it.
+
+    What a layer is given has a graph, save for numbers, masks and the like, which say so.
+    """
+    scopes = function.module.scopes
+    scope = function.scope
+    if not scope.name.endswith(".forward") or not scopes.derives_from(scope.owner, "torch.nn."):
+        return False
+    source = event.source
+    while isinstance(source, (cst.Subscript, cst.Call, cst.Attribute)):
+        source = source.func if isinstance(source, cst.Call) else source.value
+    if not isinstance(source, cst.Name) or isinstance(scope.node, cst.Module):
+        return False
+    name = source.value
+    held = function.bindings.get(name, frozenset())
+    if not held or any(value.origin is not Origin.ARGUMENT for value in held):
+        return False
+    if name == scope.first_parameter or _NO_FEATURES.search(name.lower()):
+        return False
+    return all(_made_like(value.node, name) for value in event.values)
+
+
+def _made_like(node: cst.CSTNode | None, name: str) -> bool:
+    """Tell whether a factory call has the type of a name: `x.new_zeros(3)`, `zeros_like(x)`."""
+    if not isinstance(node, cst.Call) or keyword(node, "dtype") is not None:
+        return False
+    func = node.func
+    if isinstance(func, cst.Attribute) and func.attr.value.startswith("new_"):
+        return dotted_name(func.value) == name
+    first = positional(node)[:1]
+    is_like = (dotted_name(func) or "").endswith("_like")
+    return is_like and bool(first) and dotted_name(first[0]) == name
+
+
+_NO_FEATURES = re.compile(
+    r"(?:^|_)(?:ids?|idx|ind(?:ex|ices)?|masks?|labels?|tok(?:en)?s?|len(?:gth)?s?|targets?|tgt"
+    r"|pos(?:ition)?s?|steps?|num|n|k|size|shape|durations?|t|y|prev_output.*|src|tags?)(?:_|$)"
+)
 
 
 def _reads(source: cst.CSTNode | None, base: cst.BaseExpression) -> bool:
