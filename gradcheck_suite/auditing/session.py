@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import threading
-from collections.abc import Iterable
-from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Session", "audit", "kept_ready", "open_sessions"]
 
 TOOL = "gradcheck-suite audit"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _OPEN: list[Session] = []
 _LOCK = threading.Lock()
@@ -116,7 +120,7 @@ def _checked_optimizers(
     )
 
 
-class Session(ContextDecorator):
+class Session:
     """An audit: a context manager, a decorator, and the report of what it has seen.
 
     It may be entered several times, one after another, and then adds up. While a second audit
@@ -169,6 +173,50 @@ class Session(ContextDecorator):
                 self._stream.begin()
             self._recorder.start()
         return self
+
+    def __call__(self, func: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Audit each call of ``func``; of a generator or a coroutine, from its start to its end.
+
+        What runs while a generator waits for its next turn is audited too.
+        """
+        if inspect.isasyncgenfunction(func):
+            return cast("Callable[_P, _T]", self._around_items_to_come(func))
+        if inspect.iscoroutinefunction(func):
+            return cast("Callable[_P, _T]", self._around_coroutine(func))
+        if inspect.isgeneratorfunction(func):
+            return cast("Callable[_P, _T]", self._around_items(func))
+
+        @functools.wraps(func)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            with self:
+                return func(*args, **kwargs)
+
+        return run
+
+    def _around_coroutine(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(func)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await func(*args, **kwargs)
+
+        return run
+
+    def _around_items(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(func)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return (yield from func(*args, **kwargs))
+
+        return run
+
+    def _around_items_to_come(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(func)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                async for item in func(*args, **kwargs):
+                    yield item
+
+        return run
 
     def __exit__(
         self,
@@ -246,7 +294,8 @@ class Session(ContextDecorator):
         if recorder.hook_regions:
             lines.append(
                 f"saved tensors in {_count(recorder.hook_regions, 'region')} with saved-tensors "
-                "hooks of their own (checkpoint, save_on_cpu)"
+                "hooks of their own (checkpoint, save_on_cpu): torch checks no versions there, "
+                "and the audit can't"
             )
         if recorder.transform_regions:
             lines.append(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 import pytest
 import torch
@@ -47,6 +49,91 @@ def test_as_a_decorator_it_adds_up():
     watched(steps=3)
     assert session.report.summary["steps"] == 5
     assert [finding.code for finding in session.findings] == ["GCS301"]
+
+
+async def coroutine():
+    train(1)
+    await asyncio.sleep(0)
+    train(1)
+    return "done"
+
+
+def generator():
+    train(1)
+    sent = yield 1
+    train(sent)
+    return "done"
+
+
+async def items_to_come():
+    train(1)
+    yield "done"
+    train(1)
+
+
+async def collected(items):
+    return [item async for item in items][-1]
+
+
+def driven(items):
+    next(items)
+    with pytest.raises(StopIteration) as end:
+        items.send(1)
+    return end.value.value
+
+
+@pytest.mark.parametrize(
+    ("function", "finish"),
+    [
+        (coroutine, asyncio.run),
+        (generator, driven),
+        (items_to_come, lambda items: asyncio.run(collected(items))),
+    ],
+)
+def test_as_a_decorator_it_lasts_as_long_as_what_is_decorated(function, finish):
+    session = gs.audit()
+    watched = session(function)
+    assert watched.__name__ == function.__name__
+    assert finish(watched()) == "done"
+    assert session.report.summary["steps"] == 2
+    assert top_saved_tensors_hooks() is None
+
+
+def test_a_generator_that_is_given_up_ends_its_audit():
+    session = gs.audit()
+    items = session(generator)()
+    next(items)
+    items.close()
+    assert top_saved_tensors_hooks() is None
+    assert session.report.summary["steps"] == 1
+
+
+def test_audits_of_tasks_that_take_turns():
+    async def job():
+        with gs.audit() as session:
+            for _ in range(2):
+                train(1)
+                await asyncio.sleep(0)
+        return session.report
+
+    async def main():
+        return await asyncio.gather(job(), job())
+
+    outer, inner = asyncio.run(main())
+    assert any("opened within this one" in line for line in outer.not_covered)
+    assert inner.summary["steps"] > 0
+    assert top_saved_tensors_hooks() is None
+
+
+def test_an_audit_that_another_thread_has_entered():
+    session = gs.audit()
+    entering = threading.Thread(target=session.__enter__)
+    entering.start()
+    entering.join()
+    train(2)
+    session.__exit__(None, None, None)
+    assert [finding.code for finding in session.findings] == ["GCS301"]
+    assert any("in other threads" in line for line in session.report.not_covered)
 
 
 def test_a_recursive_decorated_function():
