@@ -7,6 +7,9 @@ is kept here in its place carries the version, and is checked when backward take
 from __future__ import annotations
 
 import functools
+import sys
+import threading
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -84,8 +87,10 @@ class SavedWatch:
         self._first = 0
         self._end: int | None = None
         self._is_over = False
-        self._original: Any = None
-        self._replacement: Any = None
+        self._thread = 0
+        self._away: list[tuple[int, int]] = []
+        self._left: list[int] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._hooks = (self._pack_hook(), _unpack)
 
     def start(self) -> None:
@@ -96,30 +101,80 @@ class SavedWatch:
             return
         push_saved_tensors_hooks(self._hooks)
         self.is_watching = True
+        self._thread = threading.get_ident()
         self._first = next_sequence_number()
-        self._original = torch.autograd.graph.disable_saved_tensors_hooks
-        self._replacement = self._stepping_aside(self._original)
-        torch.autograd.graph.disable_saved_tensors_hooks = self._replacement
+        graph = torch.autograd.graph
+        hooks = graph.saved_tensors_hooks
+        for owner, name, around in (
+            (graph, "disable_saved_tensors_hooks", self._stepping_aside),
+            (hooks, "__enter__", self._leaving_off),
+            (hooks, "__exit__", self._going_on),
+        ):
+            original = getattr(owner, name)
+            replacement = functools.wraps(original)(around(original))
+            setattr(owner, name, replacement)
+            self._replaced.append((owner, name, original, replacement))
 
     def stop(self) -> None:
         """Take the hooks away, wherever they lie by now."""
         if self.is_watching:
             self._is_over = True
-            graph = torch.autograd.graph
-            if graph.disable_saved_tensors_hooks is self._replacement:
-                graph.disable_saved_tensors_hooks = self._original
+            for owner, name, original, replacement in reversed(self._replaced):
+                if getattr(owner, name) is replacement:
+                    setattr(owner, name, original)
+            self._replaced.clear()
             remove_saved_tensors_hooks(self._hooks)
             if next_sequence_number is not None:
                 self._end = next_sequence_number()
 
     def covers(self, sequence_number: int) -> bool:
-        """Whether the node with this number was made while the hooks were in place."""
+        """Whether the node with this number was made while the hooks saw what is saved."""
+        return self._ran_at(sequence_number) and not self.was_away_at(sequence_number)
+
+    def was_away_at(self, sequence_number: int) -> bool:
+        """Whether somebody else's hooks, or none, held what this node saved."""
+        if not self._ran_at(sequence_number):
+            return False
+        if self._left and sequence_number >= self._left[0]:
+            return True
+        place = bisect_right(self._away, (sequence_number, sys.maxsize)) - 1
+        return place >= 0 and sequence_number < self._away[place][1]
+
+    def _ran_at(self, sequence_number: int) -> bool:
         end = self._end
         return (
             self.is_watching
             and self._first <= sequence_number
             and (end is None or sequence_number < end)
         )
+
+    def _leave_off(self) -> None:
+        if self._is_over or threading.get_ident() != self._thread or next_sequence_number is None:
+            return
+        self._left.append(next_sequence_number())
+
+    def _go_on(self) -> None:
+        if self._is_over or threading.get_ident() != self._thread or next_sequence_number is None:
+            return
+        if self._left:
+            left = self._left.pop()
+            if not self._left:
+                self._away.append((left, next_sequence_number()))
+
+    def _leaving_off(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def __enter__(hooks: Any) -> Any:  # noqa: N807 - the name that it stands in for
+            result = original(hooks)
+            self._leave_off()
+            return result
+
+        return __enter__
+
+    def _going_on(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __exit__(hooks: Any, *error: Any) -> Any:  # noqa: N807 - the name that it stands in for
+            self._go_on()
+            return original(hooks, *error)
+
+        return __exit__
 
     def _stepping_aside(
         self, original: Callable[[str], AbstractContextManager[None]]
@@ -132,14 +187,16 @@ class SavedWatch:
             aside = top is not None and top[0] is self._hooks[0]
             if aside:
                 remove_saved_tensors_hooks(self._hooks)
+                self._leave_off()
             try:
                 with original(error_message):
                     yield
             finally:
                 if aside and not self._is_over:
+                    self._go_on()
                     push_saved_tensors_hooks(self._hooks)
 
-        return functools.wraps(original)(disable_saved_tensors_hooks)
+        return disable_saved_tensors_hooks
 
     def packed(self) -> tuple[Packed, ...]:
         """Return what was saved, in order."""

@@ -255,6 +255,14 @@ class Recording:
             and self._saved.covers(sequence_number)
         )
 
+    def missed_saving_at(self, sequence_number: int | None) -> bool:
+        """Whether hooks of the program's own (checkpointing) held what this node saved."""
+        return (
+            self._saved is not None
+            and sequence_number is not None
+            and self._saved.was_away_at(sequence_number)
+        )
+
     def members(self) -> Iterator[Member]:
         """Yield the parameters and buffers that names are known of, as far as they live."""
         for kind, name, reference in self._members:

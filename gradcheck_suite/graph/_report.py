@@ -15,6 +15,7 @@ from gradcheck_suite.graph._marks import (
     never_given,
     slice_write_chains,
 )
+from gradcheck_suite.graph._saved import HIDES_SAVED
 from gradcheck_suite.graph.model import Edge, Node, Root
 from gradcheck_suite.reporting.text import plural, visible
 
@@ -134,7 +135,7 @@ def _not_judged(unreached: tuple[str, ...], observed: Observed) -> str:
 
 def _not_visible(nodes: tuple[Node, ...]) -> tuple[str, ...]:
     lines: list[str] = []
-    hidden = sum(not node.saved_is_visible for node in nodes)
+    hidden = sum(not node.saved_is_visible and node.op == HIDES_SAVED for node in nodes)
     if hidden:
         lines.append(
             f"what {plural(hidden, 'CopySlices node')} saved: torch does not show it, so the saved "
@@ -170,8 +171,8 @@ def _not_recorded(observed: Observed, recording: Recording) -> tuple[str, ...]:
     gone = sum(node.freed and not recording.saw_saving_at(node.sequence_number) for node in ops)
     if recording.notes_saved and gone:
         lines.append(
-            f"what {plural(gone, 'op')} saved: a backward has freed it, and it was not saved "
-            "within the recording"
+            f"what {plural(gone, 'op')} saved: a backward has freed it, and the recording did not "
+            "see it: it was made outside, or other hooks held it (checkpointing, offloading)"
         )
     edges = observed.edges
     went_elsewhere = edges and all(edge.gradient is None for edge in edges)

@@ -43,20 +43,29 @@ class SavedReader:
 
     owners: dict[int, str]
 
-    def read(self, node: TorchNode, node_id: int) -> tuple[tuple[SavedTensor, ...], bool]:
-        """Return the saved tensors of ``node``, and whether a backward has freed any."""
+    def read(
+        self, node: TorchNode, node_id: int
+    ) -> tuple[tuple[SavedTensor, ...], bool, int | None]:
+        """Return the saved tensors of ``node``, whether a backward has freed any, and their places.
+
+        The last is how many tensors at most the node can have saved where it has freed them; None
+        where it does not tell.
+        """
         saved: list[SavedTensor] = []
         freed = False
+        places: int | None = 0
         for attribute in _saved_attribute_names(type(node)):
             raw = read_saved(node, attribute, unwrap)
             freed = freed or raw.freed
+            if raw.freed:
+                places = places + len(raw.tensors) if places is not None and raw.tensors else None
             many = len(raw.tensors) > 1
             for index, tensor in enumerate(raw.tensors):
                 if tensor is not None:
                     name = f"{raw.name}[{index}]" if many else raw.name
                     modified = index in raw.modified
                     saved.append(self._describe(name, tensor, node_id, modified=modified))
-        return tuple(saved), freed
+        return tuple(saved), freed, places if freed else None
 
     def describe_recorded(self, packed: Iterable[Packed], node_id: int) -> tuple[SavedTensor, ...]:
         """Describe what was noted while it was saved; nobody knows its names any more."""
@@ -82,9 +91,12 @@ class SavedReader:
         if not isinstance(tensor, torch.Tensor):
             return SavedTensor(name=name, type=None, storage_bytes=None, hooked=True)
         key = storage_key(tensor)
-        if key is None:
+        if key is None or _is_python_number(tensor):
             return SavedTensor(
-                name=name, type=tensor_type(tensor), storage_bytes=None, modified=modified
+                name=name,
+                type=tensor_type(tensor),
+                storage_bytes=None if key is None else 0,
+                modified=modified,
             )
         owner = self.owners.get(key)
         if owner is None:
@@ -96,6 +108,24 @@ class SavedReader:
             owner=owner,
             modified=modified,
         )
+
+
+def _is_python_number(tensor: torch.Tensor) -> bool:
+    """Whether this stands for the 2.0 of ``x * 2.0``: no tensor of anybody's, and seen by no hook.
+
+    Such a number does not count where dtypes are joined, which a tensor without dimensions does.
+    """
+    if type(tensor) is not torch.Tensor or tensor.dim():
+        return False
+    other = _JOINED_WITH.get(tensor.dtype)
+    return other is not None and torch.result_type(tensor, other) is not tensor.dtype
+
+
+_JOINED_WITH = {
+    torch.int64: torch.zeros((), dtype=torch.int8, device="cpu"),
+    torch.float64: torch.zeros((), dtype=torch.float16, device="cpu"),
+    torch.complex128: torch.zeros((), dtype=torch.float16, device="cpu"),
+}
 
 
 @dataclass(slots=True)

@@ -288,12 +288,15 @@ class _Describer:
         op = op_name(node)
         function = custom_function_class(node)
         number = node_sequence_number(node)
-        saved, freed = self.reader.read(node, node_id)
-        was_seen = False
+        saved, freed, places = self.reader.read(node, node_id)
+        was_seen = was_missed = False
         if self.recording is not None and self.recorded_saves is not None:
             was_seen = self.recording.saw_saving_at(number)
+            was_missed = freed and self.recording.missed_saving_at(number)
             if was_seen and (freed or op == HIDES_SAVED):
-                saved = self.reader.describe_recorded(self.recorded_saves.of(number), node_id)
+                # What else was saved before the next node is not this one's: checkpoint's inputs.
+                recorded = self.recorded_saves.of(number)[:places]
+                saved = self.reader.describe_recorded(recorded, node_id)
         return Node(
             id=node_id,
             op=op,
@@ -307,7 +310,7 @@ class _Describer:
             location=None if function is None else self.functions.location(function),
             inputs_without_gradient=inputs,
             freed=freed,
-            saved_is_visible=was_seen or op != HIDES_SAVED,
+            saved_is_visible=not was_missed and (was_seen or op != HIDES_SAVED),
             call=None if self.recording is None else self.recording.call_at(number),
             source=(
                 source_of(node)

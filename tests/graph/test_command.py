@@ -99,7 +99,7 @@ def graph(tmp_path, monkeypatch, capsys):
     ("what", "words"),
     [
         ("source", "the source lines of 2 of 2 ops: they were made outside of the recording"),
-        ("gradients", "what 1 op saved: a backward has freed it, and it was not saved within"),
+        ("gradients", "what 1 op saved: a backward has freed it, and the recording did not see it"),
         ("source,saved,gradients", "nothing found (2 things not covered)"),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
 
@@ -94,6 +96,61 @@ def test_writes_into_views_and_freed_graphs_count_as_recorded():
     with gs.record(model, backward=True) as recording:
         model(torch.ones(5, 3)).sum().backward()
     assert recording.graph.memory_by_module == (("2", 80), ("0", 60), ("3", 40))
+
+
+@pytest.mark.parametrize("number", [2, 2.5, 1 + 2j])
+def test_numbers_of_python_count_nothing_before_and_after(number):
+    x = torch.ones(3, requires_grad=True)
+    with gs.record(backward=True) as recording:
+        loss = ((x * 1).sin() * number).abs().sum()
+        before = recording.trace_graph(loss)
+        loss.backward()
+    alone = gs.trace_graph(((x * 1).sin() * number).abs().sum())
+
+    assert recording.graph.saved_bytes == before.saved_bytes == alone.saved_bytes
+    scalar = torch.tensor(number)
+    assert gs.trace_graph(x * scalar).saved_bytes == scalar.nbytes
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_other_hooks_held_is_never_passed_off_as_nothing(offload):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    x = torch.ones(2, 3, requires_grad=True)
+    with gs.record(model, backward=True) as recording:
+        if offload:
+            with torch.autograd.graph.save_on_cpu():
+                y = model(x.exp())
+        else:
+            y = checkpoint(model, x.exp(), use_reentrant=False)
+        y.sin().sum().backward()
+    graph = recording.graph
+    held = {node.op for node in graph.nodes if not node.saved_is_visible}
+
+    assert held == {"TanhBackward0", "AddmmBackward0", *(["ExpBackward0"] if offload else [])}
+    assert not graph.saved_bytes_are_complete
+    assert "at least" in str(graph)
+    (words,) = graph.report.not_covered
+    assert words.startswith(f"what {len(held)} ops saved: a backward has freed it")
+    assert "checkpointing, offloading" in words
+    assert torch.autograd.graph.saved_tensors_hooks.__enter__.__module__ == "torch.autograd.graph"
+
+
+def test_hooks_that_outlive_the_recording():
+    x = torch.ones(3, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    inner = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with gs.record() as recording:
+        first = x.exp()
+        hooks.__enter__()
+        with inner:
+            second = first.exp()
+        third = second.exp()
+    third.sum().backward()
+    inside = recording.trace_graph(third)
+    hooks.__exit__(None, None, None)
+
+    seen = [node.saved_is_visible for node in inside.nodes if node.leaf is None]
+    assert seen == [False, False, True]
 
 
 def test_bytes_add_up_to_the_total(subject):
