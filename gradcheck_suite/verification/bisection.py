@@ -58,6 +58,7 @@ class WrongEntry:
         count: how many entries of the input have a wrong gradient.
         total: how many entries the input has.
         exact: whether ``count`` was counted; if not, it is estimated from a sample.
+        least: whether more may be wrong, which half precision is too coarse to show one by one.
     """
 
     input_index: tuple[int, ...]
@@ -68,6 +69,7 @@ class WrongEntry:
     count: int
     total: int
     exact: bool = True
+    least: bool = False
 
 
 def find_wrong_entry(
@@ -221,6 +223,7 @@ class _Hunt:
     def __init__(self, search: _Search, precision: Precision, step: float) -> None:
         self._search = search
         self._rtol = precision.rtol
+        self._is_half = precision.is_half
         usual = precision.eps ** (1.0 / 3.0)
         self._coarse = step if math.isfinite(step) else usual
         # One central difference by itself is best at the cube root of epsilon; where the
@@ -371,7 +374,9 @@ class _Hunt:
         where = _index(entry // reals, search.value)
         pinned = self._pin_output(entry, step)
         place, numeric, analytic, bound = weighted if pinned is None else pinned
-        return WrongEntry(where, place, numeric, analytic, bound, wrong, total, exact)
+        exact = exact and not self._is_half
+        least = self._is_half and wrong < total
+        return WrongEntry(where, place, numeric, analytic, bound, wrong, total, exact, least)
 
     def _weighted(self, entry: int, step: float) -> tuple[None, float, float, float]:
         deviation = self._search.deviation(torch.tensor([entry]), step)

@@ -25,7 +25,7 @@ from gradcheck_suite.verification.probes import draw_cotangents
 from gradcheck_suite.verification.representations import PLAIN
 from gradcheck_suite.verification.stages import Known, StageResult
 from gradcheck_suite.verification.survey import Survey
-from gradcheck_suite.verification.wording import measurement_evidence
+from gradcheck_suite.verification.wording import measurement_evidence, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -306,7 +306,7 @@ class _Told:
         else:
             said = (
                 f"the {what} is right, but its own gradient with respect to `{variable}` is off by "
-                f"{100.0 * shown.relative_deviation:.2g}% of its size {numbers}"
+                f"{percent(shown.relative_deviation)} {numbers}"
             )
         more = [f"`{self.names[o]}` by `{self.variables[v]}`" for o, v in wrong if (o, v) != pair]
         if more:

@@ -25,6 +25,7 @@ __all__ = [
     "measurement_evidence",
     "nondeterministic_gradient",
     "nonlinear_backward",
+    "percent",
     "place_of",
     "wrong_gradient",
 ]
@@ -174,7 +175,7 @@ def nonlinear_backward(
         catalogue.NONLINEAR_BACKWARD,
         f"gradient of `{output}` with respect to `{variable}` is not linear in the incoming "
         "gradient: backward(-1024 * g) / -1024 differs from backward(g) by "
-        f"{_percent(difference)}{_named(path)}",
+        f"{percent(difference)}{_named(path)}",
         detector="verify",
         location=_location(path),
         hint=(
@@ -193,7 +194,7 @@ def nondeterministic_gradient(
     return Finding.of(
         catalogue.NONDETERMINISTIC_GRADIENT,
         f"gradient of `{output}` with respect to `{variable}` differs between two identical "
-        f"backwards by {_percent(difference)}{rounding}{_named(path)}",
+        f"backwards by {percent(difference)}{rounding}{_named(path)}",
         detector="verify",
         severity=Severity.NOTE if by_rounding else None,
         location=_location(path),
@@ -232,7 +233,7 @@ def _what_is_wrong(diagnosis: Diagnosis, relative: float, path: GraphPath) -> st
         return "has the wrong sign"
     if kind == "factor" and ratio is not None:
         return f"is {ratio:.6g} times the numeric one"
-    return f"differs from the numeric one by {_percent(relative)}"
+    return f"differs from the numeric one by {percent(relative)}"
 
 
 def _details(
@@ -247,13 +248,15 @@ def _details(
     if entry is not None:
         named = place_of(variable, entry.input_index, is_complex=is_complex[1])
         place = f"`{named}`" if entry.input_index else ""
-        derivative = f"analytic {entry.analytic:.6g}, numeric {entry.numeric:.6g}"
+        # Adding zero leaves no minus zero.
+        derivative = f"analytic {entry.analytic + 0.0:.6g}, numeric {entry.numeric + 0.0:.6g}"
         if entry.output_index:
             named = place_of(output, entry.output_index, is_complex=is_complex[0])
             derivative = f"d `{named}`: {derivative}"
-        if entry.count > 1:
-            about = "" if entry.exact else "about "
-            count = f"{about}{entry.count} of {entry.total} entries are wrong"
+        if entry.count > 1 or entry.least:
+            about = "at least " if entry.least else "" if entry.exact else "about "
+            are = "are" if entry.count > 1 else "is"
+            count = f"{about}{entry.count} of {entry.total} entries {are} wrong"
             yield f"; {count}, worst {place}: {derivative}" if place else f"; {count}"
         elif place:
             yield f"; wrong at {place} of shape {tuple(shape)}: {derivative}"
@@ -321,7 +324,8 @@ def _straight_through(function: type | None) -> str:
     )
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Write a deviation as a share of what it deviates from."""
     if share < _ALL:
         return f"{100.0 * share:.2g}% of its size"
     return f"{share:.3g} times its size"

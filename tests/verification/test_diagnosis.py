@@ -1,5 +1,6 @@
 """What kind of mistake a gradient shows is said in words, and only if a probe bears it out."""
 
+# ruff: noqa: ARG004 - forward and backward have to take what they do not use
 from __future__ import annotations
 
 import math
@@ -96,6 +97,42 @@ def test_nothing_is_said_of_a_mistake_without_a_pattern(randn):
     finding = only_finding(times(lambda g: g * noise), randn(5, 5))
     assert finding.evidence["kind"] == "other"
     assert "differs from the numeric one by" in finding.message
+
+
+class RunningSum(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.cumsum(1)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output.cumsum(1)
+
+
+class Inverse(Function):
+    @staticmethod
+    def forward(ctx, x):
+        inverse = x.inverse()
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (inverse,) = ctx.saved_tensors
+        return -inverse @ grad_output @ inverse
+
+
+def test_a_backward_that_runs_the_wrong_way_is_told(randn):
+    finding = only_finding(RunningSum, randn(3, 6))
+    assert finding.evidence["kind"] == "flipped"
+    assert (
+        "runs the wrong way: flip(1) of what it gives for grad_output.flip(1) is right"
+        in finding.message
+    )
+    matrix = (randn(4, 4) + 3.0 * torch.eye(4)).detach().requires_grad_()
+    finding = only_finding(Inverse, matrix)
+    assert finding.evidence["kind"] == "transposed"
+    assert "lacks a transposition: transpose(0, 1) of what it gives for" in finding.message
 
 
 def test_a_gradient_read_as_another_shape_is_transposed(randn):

@@ -1,5 +1,6 @@
 """In half precision the slope over many pooled probes is compared, without a cast."""
 
+# ruff: noqa: ARG004 - forward and backward have to take what they do not use
 from __future__ import annotations
 
 import pytest
@@ -95,3 +96,22 @@ def test_an_infinite_gradient_and_masked_values_decide_nothing():
     x = torch.tensor([torch.inf, 1.0, 2.0], dtype=torch.bfloat16).requires_grad_()
     (verdict,) = check_gradients(lambda x: x * 3, x).verdicts
     assert verdict.status == "inconclusive"
+
+
+def test_how_many_entries_are_wrong_is_told_as_the_least():
+    class Averaged(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, bias):
+            return x + bias
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            return grad_output, grad_output.mean(0)
+
+    x = drawn(8, 16, dtype=torch.float16)
+    bias = drawn(16, dtype=torch.float16)
+    (finding,) = check_gradients(Averaged, (x, bias)).findings
+    entry = finding.evidence["entry"]
+    assert not entry["counted"]
+    if entry["wrong"] < 16:
+        assert "; at least " in finding.message

@@ -46,6 +46,7 @@ def claim_on_the_whole(evidence: Evidence) -> Claim | None:
         or _unconjugated(evidence)
         or _one_slice(evidence)
         or _misread_cotangent(evidence)
+        or _turned_around(evidence)
     )
 
 
@@ -164,6 +165,40 @@ def _misread_cotangent(evidence: Evidence) -> Claim | None:
             words = f"reads the incoming gradient {how}: it is right for grad_output.{code}"
             return Claim(kind, words)
     return None
+
+
+def _turned_around(evidence: Evidence) -> Claim | None:
+    """See whether backward runs the wrong way: right if what goes in and comes out is turned."""
+    shape = evidence.output_shape
+    if (
+        evidence.output_is_complex
+        or shape != tuple(evidence.value.shape)
+        or len(shape) > _MOST_DIMS
+    ):
+        return None
+    turns: list[tuple[str, str, Transform]] = [
+        ("flipped", f"flip({dim})", functools.partial(torch.flip, dims=(dim,)))
+        for dim, size in enumerate(shape)
+        if size > 1
+    ]
+    turns += [
+        (
+            "transposed",
+            f"transpose({one}, {two})",
+            functools.partial(torch.transpose, dim0=one, dim1=two),
+        )
+        for one, two in itertools.combinations(range(len(shape)), 2)
+        if shape[one] == shape[two] > 1
+    ]
+    for kind, code, turn in turns:
+        if evidence.holds(_turned(evidence, turn)):
+            words = "runs the wrong way" if kind == "flipped" else "lacks a transposition"
+            return Claim(kind, f"{words}: {code} of what it gives for grad_output.{code} is right")
+    return None
+
+
+def _turned(evidence: Evidence, turn: Transform) -> Claimed:
+    return lambda probe: turn(evidence.gradient_for(turn(probe.cotangent)))
 
 
 def _cotangent_rearrangements(

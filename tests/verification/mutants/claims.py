@@ -76,6 +76,10 @@ def claim_is_true(mutant: Mutant, finding: Finding) -> bool | None:  # noqa: PLR
     if kind in {"sign", "factor"}:
         return same(ours, ratio * right)
     words = finding.message
+    turned = re.search(r"of what it gives for grad_output\.(\w+\([-\d, ]+\)) is right", words)
+    if turned:
+        turn: Gradient = lambda given: eval(f"given.{turned[1]}", {"given": given})  # noqa: E731
+        return same(turn(exact.ours(turn(g))), right)
     if "of it is right" in words or "are swapped" in words:
         return same(_rearranged(words, ours), ratio * right)
     changed = re.search(r"it is right for (grad_output\.\w+\([-\d, ]+\))", words)
