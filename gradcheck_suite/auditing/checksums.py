@@ -30,11 +30,15 @@ SMALL = 16_384
 COPIED = 131_072
 """So many are copied while there is room: that takes three microseconds, and summing them 15."""
 
-Fingerprint: TypeAlias = "bytes | tuple[Tensor, ...]"
+Fingerprint: TypeAlias = "bytes | tuple[bytes | Tensor, ...]"
 """A copy of little memory; else the sums of rows, the sums of columns, and the words that fill no
-row, or those words alone."""
+row, or those words alone: as bytes of the CPU's memory, as tensors on any other device."""
 
 _WORD = 8
+# Rows, of 16 kB. Half a megabyte stays in the cache between the two sums: 2 MB take 0.8 of the time
+# and 16 MB take 0.6.
+_AT_ONCE = 32
+_MOST_AT_ONCE = 96
 # Contents are compared as integers: a NaN differs from itself.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -56,9 +60,7 @@ def fingerprint(tensor: Tensor, most_copied: int = SMALL) -> Fingerprint | None:
     copied = _copy_of(tensor, most_copied)
     if copied is not None:
         return copied
-    rows, rest = _words_of(tensor)
-    left = () if rest is None else (rest.clone(),)
-    return left if rows is None else (rows.sum(1), rows.sum(0), *left)
+    return _sums_of(tensor)
 
 
 def same_content(before: Fingerprint, tensor: Tensor) -> bool:
@@ -70,14 +72,7 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
         return True
     if isinstance(before, bytes):
         return _copy_of(tensor, max(len(before), SMALL)) == before
-    rows, rest = _words_of(tensor)
-    left = () if rest is None else (rest,)
-    if rows is None:
-        now: tuple[Tensor, ...] = left
-    else:
-        now = (rows.sum(1), rows.sum(0), *left)
-    # Not by `same_fingerprint`: this runs for every checksummed tensor.
-    return len(before) == len(now) and all(map(_equal, before, now))
+    return same_fingerprint(before, _sums_of(tensor))
 
 
 def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
@@ -127,8 +122,30 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return span, distinct
 
 
-def _equal(old: Tensor, new: Tensor) -> bool:
+def _equal(old: bytes | Tensor, new: bytes | Tensor) -> bool:
+    if isinstance(old, bytes) or isinstance(new, bytes):
+        return old is new or old == new
     return old.dtype == new.dtype and torch.equal(old, new)
+
+
+def _sums_of(tensor: Tensor) -> tuple[bytes | Tensor, ...]:
+    """Return the sums of rows and of columns, and what fills no row."""
+    rows, rest = _words_of(tensor)
+    left = () if rest is None else (rest,)
+    if not tensor.is_cpu:
+        sums = () if rows is None else (rows.sum(1), rows.sum(0))
+        return (*sums, *(each.clone() for each in left))
+    found = left if rows is None else (*_sums_in_cache(rows), *left)
+    # Python compares bytes in less time than torch takes to be called.
+    return tuple([copy_of_memory(each.data_ptr(), each.nbytes) for each in found])
+
+
+def _sums_in_cache(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of rows and of columns; where there are many, read from memory only once."""
+    if rows.shape[0] <= _MOST_AT_ONCE:
+        return rows.sum(1), rows.sum(0)
+    parts = [(part.sum(1), part.sum(0)) for part in torch.split(rows, _AT_ONCE)]
+    return torch.cat([by_row for by_row, _ in parts]), torch.stack([c for _, c in parts]).sum(0)
 
 
 def _words_of(tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -31,6 +31,9 @@ class Holder:
             or isn't known; ``CHECKSUMMED`` where ``fingerprint`` is to be compared.
         fingerprint: set only where ``address`` is ``CHECKSUMMED``.
         checked_address: set with ``fingerprint``: where the memory lay.
+        first: set with ``fingerprint``: who has taken it when the same tensor was saved before;
+            None for this one.
+        proven_at: set with ``fingerprint``: when the contents were last seen to be the same.
         original: finds the saved tensor while it lives, to name its producer as torch would.
         moment: when it was saved: what happened before, and between which backwards and steps.
         site: the line of the user's code that saved it.
@@ -41,8 +44,10 @@ class Holder:
         "address",
         "checked_address",
         "fingerprint",
+        "first",
         "moment",
         "original",
+        "proven_at",
         "site",
         "tensor",
         "version",
@@ -53,6 +58,8 @@ class Holder:
     address: int | None
     fingerprint: Fingerprint
     checked_address: int
+    first: Holder | None
+    proven_at: Moment | None
     original: weakref.ref[Tensor] | None
     moment: Moment
     site: CallSite | None

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.checksums import Fingerprint
+    from gradcheck_suite.auditing.clock import Birth
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["SavedTensors", "operation_of"]
@@ -89,6 +90,9 @@ class SavedTensors:
         self.used = 0
         self.fingerprinted = 0
         self.copied = 0
+        self._shares = True
+        self._recent: dict[int, weakref.ref[Holder]] = {}
+        self._recent_birth: Birth | None = None
         self.unread: Counter[str] = Counter()
         self.checksum_seconds = 0.0
         self.hooks = (self._pack_hook(), self._unpack)
@@ -144,11 +148,14 @@ class SavedTensors:
         address = holder.address or _address_of(tensor)
         is_watched = self._recorder.watch.armed
         taken: Fingerprint | None = None
+        first: Holder | None = None
         if address is not None and _may_read(tensor):
             # Fingerprints that a watch compares with each other are all taken in one way.
             room = COPIED if self.copied < _COPIED_OF_ALL and not is_watched else SMALL
+            if self._shares and not is_watched and tensor.nbytes > SMALL:
+                first = self._saved_before(holder, address)
             try:
-                taken = unseen(fingerprint, tensor, room)
+                taken = unseen(fingerprint, tensor, room) if first is None else first.fingerprint
             except RuntimeError:  # zero tensors, or no memory left for the sums
                 taken = None
         if taken is None or address is None:
@@ -158,11 +165,28 @@ class SavedTensors:
             if type(taken) is bytes:
                 self.copied += len(taken)
             holder.fingerprint = taken
+            holder.first = first
+            holder.proven_at = None
             holder.checked_address = address
             holder.address = CHECKSUMMED
             if is_watched:
                 self._recorder.watch.add(holder)
         self.checksum_seconds += perf_counter() - began
+
+    def _saved_before(self, holder: Holder, address: int) -> Holder | None:
+        """Return who has saved the same tensor since the last backward: mostly the op before."""
+        birth = holder.moment.birth
+        if self._recent_birth is not birth:
+            self._recent.clear()
+            self._recent_birth = birth
+        known = self._recent.get(address)
+        first = None if known is None else known()
+        if first is None or first.version != holder.version:
+            self._recent[address] = weakref.ref(holder)
+            return None
+        tensor, other = holder.tensor, first.tensor
+        same = other.shape == tensor.shape and other.stride() == tensor.stride()
+        return first if same and other.dtype == tensor.dtype else None
 
     def _unpack(self, holder: Holder) -> Tensor:
         tensor = holder.tensor
@@ -206,14 +230,28 @@ class SavedTensors:
     def _compare(self, holder: Holder, change: Literal["content", "memory"] = "content") -> None:
         began = perf_counter()
         tensor = holder.tensor
+        first = holder.first or holder
+        now = self._recorder.clock.moment
+        if change == "content" and first.proven_at is now:
+            return
         unchanged = True
         if inside_backward() and _may_read(tensor) and (change == "content" or is_whole(tensor)):
             try:
                 unchanged = unseen(same_content, holder.fingerprint, tensor)
             except RuntimeError:
                 unchanged = True
+            else:
+                first.proven_at = now if unchanged else None
         self.checksum_seconds += perf_counter() - began
         if unchanged:
+            return
+        if holder.first is not None and not self._recorder.writers.since(
+            holder.moment.sequence, tensor
+        ):
+            # Perhaps it was changed before this one was saved, by a write that nobody saw: what is
+            # certain is only that the first was changed. From the next turn on, each has its own.
+            self._shares = False
+            self.want_fingerprints = True
             return
         node = current_node()
         if node is not None and _is_rewritten_by_its_op(node, holder):

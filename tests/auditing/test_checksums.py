@@ -65,6 +65,19 @@ def test_swapped_words_show_wherever_they_lie():
         assert not same_content(taken, swapped)
 
 
+def test_large_contents_are_summed_piece_by_piece():
+    words = torch.arange(200 * BLOCK + 7, dtype=torch.int64)
+    taken = fingerprint(words)
+    assert taken is not None
+    rows = words[: 200 * BLOCK].view(200, BLOCK)
+    sums = [rows.sum(1), rows.sum(0), words[200 * BLOCK :]]
+    assert taken == tuple(each.numpy().tobytes() for each in sums)
+    for one, other in [(3, 40 * BLOCK), (0, 199 * BLOCK), (33 * BLOCK, 200 * BLOCK + 2)]:
+        swapped = words.clone()
+        swapped[[one, other]] = words[[other, one]]
+        assert not same_content(taken, swapped)
+
+
 def test_views_of_every_kind_are_read_where_they_lie():
     base = torch.randn(40, 60)
     for view in (base.t(), base[::2, 1:], base[:, :1].expand(40, 9), base[3], base[..., None]):

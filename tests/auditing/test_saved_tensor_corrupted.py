@@ -129,6 +129,34 @@ def test_a_thousand_times_is_one_finding(audited, only):
     assert finding.evidence["count"] >= 30
 
 
+@pytest.mark.parametrize("size", [10, 40_000])
+@pytest.mark.parametrize("uses", [1, 2, 3])
+def test_a_tensor_that_several_ops_have_saved_is_found(audited, only, line_of, size, uses):
+    def case():
+        h = torch.randn(size, requires_grad=True).exp()
+        loss = sum(h.square().sum() for _ in range(uses))
+        h.data.mul_(3)  # <- written
+        loss.backward()
+
+    assert only(audited(case), "GCS104").location.line == line_of(case, "written")
+
+
+def test_the_second_use_of_a_large_tensor_is_looked_at_by_itself_on_suspicion(audited, only):
+    array = np.ones(40_000, dtype=np.float32)
+    data = torch.from_numpy(array)
+    weight = torch.ones(40_000, requires_grad=True)
+
+    def case():
+        for _ in range(4):
+            unused = (weight * data).sum()
+            loss = (weight * data).sum()
+            array.__iadd__(1)
+            loss.backward()
+            del unused
+
+    only(audited(case), "GCS104")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 def test_every_dtype_is_read(audited, dtype):
     def loop():
@@ -186,6 +214,16 @@ def refilled_while_an_old_output_lives():
     del kept
 
 
+def refilled_between_two_uses_of_a_large_tensor():
+    array = np.ones(40_000, dtype=np.float32)
+    data = torch.from_numpy(array)
+    weight = torch.ones(40_000, requires_grad=True)
+    old = (weight * data).sum()
+    array += 1
+    (weight * data).sum().backward()
+    return old
+
+
 def running_statistics():
     norm = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True))
     (norm(torch.randn(2, 1, 5, 5)).mean() + norm(torch.randn(2, 1, 5, 5)).mean()).backward()
@@ -239,6 +277,7 @@ def freed_and_gathered_storage():
         written_and_put_back,
         written_after_backward,
         refilled_while_an_old_output_lives,
+        refilled_between_two_uses_of_a_large_tensor,
         running_statistics,
         noise_drawn_by_the_op,
         workspace_of_a_fused_kernel,

@@ -8,7 +8,6 @@ ran, where the way to the loss ends.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -53,6 +52,8 @@ from gradcheck_suite.auditing.detectors._watched_modules import (
     user_sites,
 )
 from gradcheck_suite.auditing.events import (
+    Attention,
+    BackwardFailed,
     BackwardFinished,
     BackwardStarted,
     SessionEnded,
@@ -110,6 +111,7 @@ class ConnectivityDetector:
         """Read which parameters backward reaches and which steps go without."""
         return {
             BackwardStarted: self._before_backward,
+            BackwardFailed: self._after_failure,
             BackwardFinished: self._after_backward,
             StepFinished: self._after_step,
             SessionEnded: self._at_the_end,
@@ -145,13 +147,13 @@ class ConnectivityDetector:
 
     # What backward starts from and reaches.
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         self._forced = ()
         if self._surveys >= _SURVEYS and event.roots and event.roots[0].grad_fn is not None:
-            return
+            return None
         root = event.roots[0] if event.roots else None
         if root is None:
-            return
+            return None
         if root.is_leaf and root.requires_grad and root.numel() == 1 and len(event.roots) == 1:
             known = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
             if id(root) not in known and type(root) is torch.Tensor and known:
@@ -159,6 +161,7 @@ class ConnectivityDetector:
         if self._surveys < _SURVEYS and root.grad_fn is not None:
             self._surveys += 1
             self._survey(event)
+        return Attention.AWAKE if self._forced else None
 
     def _survey(self, event: BackwardStarted) -> None:
         self._stacks.setdefault(user_sites()[0])
@@ -173,19 +176,17 @@ class ConnectivityDetector:
             if identity not in found.sloped and found.complete:
                 self._level.add(identity)
 
-    def _after_backward(self, event: BackwardFinished) -> None:
-        if event.failed:
-            self._note_failure(event)
-        elif self._forced and not event.created and not event.accumulated:
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
+        if self._forced and not event.failed and not event.created and not event.accumulated:
             self._note_forced(self._forced)
         if self._any_missing:
             for watched in self._watched.values():
                 for parameter in (*event.created, *event.accumulated):
                     watched.missing.pop(id(parameter), None)
+        return None if self._forced or self._any_missing else Attention.ASLEEP
 
-    def _note_failure(self, event: BackwardFinished) -> None:
-        error = sys.exc_info()[1]
-        if not isinstance(error, RuntimeError) or _NO_GRAPH not in str(error):
+    def _after_failure(self, event: BackwardFailed) -> None:
+        if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
         flow = cut_before(user_sites()[0])
@@ -254,7 +255,11 @@ class ConnectivityDetector:
 
     # What steps go without.
 
-    def _after_step(self, event: StepFinished) -> None:
+    def _after_step(self, event: StepFinished) -> Attention | None:
+        self._follow(event)
+        return Attention.AWAKE if self._any_missing else None
+
+    def _follow(self, event: StepFinished) -> None:
         key = id(event.optimizer)
         watched = self._watched.get(key)
         if watched is None or watched.optimizer() is not event.optimizer:

@@ -107,9 +107,10 @@ class FunctionCallDetector:
                     self._watch(function)
         return None
 
-    def _after_backward(self, event: BackwardFinished) -> None:
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if event.creates_graph and not event.failed:
             self._twice |= self._reached
+        return None if self._calls or self._searched < _SEARCHED else Attention.ASLEEP
 
     def _at_the_end(self, _event: SessionEnded) -> None:
         self._patches.restore()

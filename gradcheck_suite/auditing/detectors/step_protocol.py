@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.detectors._gradients import RESCALING, is_nonzero
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardFinished,
     BackwardStarted,
     GradientsCleared,
@@ -126,16 +127,20 @@ class StepProtocolDetector:
             StepFinished: self._end_step,
         }
 
-    def _before_backward(self, _event: BackwardStarted) -> None:
+    def _before_backward(self, _event: BackwardStarted) -> Attention | None:
+        followed = False
         for state in list(self._states.values()):
             # Mostly nothing is there any more: zero_grad lets go of the gradients.
             if state.left or state.used or state.stale:
                 _look_before_backward(state)
+                followed = followed or bool(state.used or state.stale)
+        return Attention.AWAKE if followed else None
 
-    def _after_backward(self, event: BackwardFinished) -> None:
-        for state in list(self._states.values()):
-            if state.used:
-                _look_after_backward(state, event, self._recorder.clock.tick())
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
+        followed = [state for state in list(self._states.values()) if state.used]
+        for state in followed:
+            _look_after_backward(state, event, self._recorder.clock.tick())
+        return None if followed else Attention.ASLEEP
 
     def _after_clearing(self, event: GradientsCleared) -> None:
         """Forget what a step had used, sooner than by looking at each gradient."""
@@ -153,7 +158,9 @@ class StepProtocolDetector:
             state = states[key] = _OptimizerState(alive)
         return state
 
-    def _begin_step(self, event: StepStarted) -> None:
+    def _begin_step(self, event: StepStarted) -> Attention | None:
+        if not any(state.used or state.stale for state in list(self._states.values())):
+            return Attention.ASLEEP
         state = self._state_of(event.optimizer)
         # A gradient may be complete only now: a step called from a hook inside backward.
         for used in state.used:
@@ -162,6 +169,7 @@ class StepProtocolDetector:
                 state.stale.append(used)
         if state.stale:
             self._report(state, event)
+        return None
 
     def _end_step(self, event: StepFinished) -> None:
         state = self._state_of(event.optimizer)
