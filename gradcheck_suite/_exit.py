@@ -23,6 +23,7 @@ __all__ = [
     "internal_error",
     "open_output",
     "reader_may_leave",
+    "stop_writing",
 ]
 
 CLEAN: Final = 0
@@ -53,7 +54,7 @@ def exit_status(
     except UsageError as error:
         return _fail(name, str(error))
     except BrokenPipeError:
-        _stop_writing()
+        stop_writing()
         return CLEAN
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted\n")
@@ -97,10 +98,11 @@ def reader_may_leave() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _stop_writing()
+        stop_writing()
 
 
-def _stop_writing() -> None:
+def stop_writing() -> None:
+    """Give up standard output: what waits to be written there, and what follows, is dropped."""
     # Python flushes stdout once more at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

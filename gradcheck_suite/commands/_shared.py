@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from gradcheck_suite._exit import CLEAN, FINDINGS, open_output, reader_may_leave
+from gradcheck_suite._exit import CLEAN, FINDINGS, open_output, reader_may_leave, stop_writing
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
 from gradcheck_suite.severity import Severity
@@ -61,21 +61,30 @@ def emit(report: Report, arguments: argparse.Namespace) -> int:
     """Write ``report`` where and how the options say, and return the exit status.
 
     Raises:
-        UsageError: the output file cannot be written. The report then goes to standard output,
-            so that it is not lost.
+        UsageError: the output file cannot be written, or standard output, as on a full disk. The
+            report then goes to standard output, or standard error, so that it is not lost.
     """
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
     status = FINDINGS if fails else CLEAN
     open_output()
     path: Path | None = arguments.output_file
     if path is None:
-        with reader_may_leave():
-            write_report(
-                report,
-                output_format=arguments.output_format,
-                stream=sys.stdout,
-                color=arguments.color,
-            )
+        try:
+            with reader_may_leave():
+                write_report(
+                    report,
+                    output_format=arguments.output_format,
+                    stream=sys.stdout,
+                    color=arguments.color,
+                )
+                sys.stdout.flush()
+        except OSError as error:
+            stop_writing()
+            write_report(report, output_format="full", stream=sys.stderr, color=arguments.color)
+            raise UsageError(
+                f"cannot write the report to standard output: {error.strerror or error}; it is on "
+                "standard error instead. Give --output-file a path in a folder that can be written"
+            ) from error
         return status
     try:
         with path.open("w", encoding="utf-8", newline="\n") as stream:

@@ -98,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
         open_output()
         if arguments.output_file is None and arguments.output_format == "full":
             # The script's own output comes right before.
-            with reader_may_leave():
-                print(flush=True)  # noqa: T201 - as the report
+            with suppress(OSError), reader_may_leave():
+                print(flush=True)  # noqa: T201 - as the report, which tells what is wrong
         return emit(outcome.report, arguments)
 
     def report_so_far(so_far: Report) -> None:

@@ -383,3 +383,21 @@ def test_workers_end_as_they_do_without_an_audit(audit, method):
     assert done.stdout.startswith("pool [2]\nchild 0\n")
     assert done.stdout.count("gradcheck-suite audit:") == 1
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is full")  # noqa: PTH110
+@pytest.mark.parametrize("options", [(), ("--output-format", "concise")])
+def test_a_full_disk_under_standard_output_loses_no_report(tmp_path, options):
+    (tmp_path / "train.py").write_text(BUGGY)
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(  # noqa: PLW1510
+            [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert "GCS301" in done.stderr
+    assert "cannot write the report to standard output: No space left on device" in done.stderr
+    assert "internal error" not in done.stderr
