@@ -89,6 +89,7 @@ class Recording:
         self.is_over = False
         self.not_recorded: tuple[str, ...] = ()
         self._model = model
+        self._model_then: weakref.ref[torch.nn.Module] | None = None
         self._wants_source = source
         self._modules = ModuleWatch() if modules else None
         self._saved = SavedWatch() if saved else None
@@ -139,6 +140,8 @@ class Recording:
                 self._graph_of(watched) if watched.keeps_graph or watched.failed else watched
                 for watched in self._backward.backwards
             ]
+        if self._model is not None:
+            self._model_then, self._model = weakref.ref(self._model), None
 
     def trace_graph(self, tensors: object, model: torch.nn.Module | None = None) -> AutogradGraph:
         """Trace the graph behind ``tensors`` with what was recorded.
@@ -177,7 +180,8 @@ class Recording:
     def _graph_of(self, watched: WatchedBackward) -> AutogradGraph:
         from gradcheck_suite.graph._trace import graph_of_backward  # noqa: PLC0415 - imports this module
 
-        return graph_of_backward(watched, model=self._model, recording=self)
+        model = self._model if self._model_then is None else self._model_then()
+        return graph_of_backward(watched, model=model, recording=self)
 
     def _name_modules(self) -> None:
         watch = self._modules

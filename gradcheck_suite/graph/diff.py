@@ -67,12 +67,20 @@ class GraphDiff:
             f"{byte_count(after.saved_bytes)} after."
         )
         said = [counts]
-        times = _times_over(before, after)
+        if bool(before.calls) != bool(after.calls):
+            said.append("Modules are not compared: only one of the two forwards was recorded.")
+        times, some, ops = _times_over(before, after)
         if times > 1:
+            which = "every op" if some == ops else f"{number(some)} of the {plural(ops, 'op')}"
             said.append(
-                f"The second graph holds every op of the first {times} times over: the graph of "
+                f"The second graph holds {which} of the first {times} times over: the graph of "
                 "an earlier step is still attached (a sum of losses, a hidden state that is not "
                 "detached), or a loop ran more often."
+            )
+        elif _differ_in_shapes_alone(before, after):
+            said.append(
+                "Both hold the same ops and leaves; only shapes or dtypes differ, as with another "
+                "batch size or length."
             )
         elif times and all(change.after >= change.before for change in self.changes):
             said.append("Nothing of the first graph is missing: the second has only grown.")
@@ -133,7 +141,8 @@ def diff_graphs(before: AutogradGraph, after: AutogradGraph) -> GraphDiff:
                 f"diff_graphs expected two graphs from trace_graph, got {type(given).__name__} as "
                 f"{name}"
             )
-    counts = [_counted(before), _counted(after)]
+    modules = bool(before.calls) == bool(after.calls)
+    counts = [_counted(graph, modules=modules) for graph in (before, after)]
     changes: list[Change] = []
     for kind in dict.fromkeys([*counts[0], *counts[1]]):
         (n0, bytes0), (n1, bytes1) = (count.get(kind, (0, 0)) for count in counts)
@@ -143,22 +152,22 @@ def diff_graphs(before: AutogradGraph, after: AutogradGraph) -> GraphDiff:
     return GraphDiff(before, after, tuple(changes))
 
 
-def _counted(graph: AutogradGraph) -> dict[_Kind, tuple[int, int]]:
+def _counted(graph: AutogradGraph, *, modules: bool) -> dict[_Kind, tuple[int, int]]:
     counted: dict[_Kind, tuple[int, int]] = {}
     for node in graph.nodes:
-        kind = kind_of(graph, node)
+        kind = kind_of(graph, node, modules=modules)
         count, size = counted.get(kind, (0, 0))
         counted[kind] = (count + 1, size + node.saved_bytes)
     return counted
 
 
-def kind_of(graph: AutogradGraph, node: Node) -> _Kind:
+def kind_of(graph: AutogradGraph, node: Node, *, modules: bool = True) -> _Kind:
     """Say what a node is compared by."""
     if node.leaf is not None:
         name = visible(node.leaf.name) if node.leaf.names else "unnamed leaf"
         return "", f"{_LEAF} {name}", node.leaf.type
     known = node.outputs[0] if node.outputs else None
-    return graph.module_of(node) or "", node.op, known
+    return (graph.module_of(node) or "") if modules else "", node.op, known
 
 
 _LEAF = "leaf"
@@ -168,14 +177,35 @@ def _is_leaf(change: Change) -> bool:
     return change.op.startswith(f"{_LEAF} ")
 
 
-def _times_over(before: AutogradGraph, after: AutogradGraph) -> int:
-    """Return how many times the second graph holds all ops of the first."""
+def _times_over(before: AutogradGraph, after: AutogradGraph) -> tuple[int, int, int]:
+    """Say how many times the second graph holds how many of the first graph's ops.
+
+    The times of more than half of the ops, if each other one is there too: the loss at the end
+    is there once however many steps hang on to a hidden state. Else the least.
+    """
     # By op and type alone: what an earlier recording saw has no module in a later one.
     ops = [
         Counter(kind_of(graph, node)[1:] for node in graph.nodes if node.leaf is None)
         for graph in (before, after)
     ]
-    return min((ops[1][kind] // count for kind, count in ops[0].items()), default=1)
+    total = ops[0].total()
+    times: Counter[int] = Counter()
+    for kind, count in ops[0].items():
+        times[ops[1][kind] // count] += count
+    least = min(times, default=1)
+    usual, share = max(times.items(), key=lambda item: item[1], default=(1, 0))
+    if least == 1 < usual and 2 * share > total:
+        return usual, share, total
+    return least, total, total
+
+
+def _differ_in_shapes_alone(before: AutogradGraph, after: AutogradGraph) -> bool:
+    modules = bool(before.calls) == bool(after.calls)
+    first, second = (
+        Counter(kind_of(graph, node, modules=modules)[:2] for node in graph.nodes)
+        for graph in (before, after)
+    )
+    return first == second
 
 
 def describe(change: Change) -> tuple[str, str, str, str]:

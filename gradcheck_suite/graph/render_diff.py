@@ -57,7 +57,12 @@ def diff_to_html(diff: GraphDiff) -> str:
         for change in diff.changes
         if change.after > change.before
     }
-    flagged = {node.id: "note" for node in diff.after.nodes if kind_of(diff.after, node) in grown}
+    modules = bool(diff.before.calls) == bool(diff.after.calls)
+    flagged = {
+        node.id: "note"
+        for node in diff.after.nodes
+        if kind_of(diff.after, node, modules=modules) in grown
+    }
     shown = picture(diff.after, flagged=flagged)
     rows: list[JSON] = []
     for change in diff.changes:

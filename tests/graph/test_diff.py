@@ -58,6 +58,46 @@ def test_changed_control_flow(model):
     assert "only grown" in back.sentences[1]
 
 
+def test_a_hidden_state_that_is_not_detached_is_told():
+    cell, state, graphs = nn.RNNCell(3, 4), torch.zeros(1, 4), []
+
+    def step():
+        nonlocal state
+        state = cell(torch.ones(1, 3), state)
+        return state.sum()
+
+    graphs = [traced(step, cell) for _ in range(4)]
+    (_, words) = gs.diff_graphs(graphs[0], graphs[3]).sentences
+
+    # The sum at the end is there once.
+    assert words.startswith("The second graph holds 6 of the 7 ops of the first 4 times over: ")
+
+
+def test_a_head_that_is_called_more_often_is_no_graph_of_earlier_steps(model):
+    x = torch.ones(2, 3)
+    first = traced(lambda: model(x).sum(), model)
+    second = traced(lambda: torch.sum(model[0](x).tanh() + model(x)), model)
+    assert not any("times over" in words for words in gs.diff_graphs(first, second).sentences)
+
+
+def test_another_batch_size(model):
+    first, second = (traced(lambda n=n: model(torch.ones(n, 3)).sum(), model) for n in (2, 5))
+    assert gs.diff_graphs(first, second).sentences[1].startswith("Both hold the same ops and")
+
+
+def test_a_recorded_and_an_unrecorded_forward(model, tmp_path):
+    x = torch.ones(2, 3)
+    recorded = traced(lambda: model(x).sum(), model)
+    alone = gs.trace_graph(model(x).sum(), model)
+    assert gs.diff_graphs(recorded, alone).is_same
+
+    longer = gs.trace_graph(model(x).exp().sum(), model)
+    diff = gs.diff_graphs(recorded, longer)
+    assert diff.sentences[1].startswith("Modules are not compared: only one of the two forwards")
+    assert [change.op for change in diff.changes] == ["ExpBackward0"]
+    diff.save(tmp_path / "diff.html")
+
+
 def test_saved_as_page_text_and_json(model, tmp_path):
     x = torch.ones(2, 3)
     first = traced(lambda: model(x).sum(), model)

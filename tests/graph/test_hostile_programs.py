@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import gc
+import weakref
 
 import pytest
 import torch
@@ -146,6 +148,18 @@ def test_memory_that_is_used_again_is_not_taken_for_a_detached_output():
         report = recording.trace_graph(loss, model=model).report
         false_claims += [found.message for found in report.findings if found.code == "GCS401"]
     assert not false_claims
+
+
+def test_a_recording_keeps_no_model_alive():
+    model = nn.Linear(3, 3)
+    with gs.record(model, backward=True) as recording:
+        model(torch.ones(2, 3)).sum().backward()
+    alive = weakref.ref(model)
+    assert recording.graph.leaves[0].leaf.names
+    del model
+    gc.collect()
+    assert alive() is None
+    assert recording.graph.leaves[0].leaf.names
 
 
 class Sends(torch.autograd.Function):
