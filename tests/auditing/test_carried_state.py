@@ -105,7 +105,24 @@ def generator_not_detached():
     judge(fake).mean().backward()
 
 
-@pytest.mark.parametrize("loop", [two_losses_over_one_trunk, generator_not_detached])
+def one_loss_twice():
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = net(torch.randn(3, 4)).exp().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss.backward()
+        optimizer.step()
+    loss = net(torch.randn(3, 4)).exp().sum()
+    loss.backward()
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    "loop", [two_losses_over_one_trunk, generator_not_detached, one_loss_twice]
+)
 def test_a_graph_that_two_losses_share_is_no_state(audited, loop):
     session = audited(lambda: attempt(loop, "a second time"))
     assert session.findings == ()

@@ -55,7 +55,7 @@ class CarriedState:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._looks = 0
+        self._looks = self._looked_at = 0
         self._entry: Entry | None = None
         self._found: dict[object, Finding] = {}
 
@@ -69,6 +69,7 @@ class CarriedState:
         self._entry = None
         if not event.reuses or self._looks >= _LOOKS:
             return
+        self._looked_at = event.number
         generation = self._recorder.generations.newest()
         if generation is None or generation.index != event.number:
             return
@@ -89,9 +90,9 @@ class CarriedState:
         if _FREED not in str(event.error):
             return
         generation = self._recorder.generations.newest()
-        if entry is None and generation is not None and generation.index == event.number:
-            # Not each backward is asked beforehand which graphs it reaches.
-            entry = _entry_of(event, generation.known, None) if self._recorder.step else None
+        if self._looked_at != event.number and generation is not None and self._recorder.step:
+            # Not each backward is asked beforehand which graphs it reaches, other than its own.
+            entry = _entry_of(event, generation.known, None)
         if entry is not None and entry.number == event.number:
             finding = _finding(entry, event)
             self._found.setdefault(finding.location, finding)
