@@ -142,7 +142,10 @@ def _attribute_values(
 ) -> Values:
     found = NOTHING
     for value in base:
-        found = join(found, _attribute_of(reading, state, value, attribute, path))
+        if attribute == "indices" and value.node is not None and _is_extremum(value.node):
+            found = join(found, _indices(reading, value, value.node))
+        else:
+            found = join(found, _attribute_of(reading, state, value, attribute, path))
     return found
 
 
@@ -210,8 +213,12 @@ def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
     for element in node.slice:
         _read_children(reading, element)
     found = NOTHING
+    is_second = _only_integer(node) == 1
     for value in base:
-        found = join(found, _item_of(reading, value, node))
+        if is_second and _is_extremum(value.node):
+            found = join(found, _indices(reading, value, node))
+        else:
+            found = join(found, _item_of(reading, value, node))
     return found
 
 
@@ -396,8 +403,7 @@ def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: 
         if value.kind is Kind.TUPLE and not starred and index < len(value.parts):
             part = value.parts[index]
         elif index == 1 and _is_extremum(value.node):
-            cut = value.node if value.through or value.kind is Kind.HISTORY else value.cut
-            part = frozenset({reading.recorder.value(Kind.NUMBER, element, cut=cut)})
+            part = _indices(reading, value, element)
         elif value.kind in {Kind.CONTAINER, Kind.LEAF, Kind.PLAIN} and not starred:
             part = _element(reading, value, element)
         else:
@@ -411,14 +417,19 @@ def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: 
     return found or reading.recorder.unknown(element, origin=Origin.CALL)
 
 
+def _indices(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
+    """Return the integers of an extremum, which have no graph."""
+    cut = value.node if value.through or value.kind is Kind.HISTORY else value.cut
+    return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
+
+
 def _is_extremum(node: cst.CSTNode | None) -> bool:
     """Tell whether this is ``x.max(dim)`` or ``torch.max(x, dim)``, of values and indices."""
-    return isinstance(node, cst.Call) and (dotted_name(node.func) or "").rpartition(".")[2] in {
-        "max",
-        "min",
-        "topk",
-        "sort",
-    }
+    if not isinstance(node, cst.Call):
+        return False
+    func = node.func
+    last = func.attr.value if isinstance(func, cst.Attribute) else (dotted_name(func) or "")
+    return last in {"max", "min", "topk", "sort", "kthvalue", "median", "cummax", "cummin"}
 
 
 def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:

@@ -44,7 +44,8 @@ class EvalWithGraph(Rule):
                 else:
                     switched.pop(event.receiver, None)
             elif (
-                (switch := _switched(event, switched, function)) is not None
+                isinstance(event, (Forward, Call))
+                and (switch := _switched(event, switched, function)) is not None
                 and (event.loops or _is_evaluation(function))
                 and event.mode in {GradMode.AMBIENT, GradMode.ENABLED}
             ):
@@ -231,13 +232,11 @@ def main(model, loader):
 
 
 def _switched(
-    event: Event, switched: dict[str, ModeSwitch], function: FunctionModel
+    event: Forward | Call, switched: dict[str, ModeSwitch], function: FunctionModel
 ) -> ModeSwitch | None:
     """Return what put a model that runs into evaluation mode, or the one that it's a wrapper of."""
     if isinstance(event, Call):
         return _switched_for_acting(event, switched, function)
-    if not isinstance(event, Forward):
-        return None
     known = switched.get(event.receiver)
     if known is not None:
         return known

@@ -107,6 +107,33 @@ def train(encoder, decoder, loader, optimizer):
             lines=(7,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def train(model, loader, optimizer):
+    criterion = nn.MSELoss()
+    for x, y in loader:
+        optimizer.zero_grad()
+        _, predicted = model(x).max(1)
+        loss = criterion(predicted.float(), y)
+        loss.backward()
+        optimizer.step()
+
+def train_more(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        out = model(x)
+        loss = nn.functional.mse_loss(out.topk(1)[1].float(), y)
+        loss.backward()
+        optimizer.step()
+        loss = nn.functional.mse_loss(out.sort().indices.float(), y)
+        loss.backward()
+""",
+            lines=(8, 17, 20),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -148,6 +175,22 @@ def train(model, loader, weights):
         F.cross_entropy(model(x), y, weight=w).backward()
 """,
             why="a tensor of constants",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, batches, criterion, optimizer):
+    for x, y in batches:
+        optimizer.zero_grad()
+        out = model(x)
+        best, where = out.max(1)
+        loss = (best - y).pow(2).mean() + out.topk(1)[0].mean() + out.sort().values.mean()
+        loss.backward()
+        optimizer.step()
+        print((where == y).sum().item())
+""",
+            why="the values of an extremum have a graph",
         ),
     )
 
