@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +21,15 @@ class RandomState:
     """The states of torch's, Python's and NumPy's global generators at one moment.
 
     CUDA generators are held where CUDA is in use. Asking for them before would start CUDA, and
-    NumPy counts only where the program has imported it.
+    NumPy counts only where the program has imported it. ``seed`` is what they were seeded with just
+    before, if anything: to seed NumPy's takes a thirtieth of the time of setting its state.
     """
 
     cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
     python: Any
     numpy: Any
+    seed: int | None = None
 
     @classmethod
     def capture(cls) -> RandomState:
@@ -47,8 +49,13 @@ class RandomState:
         for device, state in enumerate(self.cuda):
             torch.cuda.set_rng_state(state, device)
         random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
+        if self.numpy is None:
+            return
+        generator = sys.modules["numpy"].random
+        if self.seed is None:
+            generator.set_state(self.numpy)
+        else:
+            generator.seed(self.seed % 2**32)
 
     def is_current(self) -> bool:
         """Say whether no generator has drawn anything since; CUDA ones are not looked at."""
@@ -76,7 +83,7 @@ class RandomState:
             random.seed(seed)
             if before.numpy is not None:
                 sys.modules["numpy"].random.seed(seed % 2**32)
-            return cls.capture()
+            return replace(cls.capture(), seed=seed)
         finally:
             before.restore()
 

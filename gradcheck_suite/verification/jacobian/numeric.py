@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns", "NumericJacobian"]
 
-_FIRST_CELLS = 2**15
+_FIRST_CELLS = 2**17
 _FEWEST = 16
 _GROWTH = 4
 # What the function allocates between input and output, in units of both together: a guess on the
