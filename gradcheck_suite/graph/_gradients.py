@@ -15,6 +15,7 @@ from gradcheck_suite._torch_compat import (
     engine_entry_points,
     inside_backward,
     node_sequence_number,
+    transform_is_active,
 )
 from gradcheck_suite.graph._deep import release_without_recursion
 from gradcheck_suite.graph._figures import Figures
@@ -145,7 +146,9 @@ class BackwardWatch:
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._active or threading.get_ident() != self._thread or inside_backward():
+            # Those of torch.func are its own: nobody can read the numbers in its wrappers.
+            is_theirs = inside_backward() or transform_is_active()
+            if not self._active or threading.get_ident() != self._thread or is_theirs:
                 return original(outputs, *args, **kwargs)
             with collector_paused():
                 watched = self._prepare(outputs, args)

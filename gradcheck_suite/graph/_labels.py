@@ -55,13 +55,21 @@ class Label:
     height: float
 
 
-def label_node(node: Node, *, mark: str | None, gradients: Sequence[EdgeGradient] = ()) -> Label:
+def label_node(
+    node: Node,
+    *,
+    mark: str | None,
+    gradients: Sequence[EdgeGradient] = (),
+    freed_is_news: bool = True,
+) -> Label:
     """Label the box of a node.
 
     Args:
         node: what the box stands for.
         mark: the severity of the worst finding on it.
         gradients: what a recorded backward sent there.
+        freed_is_news: whether to show that it was freed: after a recorded backward all are, which
+            the page says once.
     """
     if node.leaf is not None:
         title = visible(node.leaf.name.rpartition(".")[2]) if node.leaf.names else "unnamed leaf"
@@ -79,8 +87,7 @@ def label_node(node: Node, *, mark: str | None, gradients: Sequence[EdgeGradient
         more = f" and {len(gradients) - 1} more" if len(gradients) > 1 else ""
         worst = next((each for each in gradients if each.non_finite), gradients[0])
         lines.append(f"gradient {gradient_words(worst)}{more}")
-    elif node.freed:
-        # After a recorded backward all of them are, which the page says once.
+    elif node.freed and freed_is_news:
         classes.append("freed")
     if mark is not None:
         classes.append(mark)

@@ -136,7 +136,12 @@ def picture(
         graph=graph,
         groups=groups,
         node_labels=tuple(
-            label_node(node, mark=marks.get(node.id), gradients=gradients.get(node.id, ()))
+            label_node(
+                node,
+                mark=marks.get(node.id),
+                gradients=gradients.get(node.id, ()),
+                freed_is_news=not gradients,
+            )
             for node in graph.nodes
         ),
         group_labels=tuple(

@@ -150,6 +150,19 @@ def test_memory_that_is_used_again_is_not_taken_for_a_detached_output():
     assert not false_claims
 
 
+def test_backwards_within_torch_func_are_its_own():
+    x = leaf(3)
+    with gs.record(backward=True) as recording:
+        (x * 2).sum().backward()
+        torch.func.jacrev(torch.sin)(torch.ones(3))
+        torch.func.vmap(torch.func.grad(lambda z: (z * z).sum()))(torch.ones(3, 2))
+    graph = recording.graph
+
+    assert [node.op for node in graph.nodes] == ["SumBackward0", "MulBackward0", "AccumulateGrad"]
+    assert all(edge.gradient for edge in graph.edges)
+    assert graph.report.not_covered == ()
+
+
 def test_a_recording_keeps_no_model_alive():
     model = nn.Linear(3, 3)
     with gs.record(model, backward=True) as recording:
