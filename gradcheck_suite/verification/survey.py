@@ -20,6 +20,7 @@ from gradcheck_suite.verification.contracts import ContractBreaches, check_contr
 from gradcheck_suite.verification.deadline import Deadline
 from gradcheck_suite.verification.differences import Estimate
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
+from gradcheck_suite.verification.last_bits import LastBits
 from gradcheck_suite.verification.points import Point, given_point, point_beside
 from gradcheck_suite.verification.probes import (
     Gradients,
@@ -28,13 +29,12 @@ from gradcheck_suite.verification.probes import (
     draw_cotangents,
     measure,
 )
-from gradcheck_suite.verification.roundings import other_roundings
 from gradcheck_suite.verification.stairs import is_made_of_steps, is_staircase
 from gradcheck_suite.verification.steadiness import is_contradicted_closer
 from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.custom_functions import TracedCall
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Survey"]
 
-_COTANGENTS, _DIRECTIONS, _MOVE, _NUDGE = range(4)
+_COTANGENTS, _DIRECTIONS, _MOVE = range(3)
 _FIRST_CONFIRMATION = 1000
 _CONFIRMATIONS = 2
 # Where this many gradients look wrong, one cause spoils them all: one more look at each will do.
@@ -63,11 +63,6 @@ _IN_DOUBLE = (
     "{} of {} gradients: float32 differences were too coarse, so those of the same function in "
     "float64, which has the same values here and around, were taken"
 )
-# A deviation that changes by more than this share of itself is no property of the function.
-_ANOTHER = 0.1
-_NUDGES = 3
-# An output that the last bit of the inputs changes by less than this share is no noise.
-_NOISY = 2.0**-10
 # A group this small that does not shrink is measured one by one.
 _SMALL_GROUP = 8
 # Of more variables than these, each gets one close look of its own; in float32 ``pooling`` follows.
@@ -104,10 +99,9 @@ class Survey:
         self._probes = probes
         self._scales = scales_of([variable.value for variable in subject.variables])
         self._outcomes: dict[tuple[int, int], list[Outcome]] = defaultdict(list)
-        self._backward_noise: dict[tuple[int, int], float] = defaultdict(float)
+        self._last_bits = LastBits(self, seed)
         self._gradients: dict[tuple[bool, int], Gradients] = {}
         self._moved: Point | None = None
-        self._nudged: dict[int, Point | None] = {}
         self._call: TracedCall | None = None
         self.point = given_point(subject, outputs, eps=precision.eps)
         self.gradients = self._differentiate(self.point, 0)
@@ -225,62 +219,15 @@ class Survey:
         return path.functions if path.connected else ()
 
     def _is_rounding(self, pair: tuple[int, int]) -> bool:
-        """Say whether inputs that differ in their last bit give quite another deviation.
-
-        An output that is zero but for rounding, such as a layer norm over one element, has
-        whatever derivative its last bits have.
-        """
-        output, variable = pair
+        """Say whether the last bits of the inputs decide what a gradient deviates by."""
         alone = [
             outcome
             for outcome in self._outcomes[pair]
             if outcome.ruling == "fail"
-            and outcome.measurement.group == (variable,)
+            and outcome.measurement.group == (pair[1],)
             and not (outcome.moved or outcome.relative or outcome.measurement.non_finite)
         ]
-        if not alone:
-            return False
-        probe, known = alone[0].probe, alone[0].measurement
-        cotangents = self.cotangents(self.point, probe)
-        for draw in range(_NUDGES):
-            point = self._nudged_point(draw)
-            if point is None:
-                return False
-            here, there = (one.outputs[output].tensor.double() for one in (self.point, point))
-            if _spread(here, there) < _NOISY:
-                return False
-            try:
-                gradients = differentiate(self.subject, point, cotangents)
-            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
-                return False
-            again = measure(
-                self.subject,
-                point,
-                cotangents,
-                gradients,
-                {variable: self.direction(probe, variable)},
-                precision=self.precision,
-                thorough=True,
-            )[output]
-            seen = max(_ANOTHER * abs(known.deviation), known.tolerance + again.tolerance)
-            if abs(again.deviation - known.deviation) > seen:
-                return True
-        return False
-
-    def _nudged_point(self, draw: int) -> Point | None:
-        if draw not in self._nudged:
-            offsets = [
-                torch.where(torch.isfinite(value), near - value, 0.0)
-                for value, near in zip(self.point.values, self._nudged_values(draw), strict=True)
-            ]
-            self._nudged[draw] = point_beside(self.subject, self.point, offsets)
-        return self._nudged[draw]
-
-    def _nudged_values(self, draw: int) -> list[torch.Tensor]:
-        return [
-            _nudged(value, generator_for(self._seed, _NUDGE + draw, index))
-            for index, value in enumerate(self.point.values)
-        ]
+        return bool(alone) and self._last_bits.decide(pair, alone[0])
 
     def _seen_finer(
         self, found: dict[tuple[int, int], Conclusion]
@@ -457,18 +404,14 @@ class Survey:
         )
 
     def _allow_for_rounding_in_backward(self) -> None:
-        """Measure how far rounding moves the analytic gradients of suspects, and judge anew.
-
-        Inputs that differ in their last bit are as good as the given ones. A backward that
-        subtracts large numbers gives quite another gradient for them, which is no mistake.
-        """
+        """Measure how far rounding moves the analytic gradients of suspects, and judge anew."""
         suspects = self._suspects()
         if not suspects:
             return
-        self._nudge(suspects)
+        self._last_bits.nudge(suspects)
         faint = {pair for pair in self.pairs if self._is_faint(pair)}
         if faint:
-            self._round_otherwise(faint)
+            self._last_bits.round_otherwise(faint)
         for output in range(len(self.point.outputs)):
             for variable in suspects:
                 pair = (output, variable)
@@ -476,29 +419,9 @@ class Survey:
 
     def rounding_of_backward(self, pair: tuple[int, int]) -> float:
         """Measure how far rounding moves an analytic gradient, as a share of it."""
-        self._nudge({pair[1]})
-        self._round_otherwise({pair})
-        return self._backward_noise[pair]
-
-    def _nudge(self, variables: Collection[int]) -> None:
-        """Measure what inputs that differ in their last bit do to some analytic gradients."""
-        cotangents = self.cotangents(self.point, 0)
-        known = self._differentiate(self.point, 0)
-        # The few roundings behind one number may add up to much the same by chance.
-        for draw in range(_NUDGES):
-            nudged = replace(self.point, values=tuple(self._nudged_values(draw)))
-            try:
-                other = differentiate(self.subject, nudged, cotangents)
-            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
-                break
-            for output, (row, second) in enumerate(zip(known.rows, other.rows, strict=True)):
-                for variable in variables:
-                    pair = (output, variable)
-                    self._backward_noise[pair] = max(
-                        self._backward_noise[pair],
-                        _spread(row[variable], second[variable]),
-                        self.breaches.rounding.get(pair, 0.0),
-                    )
+        self._last_bits.nudge({pair[1]})
+        self._last_bits.round_otherwise({pair})
+        return self._last_bits.noise[pair]
 
     def _is_faint(self, pair: tuple[int, int]) -> bool:
         """Say whether rounding might explain a disagreement: half the digits may cancel."""
@@ -509,31 +432,12 @@ class Survey:
             for outcome in self._outcomes[pair]
         )
 
-    def _round_otherwise(self, pairs: Collection[tuple[int, int]]) -> None:
-        """Measure what the roundings on the way do to some analytic gradients."""
-        cotangents = self.cotangents(self.point, 0)
-        known = self._differentiate(self.point, 0)
-        seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
-        for draw in range(_NUDGES):
-            try:
-                with other_roundings(draw):
-                    other = differentiate(self.subject, self.point, cotangents)
-            except Exception:  # noqa: BLE001 - nothing has to run where numbers are changed
-                return
-            for (output, variable), spreads in seen.items():
-                rows = known.rows[output][variable], other.rows[output][variable]
-                spreads.append(_spread(*rows))
-        for pair, spreads in seen.items():
-            # One draw may land beyond a threshold within the function.
-            usual = sorted(spreads)[len(spreads) // 2]
-            self._backward_noise[pair] = max(self._backward_noise[pair], usual)
-
     def _judged(self, pair: tuple[int, int], outcome: Outcome) -> Outcome:
         """Judge a measurement of one variable in the light of its backward's rounding."""
         measurement = outcome.measurement
         if len(measurement.group) > 1:
             return outcome
-        noise = self._backward_noise[pair] * measurement.contribution
+        noise = self._last_bits.noise[pair] * measurement.contribution
         measurement = replace(measurement, analytic_noise=noise)
         ruling = judge(measurement, pair[1], self.precision)
         return replace(outcome, ruling=ruling, measurement=measurement)
@@ -575,21 +479,6 @@ class Survey:
             for output, variable in self.pairs
             if all(outcome.ruling == "unresolved" for outcome in self._outcomes[output, variable])
         }
-
-
-def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Move every value to one of its neighbours; zeros stay, as they may be special."""
-    towards = torch.inf * spread_signs(value, generator)
-    return torch.where(value == 0, value, torch.nextafter(value, towards))
-
-
-def _spread(one: torch.Tensor | None, two: torch.Tensor | None) -> float:
-    """Return the 2-norm of the difference relative to that of the first; 0 where unknown."""
-    if one is None or two is None:
-        return 0.0
-    size = float(torch.linalg.vector_norm(one.double()))
-    difference = float(torch.linalg.vector_norm(one.double() - two.double()))
-    return difference / size if size > 0.0 and math.isfinite(difference) else 0.0
 
 
 def _has_non_finite(gradients: Gradients, variable: int) -> bool:
