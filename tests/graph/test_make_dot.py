@@ -88,6 +88,19 @@ def test_png_with_graphviz(made, tmp_path, monkeypatch):
         dot.render("net", directory=tmp_path, format="pdf")
 
 
+def test_bytes_for_a_notebook(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dot = make_dot(made[0])
+
+    assert dot.pipe().decode() == dot._repr_svg_()
+    assert dot.pipe("dot").decode() == dot.source
+    dot.format = "json"
+    assert dot.pipe().startswith(b"{")
+    with pytest.raises(gs.UsageError, match=r"got the suffix '\.bmp'"):
+        dot.pipe("bmp")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite.graph import _figures
 from gradcheck_suite.graph._walk import collect
 from gradcheck_suite.graph._watchpoints import Clearing, everywhere, sparsely
 
@@ -64,6 +65,26 @@ class TestFewHooks:
         ]
         assert len(set(into)) == 2
         assert pytest.approx(3 * 5**0.5) in into
+
+    def test_no_more_is_held_than_is_allowed(self, monkeypatch):
+        monkeypatch.setattr(_figures, "_HELD", 1_000)
+        sizes = []
+        measure = _figures.Figures._measure
+
+        def measured(self):
+            sizes.append(self._size)
+            measure(self)
+
+        monkeypatch.setattr(_figures.Figures, "_measure", measured)
+        with gs.record(backward=True) as recording:
+            y = leaf(300)
+            for _ in range(40):
+                y = y.sin().exp()
+            y.sum().backward()
+        # What leaves a node, and what entered it, may come on top.
+        assert len(sizes) > 10
+        assert max(sizes) <= 1_000 + 2 * 300
+        assert all(edge.gradient for edge in recording.graph.edges)
 
 
 class TestDisturbed:
