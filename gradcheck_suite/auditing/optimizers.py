@@ -55,6 +55,11 @@ class Optimizers:
             known = self._known
             self._known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
 
+    @property
+    def any_known(self) -> bool:
+        """Whether there is a model or an optimizer that the audit looks at."""
+        return self._model is not None or bool(self._known)
+
     def known(self) -> list[Optimizer]:
         """Return the optimizers that live, in the order in which they were first seen."""
         known = []

@@ -45,6 +45,7 @@ __all__ = ["OptimizerStep", "Recorder"]
 
 _KEPT_STEPS = 256
 _BACKWARDS_OF_THE_FIRST_STEP = 32
+_TOLD_OF = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,20 @@ class Recorder:
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""
         self.failures.append(f"{where}: {type(error).__name__}: {error}")
+
+    def passes_over_backward(self) -> bool:
+        """Return whether nobody is to be told of the backward that begins.
+
+        So it is with seven of eight after the first in a program that has no optimizer: checks of
+        gradients make thousands, each of less time than it takes to tell of them.
+        """
+        return not (
+            self.step
+            or self.backwards < _BACKWARDS_OF_THE_FIRST_STEP
+            or self.backwards % _TOLD_OF == 0
+            or self.watch.armed
+            or self.optimizers.any_known
+        )
 
     def count_backward(self) -> int:
         """Count an outermost backward that begins, and return its number."""

@@ -386,3 +386,45 @@ def test_optimizers_and_models_die_with_their_names():
 
     with gs.audit():
         loop()
+
+
+def test_of_many_backwards_without_an_optimizer_every_eighth_is_told(listen):
+    x = torch.randn(3, requires_grad=True)
+
+    def loop():
+        for _ in range(100):
+            x.exp().sum().backward()
+
+    seen = listen(loop, events.BackwardStarted, events.BackwardFinished)
+    numbers = [event.number for event in seen if isinstance(event, events.BackwardStarted)]
+    assert numbers == [*range(32), *range(32, 100, 8)]
+    assert len(seen) == 2 * len(numbers)
+
+
+@pytest.mark.parametrize("known", ["model", "optimizer"])
+def test_of_many_backwards_before_a_step_all_are_told(listen, known):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = {"model": model} if known == "model" else {"optimizers": optimizer}
+
+    def loop():
+        for _ in range(50):
+            model(torch.ones(2, 3)).sum().backward()
+
+    assert len(listen(loop, events.BackwardStarted, **arguments)) == 50
+
+
+def test_a_backward_that_nobody_is_told_of_still_tells_its_failure(listen):
+    x = torch.randn(3, requires_grad=True)
+
+    def loop():
+        for _ in range(41):
+            x.exp().sum().backward()
+        loss = x.exp().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+    (failed,) = listen(loop, events.BackwardFailed)
+    assert failed.number == 42
+    assert "second time" in str(failed.error)

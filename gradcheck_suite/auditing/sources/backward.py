@@ -58,6 +58,8 @@ class BackwardSource(Source):
             if transform_is_active():
                 # What passes here are the transform's own wrapped tensors.
                 return original(t_outputs, *args, **kwargs)
+            if source.recorder.passes_over_backward():
+                return source.run_unwatched(original, t_outputs, args, kwargs)
             keeps, creates = _keeps_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
             generation, before = source.begin(t_outputs, accumulates=accumulates)
@@ -73,6 +75,18 @@ class BackwardSource(Source):
             return result
 
         return run
+
+    def run_unwatched(
+        self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Run a backward that nobody is told of, unless it fails."""
+        index = self.recorder.count_backward()
+        self.recorder.clock.tick()
+        try:
+            return original(outputs, *args, **kwargs)
+        except BaseException as error:
+            self.fail(Generation(index, call_site()), outputs, error)
+            raise
 
     def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
         """Tell that a backward begins; return what ``end`` needs."""
