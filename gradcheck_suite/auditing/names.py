@@ -10,7 +10,7 @@ from torch import nn
 from gradcheck_suite.auditing.call_sites import user_frames, variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -77,19 +77,28 @@ class ParameterNames:
 
 
 def local_name(tensor: Tensor) -> str | None:
-    """Return the variable of a running function that holds exactly this memory, or None."""
+    """Return the variable of a running function that holds exactly this memory, or None.
+
+    One of the same shape comes before one of another, as for a transposed view.
+    """
     wanted = _address(tensor)
     if wanted is None:
         return None
+    return _name_at(lambda value: _address(value) == wanted) or _name_at(
+        lambda value: _extent(value) == (wanted[0], wanted[1].numel())
+    )
+
+
+def _name_at(is_wanted: Callable[[object], bool]) -> str | None:
     for variables, _ in _some_frames():
         for name, value in variables.items():
             if name.startswith("__"):
                 continue
-            if _address(value) == wanted:
+            if is_wanted(value):
                 return name
             if type(value) in (list, tuple) and len(value) <= _FRAMES:  # type: ignore[arg-type]
                 for index, item in enumerate(value):  # type: ignore[arg-type, var-annotated]
-                    if _address(item) == wanted:
+                    if is_wanted(item):
                         return f"{name}[{index}]"
     return None
 
@@ -118,3 +127,11 @@ def _address(tensor: object) -> tuple[int, torch.Size] | None:
     except (RuntimeError, NotImplementedError):
         return None
     return (address, tensor.shape) if address else None  # type: ignore[attr-defined]  # as above
+
+
+def _extent(tensor: object) -> tuple[int, int] | None:
+    found = _address(tensor)
+    # Of a tensor with holes, as many elements may lie elsewhere.
+    if found is None or not tensor.is_contiguous():  # type: ignore[attr-defined]  # a tensor
+        return None
+    return found[0], found[1].numel()

@@ -96,11 +96,11 @@ def forward_in_a_decorated_helper():
 
 def grad_mode_left_off():
     net = make_net()
-    torch.set_grad_enabled(False)
+    torch.set_grad_enabled(False)  # <- here
     try:
         for x, y in data():
             loss = F.cross_entropy(net(x), y)
-            loss.backward()  # <- here
+            loss.backward()
     finally:
         torch.set_grad_enabled(True)
 

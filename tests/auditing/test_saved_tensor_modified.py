@@ -300,3 +300,20 @@ def test_a_write_into_a_leaf_is_told_with_torchs_error_unchanged(only, line_of, 
     finding = only(session, "GCS101")
     assert finding.location.line == line_of(case, "written")
     assert "`weight`" in finding.message
+
+
+def test_a_transposed_view_goes_by_the_variable_and_nodes_by_their_short_names(audited, only):
+    def loop():
+        codes = torch.randn(4, 3, requires_grad=True)
+        state = torch.zeros(2, 3)
+        state.copy_(torch.randn(2, 3, requires_grad=True))
+        product = (state * codes[:2]).sum() + (
+            torch.randn(2, 3, requires_grad=True) @ codes.t()
+        ).sum()
+        with torch.no_grad():
+            codes += 1
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            product.backward()
+
+    finding = only(audited(loop), "GCS103")
+    assert finding.message.startswith("`codes` (3x4, made by T)")

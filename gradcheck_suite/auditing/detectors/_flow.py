@@ -16,13 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
+from gradcheck_suite.findings import Location
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from gradcheck_suite.auditing.call_sites import CallSite
-    from gradcheck_suite.findings import Location
 
-__all__ = ["Cut", "Flow", "Span", "flat_call", "follow", "span_at", "switched_off"]
+__all__ = [
+    "Cut",
+    "Flow",
+    "Span",
+    "flat_call",
+    "follow",
+    "left_switched_off",
+    "span_at",
+    "switched_off",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,24 @@ def _line_of_decorator(scope: ast.Module | _Function) -> int:
         if _name_of(decorator) in _RECORDING_OFF:
             found = decorator.lineno
     return found
+
+
+def left_switched_off(places: Iterable[Location]) -> Location | None:
+    """Return the one call, in the files of these places, of ``set_grad_enabled(False)``."""
+    found = [
+        Location(path=path, line=node.lineno)
+        for path in dict.fromkeys(place.path for place in places)
+        for node in ast.walk(_tree(path) or ast.Module([], []))
+        if isinstance(node, ast.Expr) and _switches_off(node.value)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _switches_off(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call) or _name_of(node) != "set_grad_enabled":
+        return False
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
 
 
 def span_at(site: CallSite) -> Span | None:

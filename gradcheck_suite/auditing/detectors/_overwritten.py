@@ -172,9 +172,9 @@ def _corrupted(uses: list[Use], first: Use, event: SavedTensorCorrupted) -> Find
 
 def _story(uses: list[Use], first: Use, node: str | None) -> str:
     shape = "x".join(map(str, first.shape)) or "scalar"
-    op = "" if node is None else f" by {operation_of(node)}"
+    op = "" if node is None else f" by {_short(operation_of(node))}"
     producer = first.event.producer
-    made = "" if producer is None else f", made by {producer}"
+    made = "" if producer is None else f", made by {_short(producer)}"
     saved = _at(location_of(first.event.holder.site))
     text = f"{first.subject or 'a tensor'} ({shape}{made}) was saved for backward{op}{saved}"
     writer = first.writer
@@ -186,6 +186,11 @@ def _story(uses: list[Use], first: Use, node: str | None) -> str:
     text = f"{text} and overwritten by {writer.what}{place}"
     more = _count_tensors(uses) - 1
     return f"{text} (and {more} more like it)" if more else text
+
+
+def _short(operation: str) -> str:
+    """Return an operation without the namespace that some of torch's own nodes have."""
+    return operation.rpartition("::")[2].removesuffix("Backwards")
 
 
 def _count_tensors(uses: list[Use]) -> int:

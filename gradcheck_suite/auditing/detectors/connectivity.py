@@ -20,6 +20,7 @@ from gradcheck_suite.auditing.detectors._flow import (
     Flow,
     flat_call,
     follow,
+    left_switched_off,
     span_at,
     switched_off,
 )
@@ -206,6 +207,8 @@ class ConnectivityDetector:
         entry = catalogue.FORWARD_UNDER_NO_GRAD if off else catalogue.GRAPH_BROKEN
         where, related = cut_place(flow, place)
         if off:
+            if not isinstance(flow, Cut) and not torch.is_grad_enabled():
+                where, related = self._left_off(place)
             message = (
                 "backward() starts from a loss without a graph: it was computed while recording "
                 "was switched off"
@@ -227,6 +230,15 @@ class ConnectivityDetector:
             hint=hint,
             evidence={"backward": event.number},
         )
+
+    def _left_off(self, place: Location | None) -> tuple[Location | None, tuple[Related, ...]]:
+        """Return the line that has left recording off, where one alone can have."""
+        lines = [at for site in user_sites()[0] if (at := location_of(site)) is not None]
+        found = left_switched_off(lines)
+        if found is None:
+            return place, ()
+        related = () if place is None else (Related(place, "backward() is called here"),)
+        return found, related
 
     def _note_forced(self, stack: tuple[CallSite, ...]) -> None:
         self._is_forced = True
