@@ -19,6 +19,7 @@ from gradcheck_suite.findings import JSON, Finding, Verdict
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.calling import Given, Subject, Variable
 from gradcheck_suite.verification.custom_functions import TracedCall, backward_location, reachable
+from gradcheck_suite.verification.diagnosis.kinds import ErrorKind, error_kind
 from gradcheck_suite.verification.directions import generator_for
 from gradcheck_suite.verification.points import match_outputs
 from gradcheck_suite.verification.probes import draw_cotangents
@@ -247,6 +248,11 @@ _LOST = (
 )
 
 
+def _kind(survey: Survey, pair: tuple[int, int]) -> tuple[ErrorKind, float | None]:
+    """Tell what the failed measurements of a second-order gradient have in common."""
+    return error_kind([one.measurement for one in survey.outcomes(pair) if one.ruling == "fail"])
+
+
 def _made_by(functions: Sequence[type]) -> str:
     if not functions:
         return ""
@@ -278,12 +284,14 @@ class _Told:
         differing = {pair: one for pair, one in wrong.items() if attached[pair[0]]}
         found = []
         if cut:
-            found.append(self._finding(cut, cut=True))
+            found.append(self._finding(survey, cut, cut=True))
         if differing:
-            found.append(self._finding(differing, cut=False))
+            found.append(self._finding(survey, differing, cut=False))
         return found
 
-    def _finding(self, wrong: Mapping[tuple[int, int], Conclusion], *, cut: bool) -> Finding:
+    def _finding(
+        self, survey: Survey, wrong: Mapping[tuple[int, int], Conclusion], *, cut: bool
+    ) -> Finding:
         pair = max(wrong, key=lambda pair: wrong[pair].shown.relative_deviation)
         shown = wrong[pair].shown
         what, variable = self.names[pair[0]], self.variables[pair[1]]
@@ -291,6 +299,7 @@ class _Told:
             f"(analytic {shown.analytic:.6g}, numeric {shown.numeric:.6g} ± {shown.tolerance:.1g} "
             "along a random direction)"
         )
+        kind, ratio = _kind(survey, pair)
         lost = shown.missing or shown.analytic == 0.0
         if cut:
             said = (
@@ -304,9 +313,14 @@ class _Told:
                 "it"
             )
         else:
+            how = f"is off by {percent(shown.relative_deviation)}"
+            if kind == "sign":
+                how = "has the wrong sign"
+            elif kind == "factor":
+                how = f"is {ratio:.6g} times the numeric one"
             said = (
-                f"the {what} is right, but its own gradient with respect to `{variable}` is off by "
-                f"{percent(shown.relative_deviation)} {numbers}"
+                f"the {what} is right, but its own gradient with respect to `{variable}` {how} "
+                f"{numbers}"
             )
         more = [f"`{self.names[o]}` by `{self.variables[v]}`" for o, v in wrong if (o, v) != pair]
         if more:
@@ -316,8 +330,11 @@ class _Told:
             "order": 2,
             "output": what,
             "input": variable,
+            "kind": kind,
             **measurement_evidence(shown),
         }
+        if ratio is not None:
+            evidence["ratio"] = ratio
         return Finding.of(
             catalogue.WRONG_SECOND_ORDER,
             said + _made_by(self.functions),

@@ -129,10 +129,10 @@ def test_a_saved_intermediate_is_wrong_only_at_order_2(randn):
     }
 
 
-def test_a_lost_term_is_told_by_its_size(randn):
+def test_what_is_lost_is_told_by_its_share(randn):
     (finding,), _ = second(check(HalfOfIt, randn(5)))
     assert finding.severity is Severity.WARNING
-    assert "is off by 50% of its size" in finding.message
+    assert "is 0.5 times the numeric one" in finding.message
     assert "@once_differentiable" in finding.hint
 
 
@@ -253,3 +253,45 @@ def test_what_rounding_leaves_of_a_saturated_softmax_has_no_second_order(randn):
     )
     assert report.findings == ()
     assert {one.status for one in report.verdicts} <= {"pass", "inconclusive"}
+
+
+def cube(slope):
+    """Return the cube; its gradient is right, and that one's own gradient is ``slope`` times it."""
+
+    class Slope(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, grad_output, x):
+            ctx.save_for_backward(grad_output, x)
+            return grad_output * 3.0 * x**2
+
+        @staticmethod
+        def backward(ctx, grad_grad):
+            grad_output, x = ctx.saved_tensors
+            return grad_grad * 3.0 * x**2, slope * grad_grad * grad_output * 6.0 * x
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            return Slope.apply(grad_output, *ctx.saved_tensors)
+
+    return Cube
+
+
+@pytest.mark.parametrize(
+    ("slope", "kind", "words"),
+    [
+        (-1.0, "sign", "its own gradient with respect to `x` has the wrong sign (analytic "),
+        (0.5, "factor", "its own gradient with respect to `x` is 0.5 times the numeric one ("),
+    ],
+)
+def test_the_kind_of_a_second_order_mistake_is_told(randn, slope, kind, words):
+    (finding,) = check_gradients(cube(slope), randn(6), variations=()).findings
+    assert finding.code == "GCS602"
+    assert finding.evidence["kind"] == kind
+    assert words in finding.message
+    assert check_gradients(cube(1.0), randn(6), variations=()).findings == ()
