@@ -33,6 +33,7 @@ __all__ = ["BackwardWatch", "WatchedBackward"]
 
 _KEEP_GRAPH = 1
 _INPUTS = 3
+_KEPT = 32
 _MANY = 5_000
 """Graphs of more nodes may be so deep that their release has to be seen to before anything else."""
 
@@ -119,6 +120,7 @@ class BackwardWatch:
 
     def __init__(self) -> None:
         self.backwards: list[WatchedBackward] = []
+        self.forgotten = 0
         self._thread = 0
         self._active = False
         self._clearing: Clearing | None = None
@@ -164,9 +166,16 @@ class BackwardWatch:
                 with collector_paused():
                     unhook()
                     watched.figures.finish()
-                self.backwards.append(watched)
+                self._keep(watched)
 
         return run
+
+    def _keep(self, watched: WatchedBackward) -> None:
+        """Keep the latest backwards: a training loop would fill the memory with their nodes."""
+        self.backwards.append(watched)
+        if len(self.backwards) > _KEPT:
+            del self.backwards[0]
+            self.forgotten += 1
 
     def _prepare(self, outputs: Any, args: Sequence[Any]) -> WatchedBackward | None:
         """Collect the nodes; None where there is no graph, which torch itself will say."""

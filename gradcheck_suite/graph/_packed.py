@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Packed", "SavedWatch", "unwrap"]
 
 
+_MOST = 500_000
+"""So many notes are kept at most, some 100 MB of them."""
+
 _Noted: TypeAlias = "tuple[int, torch.Size | None, torch.dtype, int | None, int | None, bool]"
 
 
@@ -205,11 +208,20 @@ class SavedWatch:
             for position, shape, dtype, size, storage, view in self._noted
         )
 
+    def _forget_half(self) -> None:
+        """Forget what was saved long ago: a training loop would fill the memory with notes."""
+        del self._noted[: len(self._noted) // 2]
+        self._first = self._noted[0][0]
+
     def _pack_hook(self) -> Callable[[torch.Tensor], _Kept]:
         note = self._noted.append
         position = next_sequence_number or (lambda: 0)
 
+        noted = self._noted
+
         def pack(tensor: torch.Tensor) -> _Kept:
+            if len(noted) > _MOST:
+                self._forget_half()
             key = storage_key(tensor)
             note(
                 (

@@ -290,6 +290,11 @@ class Recording:
         return self._backward is not None
 
     @property
+    def forgotten_backwards(self) -> int:
+        """Count the backwards of which nothing is kept, as many have run since."""
+        return 0 if self._backward is None else self._backward.forgotten
+
+    @property
     def unread_gradients(self) -> int:
         """Count the gradients that were seen and could not be measured."""
         watched = self._backward.backwards if self._backward is not None else ()

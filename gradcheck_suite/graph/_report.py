@@ -177,7 +177,11 @@ def _not_recorded(observed: Observed, recording: Recording) -> tuple[str, ...]:
     edges = observed.edges
     went_elsewhere = edges and all(edge.gradient is None for edge in edges)
     if recording.notes_gradients and went_elsewhere and not recording.unread_gradients:
-        lines.append("the gradients of this graph: no backward within the recording ran through it")
+        forgotten = recording.forgotten_backwards
+        also = f", or only the first {forgotten}, which are not kept" if forgotten else ""
+        lines.append(
+            f"the gradients of this graph: no backward within the recording ran through it{also}"
+        )
     return tuple(lines)
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CallFacts", "ModuleWatch", "paths_of"]
 
+_PRUNE_AT = 4_096
+"""From so many on, memory that is gone is forgotten."""
 _MEMBERS = 1_000
 """So many members of a container are looked at: a list of a million numbers holds no tensor."""
 _WARNING_ON_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
@@ -64,6 +66,7 @@ class ModuleWatch:
     _starts: list[int] = field(default_factory=list)
     _innermost: list[int | None] = field(default_factory=list)
     _made_with_graph: dict[StorageWeakRef, int] = field(default_factory=dict)
+    _prune_at: int = 0
     _thread: int = 0
     _handles: list[Any] = field(default_factory=list)
     _filter: Any = None
@@ -133,7 +136,18 @@ class ModuleWatch:
                 facts.output_requires_grad = bool(facts.output_requires_grad) or requires_grad
                 if requires_grad and (memory := _memory(tensor)) is not None:
                     self._made_with_graph[memory] = closed
+                    if len(self._made_with_graph) > max(_PRUNE_AT, self._prune_at):
+                        self._prune()
         self._mark(self._open[-1] if self._open else None)
+
+    def _prune(self) -> None:
+        """Forget memory that is gone."""
+        self._made_with_graph = {
+            memory: made
+            for memory, made in self._made_with_graph.items()
+            if not memory.expired()  # type: ignore[no-untyped-call]
+        }
+        self._prune_at = 2 * len(self._made_with_graph)
 
     def _is(self, number: int, module: torch.nn.Module) -> bool:
         return self.facts[number].module is module

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 import gradcheck_suite as gs
+from gradcheck_suite.graph import _packed, _spans
 from gradcheck_suite.severity import Severity
 
 
@@ -161,6 +162,50 @@ def test_backwards_within_torch_func_are_its_own():
     assert [node.op for node in graph.nodes] == ["SumBackward0", "MulBackward0", "AccumulateGrad"]
     assert all(edge.gradient for edge in graph.edges)
     assert graph.report.not_covered == ()
+
+
+class TestLongLoops:
+    """A recording round a whole training loop stays of a size."""
+
+    def test_of_many_backwards_the_last_are_kept(self):
+        model, graphs = nn.Linear(3, 1), []
+        with gs.record(model, backward=True) as recording:
+            for _ in range(40):
+                loss = model(torch.ones(2, 3)).sum()
+                graphs.append(loss)
+                loss.backward()
+        first, last = (recording.trace_graph(graphs[step], model) for step in (0, -1))
+
+        assert len(recording._backward.backwards) == 32
+        assert all(edge.gradient for edge in last.edges)
+        assert last.report.not_covered == ()
+        assert not any(edge.gradient for edge in first.edges)
+        (words,) = first.report.not_covered
+        assert words.endswith("ran through it, or only the first 8, which are not kept")
+
+    def test_of_what_was_saved_the_last_is_kept(self, monkeypatch):
+        monkeypatch.setattr(_packed, "_MOST", 100)
+        x = leaf(3)
+        with gs.record() as recording:
+            made = [(x * 1).exp() for _ in range(150)]
+        torch.autograd.backward([each.sum() for each in made])
+
+        assert len(recording.packed) <= 100
+        assert recording.trace_graph(made[-1]).saved_bytes == 12
+        lost = recording.trace_graph(made[0])
+        assert lost.saved_bytes == 0
+        assert "what 2 ops saved: a backward has freed it" in lost.report.not_covered[0]
+
+    def test_memory_that_is_gone_is_forgotten(self, monkeypatch):
+        monkeypatch.setattr(_spans, "_PRUNE_AT", 50)
+        model = nn.Tanh()
+        with gs.record() as recording:
+            watch = recording._modules
+            kept = [model(leaf(3)) for _ in range(20)]
+            for _ in range(200):
+                model(leaf(3))
+            assert 20 <= len(watch._made_with_graph) <= 60
+        assert len(kept) == 20
 
 
 def test_a_recording_keeps_no_model_alive():
