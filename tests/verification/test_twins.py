@@ -215,3 +215,38 @@ def test_half_precision_without_a_twin_is_pooled_as_it_is():
     report = check_gradients(lambda x: x.bfloat16().sin(), x, **OPTIONS)
     assert report.findings == ()
     assert "covered" not in report.summary
+
+
+class OneWrong(nn.Module):
+    """A network with kinks, of which the gradient of one bias is off by 2 %."""
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(32, 48), nn.Linear(48, 10)
+        self.factor = factor
+
+    def forward(self, x):
+        hidden = x @ self.first.weight.T + Scaled.apply(self.first.bias, self.factor)
+        return self.last(hidden.relu()).abs()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_of_many_parameters_only_the_wrong_one_fails(factor):
+    report = check_gradients(OneWrong(factor), drawn(16, 32), **OPTIONS)
+    wrong = [verdict.input for verdict in report.verdicts if verdict.status == "fail"]
+    assert wrong == ([] if factor == 1.0 else ["first.bias"])
+    assert len(report.findings) == len(wrong)
+
+
+def test_no_twin_is_asked_once_the_time_is_up():
+    report = check_gradients(lambda x: x.sort().values, drawn(8, 40), time_limit=1e-6, **OPTIONS)
+    assert "differences_of" not in the_verdict(report).evidence
+    assert report.findings == ()
+
+
+def test_complex_constants_are_cast_for_a_twin():
+    factor = torch.tensor([1.0 + 2.0j, -1.0j])
+    twin = twin_of(*_with_point(lambda x: (x[:, :2] * factor).real.relu()))
+    assert twin is not None
+    assert factor.dtype is torch.complex64
