@@ -30,7 +30,7 @@ def explained(
     Only what was seen counts: a module that ran while recording was off, or one whose output was
     detached before the next module that backward does reach.
     """
-    calls, facts = recording.calls, recording.facts
+    calls, facts = recording.calls_in(model), recording.facts
     without_grad, left = _under_no_grad(unreached, calls, facts)
     findings = [_no_grad_finding(path, names) for path, names in without_grad.items()]
     if left:

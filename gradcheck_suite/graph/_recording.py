@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,6 +98,7 @@ class Recording:
         self._stack = ExitStack()
         self._entered = False
         self._calls: tuple[ModuleCall, ...] = ()
+        self._called: tuple[weakref.ref[torch.nn.Module] | None, ...] = ()
         self._facts: tuple[CallFacts, ...] = ()
         self._members: tuple[tuple[str, str, weakref.ref[torch.Tensor]], ...] = ()
         self._graphs: list[AutogradGraph | WatchedBackward] = []
@@ -133,7 +135,7 @@ class Recording:
         self.not_recorded = tuple(self._gaps())
         self.is_over = True
         if self._modules is not None:
-            self._modules.forget_modules()
+            self._called = self._modules.forget_modules()
         if self._backward is not None and error is None:
             # A graph that a backward has not freed holds tensors: turn it into plain data at once.
             self._graphs = [
@@ -240,6 +242,20 @@ class Recording:
         if not self.is_over:
             self._name_modules()
         return self._calls
+
+    def calls_in(self, model: torch.nn.Module | None) -> tuple[ModuleCall, ...]:
+        """Return the module calls, named by ``model`` as far as they are of modules within it."""
+        calls = self.calls
+        if model is None or not self._called:
+            return calls
+        paths = paths_of([("", model)])
+        modules = (None if known is None else known() for known in self._called)
+        return tuple(
+            call
+            if (path := paths.get(id(module))) is None or path == call.path
+            else replace(call, path=path)
+            for call, module in zip(calls, modules, strict=True)
+        )
 
     @property
     def facts(self) -> tuple[CallFacts, ...]:

@@ -60,7 +60,10 @@ def report_of(
     if recording is not None:
         findings += tuple(
             born_non_finite(
-                nodes, observed.edges, incoming=recording.incoming(), calls=recording.calls
+                nodes,
+                observed.edges,
+                incoming=recording.incoming(),
+                calls=recording.calls_in(model),
             )
         )
         if not recording.is_partial:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
@@ -187,11 +188,19 @@ class ModuleWatch:
         outermost = (facts.module for facts in self.facts if facts.parent is None)
         return tuple({id(module): module for module in outermost if module is not None}.values())
 
-    def forget_modules(self) -> None:
-        """Keep no module alive from now on."""
+    def forget_modules(self) -> tuple[weakref.ref[torch.nn.Module] | None, ...]:
+        """Keep no module alive from now on, and return which module each call was of."""
         self._made_with_graph.clear()
+        known: dict[int, weakref.ref[torch.nn.Module]] = {}
+        modules: list[weakref.ref[torch.nn.Module] | None] = []
         for facts in self.facts:
+            module = facts.module
+            if module is None:
+                modules.append(None)
+                continue
             facts.module = None
+            modules.append(known.setdefault(id(module), weakref.ref(module)))
+        return tuple(modules)
 
 
 def paths_of(roots: Sequence[tuple[str, torch.nn.Module]]) -> dict[int, str]:

@@ -237,7 +237,7 @@ def _described(
         roots=roots,
         report=report_of(observed, model=model, recording=recording),
         ignored=found.ignored,
-        calls=() if recording is None else recording.calls,
+        calls=() if recording is None else recording.calls_in(model),
     )
 
 

@@ -237,6 +237,21 @@ class TestBorders:
         assert finding.code == "GCS403"
         assert "head.weight" in finding.message
 
+    def test_modules_are_known_by_the_model_that_is_given_in_the_end(self):
+        model = nn.ModuleDict({"online": nn.Linear(3, 1), "target": nn.Linear(3, 1)})
+        with gs.record(backward=True) as recording:
+            with torch.no_grad():
+                wanted = model["target"](torch.ones(2, 3))
+            loss = (model["online"](torch.ones(2, 3)) - wanted).pow(2).sum()
+            loss.backward()
+        graph = recording.trace_graph(loss, model=model)
+
+        (finding,) = graph.findings
+        assert finding.code == "GCS402"
+        assert "module target ran while recording was off" in finding.message
+        assert {call.path for call in graph.calls} == {"online", "target"}
+        assert {call.path for call in recording.trace_graph(loss).calls} == {"Linear", "Linear_2"}
+
 
 class TestDtypeChanges:
     """Found where they happen, whatever op it is; equal precision and what has none are silent."""
