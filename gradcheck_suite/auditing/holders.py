@@ -130,8 +130,18 @@ class _Search:
 
     def _holders_in(self, level: dict[int, Any]) -> list[Any]:
         enough = [thing for thing in level.values() if self._holds_enough(thing)]
-        growing = [thing for thing in enough if _can_grow(thing)]
+        growing = [thing for thing in enough if _can_grow(thing) and self._adds_up(thing)]
         return growing or [thing for thing in enough if self._links_of_its_type(thing)][:1]
+
+    def _adds_up(self, thing: object) -> bool:
+        """Return whether it keeps more than any one thing in it does by itself.
+
+        A list of one trainer, which has the last loss of each of its optimizers, does not.
+        """
+        if isinstance(thing, CACHE):
+            return True
+        child = self.child.get(id(thing))
+        return child is None or len(self.reached[child]) < len(self.reached[id(thing)])
 
     def _tensors(self) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -203,7 +213,7 @@ class _Search:
         level: dict[int, Any] = {}
         for referrer in gc.get_referrers(*targets):
             key = id(referrer)
-            if key in skip or is_ours(referrer):
+            if key in skip or is_ours(referrer) or _is_of_a_module(referrer):
                 continue
             before = self.reached.get(key, set())
             reached = set(before)
@@ -346,8 +356,17 @@ def _can_grow(thing: object) -> bool:
     return isinstance(thing, (list, set, deque, CACHE)) or issubclass(type(thing), torch.Tensor)
 
 
+def _is_of_a_module(thing: object) -> bool:
+    """Return whether these are the names of a module, which do not grow, nor does what has them.
+
+    The names of a script keep the last loss of each of its optimizers; the table of modules and
+    every function of the script keep those names.
+    """
+    return type(thing) is dict and "__name__" in thing and "__builtins__" in thing
+
+
 def _is_namespace(mapping: dict[Any, Any]) -> bool:
-    if "__name__" in mapping and "__builtins__" in mapping:
+    if _is_of_a_module(mapping):
         return True
     return any(
         getattr(holder, "__dict__", None) is mapping

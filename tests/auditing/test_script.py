@@ -54,6 +54,43 @@ def test_a_list_of_losses_at_the_top_of_a_short_script(script):
     assert outcome.exit_status == 0
 
 
+THREE_PLAYERS = """\
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, x):
+        return self.layer(x).tanh()
+class Trainer:
+    def __init__(self):
+        self.nets = [Net() for _ in range(3)]
+        self.one, self.two, self.three = (torch.optim.Adam(n.parameters()) for n in self.nets)
+    def step(self):
+        a, b, c = self.nets
+        for optimizer in (self.one, self.two, self.three):
+            optimizer.zero_grad()
+        self.first = a(torch.randn(3, 4)).square().mean(); self.first.backward(); self.one.step()
+        self.second = b(torch.randn(3, 4)).square().mean(); self.second.backward(); self.two.step()
+        self.third = c(torch.randn(3, 4)).square().mean(); self.third.backward(); self.three.step()
+trainers = [Trainer()]
+for _ in range(6):
+    trainers[0].step()
+one, two, three = (Net() for _ in range(3))
+for_one, for_two, for_three = (torch.optim.SGD(n.parameters(), 0.1) for n in (one, two, three))
+for _ in range(6):
+    first = one(torch.randn(3, 4)).mean(); for_one.zero_grad(); first.backward(); for_one.step()
+    second = two(torch.randn(3, 4)).mean(); for_two.zero_grad(); second.backward(); for_two.step()
+    third = three(torch.randn(3, 4)).mean(); for_three.zero_grad(); third.backward()
+    for_three.step()
+"""
+
+
+def test_the_last_losses_of_several_optimizers_at_the_top_of_a_script(script):
+    assert audit_script(str(script(THREE_PLAYERS))).report.findings == ()
+
+
 LOOK = """\
 import json, os, pickle, sys
 class Thing: pass
