@@ -53,6 +53,7 @@ class HeldGraphs:
         saved_bytes: the bytes of saved tensors that those graphs still keep.
         owner: its name, or None where none was found.
         element: for a chain, the type of its objects; for a tensor, the op that made it.
+        identity: of the thing, as long as it lives.
     """
 
     container: str
@@ -63,6 +64,7 @@ class HeldGraphs:
     saved_bytes: int
     owner: Owner | None
     element: str | None = None
+    identity: int = 0
 
 
 def find_holders(wanted: Mapping[Generation, int], *, at_least: int) -> tuple[HeldGraphs, ...]:
@@ -259,6 +261,7 @@ class _Search:
             saved_bytes=self.saved_bytes,
             owner=owner_of(holder, self.frames, skip=self.own),
             element=element,
+            identity=id(holder),
         )
 
     def _between(self, holder: object) -> str | None:
@@ -316,6 +319,7 @@ class _Search:
                     saved_bytes=self.saved_bytes,
                     owner=owner,
                     element=function.__qualname__,
+                    identity=id(function),
                 )
         return None
 

@@ -19,7 +19,10 @@ GradientState: TypeAlias = "list[tuple[Tensor, int, int]]"
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters that ``optimizer`` has now."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        found += group["params"]
+    return found
 
 
 class Optimizers:
@@ -48,12 +51,13 @@ class Optimizers:
         """Return whether the audit looks at this optimizer."""
         return self._only is None or optimizer in self._only
 
-    def note(self, optimizer: Optimizer) -> None:
-        """Know this optimizer from now on."""
+    def note(self, optimizer: Optimizer) -> bool:
+        """Know this optimizer from now on, and return whether the audit looks at it."""
         key = id(optimizer)
         if key not in self._known:
             known = self._known
             self._known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
+        return self._only is None or optimizer in self._only
 
     @property
     def any_known(self) -> bool:

@@ -101,6 +101,8 @@ class _Scope:
 class RunningFrames:
     """All frames that run now, by identity, and the variables of those that are not torch's.
 
+    Those that an exception on its way has ended count too: its traceback keeps their variables.
+
     No frame is kept: one that refers to itself, through a variable of ours, would keep everything
     that the functions below it have in hand until the garbage collector runs.
     """
@@ -109,9 +111,13 @@ class RunningFrames:
         self.identities: set[int] = set()
         self.scopes: list[_Scope] = []
         waiting: list[FrameType | None] = list(sys._current_frames().values())  # noqa: SLF001 - public
+        link = sys.exc_info()[2]
+        while link is not None:
+            waiting.append(link.tb_frame)
+            link = link.tb_next
         while waiting:
             frame = waiting.pop()
-            while frame is not None:
+            while frame is not None and id(frame) not in self.identities:
                 self.identities.add(id(frame))
                 code = frame.f_code
                 kind = kind_of_file[code.co_filename]

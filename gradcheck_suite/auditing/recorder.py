@@ -5,11 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradcheck_suite._torch_compat import (
     function_mode_is_active,
@@ -32,13 +29,13 @@ from gradcheck_suite.auditing.saved_tensors import SavedTensors
 from gradcheck_suite.auditing.writers import Writers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from torch import nn
+    from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.events import Detector, Event
     from gradcheck_suite.auditing.installation import Installation
-    from gradcheck_suite.auditing.listeners import Listener
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["OptimizerStep", "Recorder"]
@@ -48,8 +45,7 @@ _BACKWARDS_OF_THE_FIRST_STEP = 32
 _TOLD_OF = 8
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
+class OptimizerStep(NamedTuple):
     """A finished step, for telling which optimizer wrote a parameter and where."""
 
     sequence: int
@@ -170,20 +166,17 @@ class Recorder:
             if function_mode_is_active():
                 # What detectors ask of tensors is none of the user's modes' business.
                 with without_torch_function():
-                    self._tell(event, listeners)
-            else:
-                self._tell(event, listeners)
-
-    def _tell(self, event: Event, listeners: Sequence[Listener]) -> None:
-        for detector, handle in listeners:
-            try:
-                asked = handle(event)
-            except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
-                self._listeners.drop(detector)
-                self.note_failure(type(detector).__name__, error)
-            else:
-                if asked is not None:
-                    self._listeners.turn(detector, type(event), asked)
+                    self.emit(event)
+                return
+            for detector, handle in listeners:
+                try:
+                    asked = handle(event)
+                except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
+                    self._listeners.drop(detector)
+                    self.note_failure(type(detector).__name__, error)
+                else:
+                    if asked is not None:
+                        self._listeners.turn(detector, type(event), asked)
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""

@@ -78,6 +78,13 @@ class _Kept:
         held_at = None if held.owner is None else held.owner.location
         self.location = growth.site or self._backward or held_at
 
+    def is_held_by(self, held: HeldGraphs) -> bool:
+        """Return whether this is the same thing, with some of the same graphs."""
+        mine = self._held
+        return mine.identity == held.identity and not set(mine.generations).isdisjoint(
+            held.generations
+        )
+
     def finding(self) -> Finding:
         """Return what there is to say of it now."""
         held, hook, owner = self._held, self._hook, self._held.owner
@@ -266,6 +273,11 @@ class LifetimeDetector:
         """Tell of each holder, in place of what was told of it when it held less."""
         alone = len(suspect.held) == 1
         for held in suspect.held:
+            known = next((each for each in self._kept.values() if each.is_held_by(held)), None)
+            if known is not None and held.owner is None:
+                # Its function has ended since, so that nobody knows its name any more.
+                known.count = max(known.count, len(held.generations))
+                continue
             count = max(len(held.generations), suspect.most if alone else 0)
             growth = _growth_of(held.owner)
             if growth.shrinks and count < _CERTAIN and held.container not in _ENDLESS:

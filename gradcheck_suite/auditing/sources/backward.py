@@ -13,7 +13,7 @@ from gradcheck_suite._torch_compat import (
     inside_backward,
     transform_is_active,
 )
-from gradcheck_suite.auditing.call_sites import CallSite, call_site
+from gradcheck_suite.auditing.call_sites import call_site
 from gradcheck_suite.auditing.events import BackwardFailed, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.generations import Generation
 from gradcheck_suite.auditing.optimizers import changes_since
@@ -21,8 +21,9 @@ from gradcheck_suite.auditing.sources._base import Source, is_compiling
 from gradcheck_suite.auditing.unseen import unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
+    from torch import Tensor
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.optimizers import GradientState
@@ -100,7 +101,16 @@ class BackwardSource(Source):
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             generation = recorder.generations.open(index, _nodes(roots), site, recorder.step)
             if self._tells_starts:
-                recorder.emit(_started(generation, site, roots, accumulates=accumulates))
+                recorder.emit(
+                    BackwardStarted(
+                        number=index,
+                        site=site,
+                        chain=generation.chain,
+                        roots=_tensors(roots),
+                        accumulates=accumulates,
+                        reuses=bool(generation.reused),
+                    )
+                )
             if accumulates and self._tells_ends:
                 before = unseen(recorder.optimizers.gradients)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
@@ -111,8 +121,8 @@ class BackwardSource(Source):
     def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
         """Tell that it has failed."""
         roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        tensors = tuple(root for root in roots if isinstance(root, torch.Tensor))
-        self.recorder.emit(BackwardFailed(generation.index, generation.site, tensors, error))
+        failed = BackwardFailed(generation.index, generation.site, _tensors(roots), error)
+        self.recorder.emit(failed)
 
     def end(
         self,
@@ -143,25 +153,22 @@ class BackwardSource(Source):
         )
 
 
-def _started(
-    generation: Generation, site: CallSite | None, roots: Any, *, accumulates: bool
-) -> BackwardStarted:
-    return BackwardStarted(
-        number=generation.index,
-        site=site,
-        chain=generation.chain,
-        roots=tuple(root for root in roots if isinstance(root, torch.Tensor)),
-        accumulates=accumulates,
-        reuses=bool(generation.reused),
-    )
-
-
-def _nodes(roots: Any) -> Iterator[Node]:
+def _nodes(roots: Sequence[Any]) -> list[Node]:
+    found = []
     for output in roots:
         node = getattr(output, "grad_fn", None) or getattr(output, "node", None)
         # A leaf's own node outlives every graph and so can't stand for one.
         if node is not None and node.next_functions:
-            yield node
+            found.append(node)
+    return found
+
+
+def _tensors(roots: Sequence[Any]) -> tuple[Tensor, ...]:
+    found = []
+    for root in roots:
+        if isinstance(root, torch.Tensor):
+            found.append(root)  # noqa: PERF401 - a comprehension is one call more
+    return tuple(found)
 
 
 def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:

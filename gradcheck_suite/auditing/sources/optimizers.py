@@ -78,9 +78,8 @@ class OptimizerSource(Source):
         if not recorder.running:
             return
         recorder.writers.listening = False
-        recorder.optimizers.note(optimizer)
         source.site = call_site()
-        if recorder.optimizers.watches(optimizer):
+        if recorder.optimizers.note(optimizer):
             recorder.emit(StepStarted(recorder.step, optimizer, source.site))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -112,10 +111,8 @@ class OptimizerSource(Source):
                 raise
             finally:
                 under_construction.discard(id(self))
-            if recorder.running:
-                recorder.optimizers.note(self)
-                if recorder.optimizers.watches(self):
-                    recorder.emit(OptimizerConstructed(self, call_site()))
+            if recorder.running and recorder.optimizers.note(self):
+                recorder.emit(OptimizerConstructed(self, call_site()))
 
         return __init__
 
@@ -132,10 +129,9 @@ class OptimizerSource(Source):
                 if id(self) not in under_construction:
                     _tell_of_refusal(recorder, self, error)
                 raise
-            if recorder.running and id(self) not in under_construction:
-                recorder.optimizers.note(self)
-                if recorder.optimizers.watches(self):
-                    recorder.emit(ParameterGroupAdded(self, call_site()))
+            new = recorder.running and id(self) not in under_construction
+            if new and recorder.optimizers.note(self):
+                recorder.emit(ParameterGroupAdded(self, call_site()))
 
         return add_param_group
 
@@ -148,10 +144,8 @@ class OptimizerSource(Source):
             recorder: Recorder = placed.acting.recorder
             if not recorder.running or is_compiling():
                 return
-            if isinstance(self, Optimizer):
-                recorder.optimizers.note(self)
-                if not recorder.optimizers.watches(self):
-                    return
+            if isinstance(self, Optimizer) and not recorder.optimizers.note(self):
+                return
             set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
             recorder.emit(GradientsCleared(self, set_to_none, call_site()))
 
