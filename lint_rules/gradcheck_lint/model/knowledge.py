@@ -120,6 +120,14 @@ TORCH_MODULES_WITH_WEIGHTS: Final = frozenset(
     )
 )
 
+GRAPHLESS_METHODS: Final = words(
+    """
+    argsort bool byte char eq equal ge gt int isclose isfinite isinf isnan le logical_and
+    logical_not logical_or long lt ne nonzero short
+    """
+)
+"""Methods whose result is made of integers or truths, which have no graph."""
+
 TENSOR_METHODS: Final = words(
     """
     all allclose amax amin any argmin argsort bmm bool byte ceil char chunk clamp clamp_max

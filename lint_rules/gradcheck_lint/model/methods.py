@@ -14,6 +14,7 @@ from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import (
     CUTTING_METHODS,
+    GRAPHLESS_METHODS,
     INPLACE_METHODS,
     KEPT_MODULE_METHODS,
     MAYBE_ITSELF_METHODS,
@@ -83,7 +84,9 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
         return _write_in_place(reading, node, func, receiver, arguments)
     if reading.notes_saves:
         note_method(reading, node, receiver, arguments)
-    made = _tensor_method(reading, node, method, receiver)
+    made = _without_graph(reading, node, method, receiver)
+    if made is None:
+        made = _tensor_method(reading, node, method, receiver)
     if made is None:
         made = _read_other_method(reading, node, func, receiver, arguments)
     if method in _SHARES_MEMORY:
@@ -115,7 +118,10 @@ def _read_other_method(
         record_call(reading, node, arguments, method=method, harmless=True)
         return receiver
     if method in KEPT_MODULE_METHODS and function is None:
-        return record_call(reading, node, arguments, method=method, harmless=not node.args)
+        made = record_call(reading, node, arguments, method=method, harmless=not node.args)
+        if method in MAYBE_ITSELF_METHODS and reading.recorder.are_batches(receiver):
+            reading.recorder.batches.update(value.site for value in made)
+        return made
     if method in TENSOR_METHODS and function is None:
         made = record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
         flowed = mentioned_by(receiver)
@@ -165,6 +171,19 @@ def _tensor_method(
             return reading.recorder.unknown(node, origin=Origin.CALL)
         return same_graph(reading, node, receiver)
     return None
+
+
+def _without_graph(
+    reading: Reading, node: cst.Call, method: str, receiver: Values
+) -> Values | None:
+    """Return the integers or truths that a method makes of a tensor with a graph."""
+    if method not in GRAPHLESS_METHODS or all_are(receiver, Kind.INSTANCE, Kind.MODULE):
+        return None
+    cut = _cut(receiver, node)
+    if cut is None:
+        return None
+    made = reading.recorder.value(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=cut)
+    return frozenset({made})
 
 
 def _cut(receiver: Values, node: cst.Call) -> cst.CSTNode | None:

@@ -269,11 +269,17 @@ class Scopes:
             waiting.extend(self.classes[base] for base in scope.bases if base in self.classes)
 
     def derives_from(self, owner: ClassScope | None, prefix: str) -> bool:
-        """Tell whether a class has a base whose full name starts with ``prefix``."""
+        """Tell whether a class has a base whose full name starts with ``prefix``.
+
+        Well-known modules of other packages count as ``torch.nn.Module``.
+        """
+        bases = (
+            self.resolve_import(base) or "" for scope in self.lineage(owner) for base in scope.bases
+        )
         return any(
-            (self.resolve_import(base) or "").startswith(prefix)
-            for scope in self.lineage(owner)
-            for base in scope.bases
+            base.startswith(prefix)
+            or (base in _OTHER_MODULES and "torch.nn.Module".startswith(prefix))
+            for base in bases
         )
 
     def _collect(
@@ -357,6 +363,16 @@ _BLOCKS = frozenset(
         cst.Finally,
         cst.Match,
         cst.MatchCase,
+    }
+)
+
+_OTHER_MODULES = frozenset(
+    {
+        "lightning.LightningModule",
+        "lightning.pytorch.LightningModule",
+        "pytorch_lightning.LightningModule",
+        "pytorch_lightning.core.LightningModule",
+        "transformers.PreTrainedModel",
     }
 )
 

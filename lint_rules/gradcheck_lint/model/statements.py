@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -546,7 +547,12 @@ def _is_loader(node: cst.BaseExpression) -> bool:
             return False
         node = node.args[0].value
     last = (dotted_name(node) or "").rpartition(".")[2].lower()
-    return "loader" in last
+    return _LOADER_NAME.search(last) is not None
+
+
+_LOADER_NAME = re.compile(
+    r"loader|dataset|(?:^|_)(?:data|batches|dl|trainset|testset)$|^data_?iter"
+)
 
 
 def _pattern_names(pattern: cst.MatchPattern) -> list[str]:

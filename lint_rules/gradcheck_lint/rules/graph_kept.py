@@ -15,6 +15,7 @@ from gradcheck_lint.model.values import (
     implied_by_all,
     mentioned_by,
     sites,
+    through_all,
 )
 from gradcheck_lint.rules._keepers import Keeper, keepers
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
@@ -48,13 +49,16 @@ class GraphKept(Rule):
                 for backward in backwards
                 if _proves_graph(backward, store, store.stored, store.how)
             ]
+            certain = bool(proofs)
+            if not proofs:
+                proofs = [backward for backward in backwards if _shares_forward(backward, store)]
             if not proofs or not _keeps(store) or _is_of_this_iteration(function, store):
                 continue
             if any(_consumes(backward, store) for backward in backwards):
                 continue
             if any(proof.retains_graph for proof in proofs) and _escapes(function, store):
                 continue
-            yield self._violation(function, store, proofs)
+            yield self._violation(function, store, proofs, certain=certain)
         for keeper in keepers(function):
             kept = [
                 backward
@@ -96,11 +100,13 @@ class GraphKept(Rule):
         )
 
     def _violation(
-        self, function: FunctionModel, store: Store, proofs: list[Backward]
+        self, function: FunctionModel, store: Store, proofs: list[Backward], *, certain: bool
     ) -> Violation:
         tree = function.module.tree
         proof = next((known for known in proofs if _always_meets(known, store)), proofs[0])
-        certain = _always_meets(proof, store) and _is_known_container(store)
+        is_differentiated = certain
+        met = "backward() is called on it here" if certain else "backward() goes through it here"
+        certain = certain and _always_meets(proof, store) and _is_known_container(store)
         what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
         if store.how is StoreKind.ACCUMULATE:
             message = (
@@ -120,8 +126,8 @@ class GraphKept(Rule):
             message,
             Severity.ERROR if certain else Severity.WARNING,
             hint,
-            ((proof.node, "it has a graph: backward() is called on it here"),),
-            fix=_detached(function, store, safe=certain),
+            ((proof.node, f"it has a graph: {met}"),),
+            fix=_detached(function, store, safe=certain) if is_differentiated else None,
         )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -322,6 +328,25 @@ def train(model, loader, optimizer):
 """,
             lines=(25, 26),
         ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    predictions, error = [], 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        predicted = model(x)
+        loss = (predicted - y).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        predictions.append(predicted)
+        error += (predicted - y).abs().mean()
+    return predictions, error
+""",
+            lines=(11, 12),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -476,6 +501,26 @@ def train(model, loader, optimizer):
 """,
             why="the containers are made anew in each iteration",
         ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    predictions, hits, close = [], 0, []
+    for x, y in loader:
+        optimizer.zero_grad()
+        predicted = model(x)
+        loss = torch.nn.functional.cross_entropy(predicted, y)
+        loss.backward()
+        optimizer.step()
+        predictions.append(predicted.detach().cpu())
+        hits += predicted.max(1)[1].eq(y).sum()
+        close.append(predicted.gt(0.5).float().mean())
+        close.append((predicted.argmax(dim=1) == y).float().mean())
+    return predictions, hits, close
+""",
+            why="integers and truths have no graph",
+        ),
     )
 
 
@@ -488,6 +533,24 @@ def _proves_graph(backward: Backward, at: Store | Call, kept: Values, how: Store
     proven = frozenset[int]().union(*(value.implies for value in backward.values))
     proven |= implied_by_all(backward.values)
     return bool(kept) and all(value.carries & proven for value in kept)
+
+
+def _shares_forward(backward: Backward, store: Store) -> bool:
+    """Tell whether what is kept comes from the forward that ``backward`` goes through.
+
+    It has a graph then, unless the loss has its own from elsewhere.
+    """
+    if store.loops[-1] not in backward.loops or _exclude_each_other(backward, store):
+        return False
+    forwards = through_all(backward.values)
+    return (
+        store.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}
+        and bool(store.stored)
+        and all(
+            value.cut is None and value.kind in _WITH_GRAPH and value.through & forwards
+            for value in store.stored
+        )
+    )
 
 
 def _exclude_each_other(left: Backward, right: Store | Call) -> bool:
@@ -553,6 +616,7 @@ def _escapes(function: FunctionModel, store: Store) -> bool:
     return False
 
 
+_WITH_GRAPH = frozenset({Kind.UNKNOWN, Kind.HISTORY})
 _TENSOR_NODES = (cst.Name, cst.Attribute, cst.BinaryOperation, cst.UnaryOperation, cst.Call)
 
 

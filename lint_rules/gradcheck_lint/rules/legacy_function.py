@@ -33,9 +33,18 @@ class LegacyFunction(Rule):
         if not isinstance(function.scope.node, cst.Module):
             return
         for known in autograd_functions(function.module):
-            if not _is_old(known):
-                continue
             calls = list(_calls_of_instances(known))
+            if not _is_old(known):
+                for call in calls:
+                    yield Violation(
+                        call,
+                        f"an instance of `{known.name}` is called, but torch only runs Functions "
+                        "through `.apply`: it raises a RuntimeError here",
+                        Severity.ERROR,
+                        f"call `{known.name}.apply(...)`",
+                        ((known.scope.node.name, "defined here"),),
+                    )
+                continue
             for call in calls:
                 yield Violation(
                     call,
@@ -92,6 +101,23 @@ class Scale(Function):
 """,
             lines=(4,),
             severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+class Clamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output
+
+y = Clamp()(torch.ones(2))
+""",
+            lines=(12,),
         ),
     )
 

@@ -284,6 +284,36 @@ class Pyramid(nn.Module):
         self.blocks = {"a": Block(), "b": Block()}
 """,
         ),
+        Invalid(
+            """\
+import lightning as L
+from torch import nn
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(2, 1)]
+""",
+            lines=(7,),
+            fixed="""\
+import lightning as L
+from torch import nn
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 1)])
+""",
+            safely_fixed="""\
+import lightning as L
+from torch import nn
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(2, 1)]
+""",
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
