@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.events import Detector, Event
     from gradcheck_suite.auditing.installation import Installation
+    from gradcheck_suite.auditing.listeners import Listener
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["OptimizerStep", "Recorder"]
@@ -166,17 +167,20 @@ class Recorder:
             if function_mode_is_active():
                 # What detectors ask of tensors is none of the user's modes' business.
                 with without_torch_function():
-                    self.emit(event)
-                return
-            for detector, handle in listeners:
-                try:
-                    asked = handle(event)
-                except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
-                    self._listeners.drop(detector)
-                    self.note_failure(type(detector).__name__, error)
-                else:
-                    if asked is not None:
-                        self._listeners.turn(detector, type(event), asked)
+                    self._tell(event, listeners)
+            else:
+                self._tell(event, listeners)
+
+    def _tell(self, event: Event, listeners: tuple[Listener, ...]) -> None:
+        for detector, handle in listeners:
+            try:
+                asked = handle(event)
+            except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
+                self._listeners.drop(detector)
+                self.note_failure(type(detector).__name__, error)
+            else:
+                if asked is not None:
+                    self._listeners.turn(detector, type(event), asked)
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""
