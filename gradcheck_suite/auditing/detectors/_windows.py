@@ -92,6 +92,7 @@ class Window:
         constructed_at: where the optimizer was made; None where nobody saw it.
         ids: the identities of its parameters, which it keeps alive.
         fills: the backwards that have filled its gradients, since the last step or clearing.
+        spent: how many of these another optimizer, which owns all of the parameters, has used.
         discarded: what was cleared unused in this window.
         steps: the number of its finished steps.
         stepping: whether its step is running.
@@ -116,6 +117,7 @@ class Window:
         "gradients",
         "ids",
         "optimizer",
+        "spent",
         "stepping",
         "stepping_backwards",
         "steps",
@@ -129,6 +131,7 @@ class Window:
         self.constructed_at: CallSite | None = None
         self.ids = _ids_of(optimizer)
         self.fills: list[Fill] = []
+        self.spent = 0
         self.discarded: list[Discarded] = []
         self.steps = 0
         self.stepping = False
@@ -248,9 +251,11 @@ class Windows:
         if not window.fills:
             return
         # A closure clears what an earlier evaluation of it has left.
-        if not window.stepping and len(window.discarded) < _MOST_KEPT:
-            window.discarded.append(Discarded(event.site, tuple(window.fills)))
+        unused = tuple(window.fills[window.spent :])
+        if unused and not window.stepping and len(window.discarded) < _MOST_KEPT:
+            window.discarded.append(Discarded(event.site, unused))
         window.fills.clear()
+        window.spent = 0
 
     def _begin_step(self, event: StepStarted) -> None:
         window = self.stepped = self.of(event.optimizer)
@@ -281,13 +286,19 @@ class Windows:
         window.whole = window.used = True
         window.backwards = now
         window.fills.clear()
+        window.spent = 0
         window.discarded.clear()
+        if len(self._windows) > 1:
+            for other in list(self._windows.values()):
+                if other.fills and other.ids <= window.ids:
+                    other.spent = len(other.fills)
 
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""
         window = self._windows.get(id(event.optimizer))
         if window is not None and not event.stepped and not event.failed:
             window.fills.clear()
+            window.spent = 0
             window.discarded.clear()
             window.used = True
             window.backwards = self._recorder.backwards

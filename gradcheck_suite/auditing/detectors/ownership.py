@@ -4,7 +4,7 @@ In the first steps, and ever more rarely later, the leaves of a backward's graph
 what the optimizers own. A module's parameter that nobody owns, gets a gradient and never changes,
 while an optimizer trains other parameters of the same model, was forgotten; unless everything that
 is trained comes after it, as where only the head is fine-tuned, or its module rests in evaluation
-mode, as a fixed feature extractor does.
+mode, as a fixed feature extractor does. So was a whole model whose backward fills nothing else.
 
 A parameter that an optimizer owns, that no backward reaches, and that no module has any more, was
 replaced; so was a whole model whose twin gets the gradients.
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
+from gradcheck_suite.auditing.detectors._wasted_backwards import WastedBackwards
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
     OptimizerConstructed,
@@ -34,7 +35,7 @@ from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import JSON, Finding, Related, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch.autograd.graph import Node
 
@@ -97,6 +98,7 @@ class OwnershipDetector:
         self._told: set[int] = set()
         self._occurrences: list[_Occurrence] = []
         self._cut_short = False
+        self._wasted = WastedBackwards(_names_of_unowned)
 
     def not_covered(self) -> list[str]:
         """Return what to say of graphs that were too large."""
@@ -117,6 +119,7 @@ class OwnershipDetector:
         """Take back what was said of parameters that an optimizer owns from now on."""
         owned = self._windows.of(event.optimizer).ids
         self._orphans = {key: each for key, each in self._orphans.items() if key not in owned}
+        self._wasted.take_up(owned)
         self._occurrences = [
             occurrence
             for occurrence in self._occurrences
@@ -125,10 +128,10 @@ class OwnershipDetector:
 
     def _before_backward(self, event: BackwardStarted) -> None:
         step = self._recorder.step
-        if step & (step - 1) or not event.accumulates:
+        if step & (step - 1):
             return
         windows = self._windows.all()
-        if not windows or self._scans >= _MOST_SCANS:
+        if not windows:
             return
         owned = set().union(*(window.ids for window in windows))
         roots = [root.grad_fn for root in event.roots if root.grad_fn is not None]
@@ -136,12 +139,24 @@ class OwnershipDetector:
         if order is None:
             self._cut_short = True
             return
+        leaves = [
+            leaf
+            for node in order
+            if not node.next_functions and (leaf := getattr(node, "variable", None)) is not None
+        ]
+        if not event.accumulates:
+            self._wasted.ask(leaves)
+            return
         self._ran = True
+        self._wasted.begin(event.site, leaves, owned, step)
+        if self._scans < _MOST_SCANS:
+            self._note_orphans(event, order, leaves, owned)
+
+    def _note_orphans(
+        self, event: BackwardStarted, order: list[Node], leaves: list[Tensor], owned: set[int]
+    ) -> None:
         orphans = []
-        for node in order:
-            leaf = getattr(node, "variable", None)
-            if leaf is None or node.next_functions:
-                continue
+        for leaf in leaves:
             self._reached.add(id(leaf))
             if id(leaf) in owned:
                 continue
@@ -150,7 +165,7 @@ class OwnershipDetector:
         for leaf in orphans:
             known = self._orphans.get(id(leaf))
             if known is None or known.parameter() is not leaf:
-                self._orphans[id(leaf)] = _Orphan(leaf, event.site, step)
+                self._orphans[id(leaf)] = _Orphan(leaf, event.site, self._recorder.step)
         if orphans:
             for identity in _after_owned(order, owned):
                 if identity in self._orphans:
@@ -270,7 +285,10 @@ class OwnershipDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each optimizer, unless another has taken the parameters up."""
-        return [_finding(occurrence) for occurrence in self._occurrences]
+        return [
+            *(_finding(occurrence) for occurrence in self._occurrences),
+            *self._wasted.findings(),
+        ]
 
 
 def _in_order(roots: list[Node]) -> list[Node] | None:
@@ -330,6 +348,15 @@ def _modules_and_owned() -> tuple[list[nn.Module], set[int]]:
     return modules, owned
 
 
+def _names_of_unowned(parameters: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the names of parameters, none where one is no module's or is an optimizer's."""
+    modules, owned = _modules_and_owned()
+    if any(id(parameter) in owned for parameter in parameters):
+        return ()
+    names = _names(modules, parameters)
+    return names if len(names) == len(parameters) else ()
+
+
 def _outermost(modules: list[nn.Module]) -> list[set[int]]:
     """Return the parameters of each module that is in no other."""
     inner = {id(child) for module in modules for child in module.children()}
@@ -340,7 +367,7 @@ def _shape(tensor: Tensor | None) -> tuple[int, ...]:
     return () if tensor is None else tuple(tensor.shape)
 
 
-def _names(modules: list[nn.Module], parameters: list[Tensor]) -> tuple[str, ...]:
+def _names(modules: list[nn.Module], parameters: Sequence[Tensor]) -> tuple[str, ...]:
     wanted = set(map(id, parameters))
     inner = {id(child) for module in modules for child in module.children()}
     for module in modules:

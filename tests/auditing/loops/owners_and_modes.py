@@ -44,6 +44,38 @@ def decoder_left_out():
 
 
 @buggy("GCS307")
+def critic_whose_optimizer_has_the_generators_parameters():
+    generator, critic = nn.Linear(3, 4), net()
+    of_generator = torch.optim.Adam(generator.parameters())
+    of_critic = torch.optim.Adam(generator.parameters())
+    for x, _ in data():
+        of_critic.zero_grad()
+        fake = generator(torch.randn(len(x), 3))
+        (critic(fake.detach()).mean() - critic(x).mean()).backward()  # <- here
+        of_critic.step()
+        of_generator.zero_grad()
+        critic.requires_grad_(False)
+        (-critic(generator(torch.randn(len(x), 3))).mean()).backward()
+        critic.requires_grad_(True)
+        of_generator.step()
+
+
+@buggy("GCS307")
+def critic_with_a_penalty_that_nobody_trains():
+    generator, critic = nn.Linear(3, 4), net()
+    optimizer = torch.optim.Adam(generator.parameters())
+    for x, _ in data():
+        between = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        loss = critic(x).mean() + (slope.norm(2, dim=1) - 1).square().mean()
+        loss.backward()  # <- here
+        optimizer.zero_grad()
+        scores = critic(generator(torch.randn(len(x), 3)))
+        torch.autograd.backward(-scores.mean(), inputs=list(generator.parameters()))
+        optimizer.step()
+
+
+@buggy("GCS307")
 def bias_left_out_of_the_groups():
     model = net()
     weights = [each for each in model.parameters() if each.dim() > 1]
@@ -447,4 +479,110 @@ def body_trained_before_the_head():
     for x, y in data(6):
         model.zero_grad()
         mse(model, x, y).backward()
+        second.step()
+
+
+@clean
+def pixels_of_an_attack_on_a_model_that_nobody_trains():
+    victim = net()
+    model, optimizer = setup()
+    for x, y in data():
+        pixels = x.clone().requires_grad_()
+        mse(victim, pixels, y).backward()
+        optimizer.zero_grad()
+        mse(model, x + 0.1 * pixels.grad.sign(), y).backward()
+        optimizer.step()
+
+
+@clean
+def model_that_is_updated_by_hand_beside_an_optimizer():
+    by_hand = net()
+    model, optimizer = setup()
+    for x, y in data():
+        mse(by_hand, x, y).backward()
+        with torch.no_grad():
+            for parameter in by_hand.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+                parameter.grad = None
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@clean
+def gradients_of_fresh_copies():
+    model, optimizer = setup()
+    for x, y in data():
+        optimizer.zero_grad()
+        worker = copy.deepcopy(model)
+        mse(worker, x, y).backward()
+        for mine, its in zip(model.parameters(), worker.parameters(), strict=True):
+            mine.grad = its.grad
+        optimizer.step()
+
+
+@clean
+def gradients_of_one_copy_that_is_kept_in_step():
+    model, optimizer = setup()
+    worker = copy.deepcopy(model)
+    for x, y in data():
+        worker.load_state_dict(model.state_dict())
+        worker.zero_grad()
+        mse(worker, x, y).backward()
+        optimizer.zero_grad()
+        for mine, its in zip(model.parameters(), worker.parameters(), strict=True):
+            mine.grad = its.grad.clone()
+        optimizer.step()
+
+
+@clean
+def importance_of_an_old_models_weights():
+    model, optimizer = setup()
+    old = copy.deepcopy(model)
+    squares = [torch.zeros_like(each) for each in old.parameters()]
+    for x, y in data():
+        old.zero_grad()
+        mse(old, x, y).backward()
+        for square, parameter in zip(squares, old.parameters(), strict=True):
+            square.add_(parameter.grad.square())
+    for x, y in data():
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        optimizer.step()
+
+
+@clean
+def optimizer_that_is_made_late():
+    first, second = net(), net()
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.01)
+    for x, y in data():
+        optimizer.zero_grad()
+        mse(first, x, y).backward()
+        optimizer.step()
+        mse(second, x, y).backward()
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.01)
+    optimizer.step()
+
+
+@clean
+def two_optimizers_of_the_same_parameters_in_turn():
+    model, optimizer = setup()
+    other = torch.optim.Adam(model.parameters())
+    for step, (x, y) in enumerate(data(12)):
+        current = other if step % 3 else optimizer
+        current.zero_grad()
+        mse(model, x, y).backward()
+        current.step()
+
+
+@clean
+def two_losses_with_an_optimizer_each_for_the_same_parameters():
+    model, first = setup()
+    second = torch.optim.Adam(model.parameters())
+    for x, y in data(12):
+        first.zero_grad()
+        mse(model, x, y).backward()
+        first.step()
+        second.zero_grad()
+        mse(model, -x, y).backward()
         second.step()
