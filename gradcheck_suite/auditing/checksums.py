@@ -124,7 +124,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def _equal(old: bytes | Tensor, new: bytes | Tensor) -> bool:
     if isinstance(old, bytes) or isinstance(new, bytes):
-        return old is new or old == new
+        return isinstance(old, bytes) and isinstance(new, bytes) and old == new
     return old.dtype == new.dtype and torch.equal(old, new)
 
 
