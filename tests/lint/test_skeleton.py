@@ -14,7 +14,7 @@ from gradcheck_lint import engine, skeleton
 from gradcheck_lint.model import module, statements
 from gradcheck_lint.model.syntax import semantic_fields
 from gradcheck_lint.rules import RULES
-from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError
+from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError, _expressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,8 +108,11 @@ def _sources() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "source",
-    [_SYNTAX, *(inspect.getsource(known) for known in (engine, skeleton, module, statements, ast))],
-    ids=["syntax", "engine", "skeleton", "module", "statements", "ast"],
+    [
+        _SYNTAX,
+        *map(inspect.getsource, (engine, skeleton, _expressions, module, statements, ast)),
+    ],
+    ids=["syntax", "engine", "skeleton", "expressions", "module", "statements", "ast"],
 )
 def test_it_says_what_the_whole_tree_says(source: str) -> None:
     assert _said(Skeleton(source.encode()).tree) == _said(cst.parse_module(source))
