@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -202,11 +203,19 @@ def test_some_sources_of_expressions_are_not_told(source: bytes, pick) -> None:
         b"import torch\nx = " + b"(" * 300 + b")" * 300,
         b"import torch\nx = " + b"-" * 3000 + b"1",
         b"import torch\nmatch x:\n    case 1: pass\n",
+        b"import torch\ntype A = int\n",
+        b"import torch\ndef f(*a: *A): pass\n",
     ],
-    ids=["python2", "nul", "brackets", "signs", "match"],
+    ids=["python2", "nul", "brackets", "signs", "match", "alias", "starred"],
 )
 def test_what_it_refuses_is_never_called_silent(source: bytes) -> None:
     assert not engine._finds_nothing(source, [rule.code for rule in RULES])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="new syntax of Python 3.11")
+def test_expressions_that_it_does_not_know_are_refused() -> None:
+    with pytest.raises(UnsupportedSyntaxError, match="Starred"):
+        Skeleton(b"def f(*a: *A): pass\n")
 
 
 def test_invalid_escapes_are_no_warnings(recwarn: pytest.WarningsRecorder) -> None:

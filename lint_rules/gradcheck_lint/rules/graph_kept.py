@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import libcst as cst
-
-from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Store, StoreKind
+from gradcheck_lint.model.flow import Backward, Store
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import (
-    Kind,
-    Origin,
-    Values,
-    implied_by_all,
-    mentioned_by,
-    sites,
-    through_all,
-)
-from gradcheck_lint.rules._keepers import Keeper, keepers
-from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
-from gradcheck_lint.rules._text import source_of
+from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store
+from gradcheck_lint.rules._graph_proofs import proves_graph, shares_forward
+from gradcheck_lint.rules._keepers import keepers
+from gradcheck_lint.rules._outliving import consumes, escapes, is_of_this_iteration, keeps
+from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -47,88 +38,26 @@ class GraphKept(Rule):
             proofs = [
                 backward
                 for backward in backwards
-                if _proves_graph(backward, store, store.stored, store.how)
+                if proves_graph(backward, store, store.stored, store.how)
             ]
             certain = bool(proofs)
             if not proofs:
-                proofs = [backward for backward in backwards if _shares_forward(backward, store)]
-            if not proofs or not _keeps(store) or _is_of_this_iteration(function, store):
+                proofs = [backward for backward in backwards if shares_forward(backward, store)]
+            if not proofs or not keeps(store) or is_of_this_iteration(function, store):
                 continue
-            if any(_consumes(backward, store) for backward in backwards):
+            if any(consumes(backward, store) for backward in backwards):
                 continue
-            if any(proof.retains_graph for proof in proofs) and _escapes(function, store):
+            if any(proof.retains_graph for proof in proofs) and escapes(function, store):
                 continue
-            yield self._violation(function, store, proofs, certain=certain)
+            yield kept_by_store(function, store, proofs, certain=certain)
         for keeper in keepers(function):
             kept = [
                 backward
                 for backward in backwards
-                if _proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
+                if proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
             ]
             if kept and not any(proof.retains_graph for proof in kept):
-                yield self._violation_in_callee(function, keeper, kept)
-
-    def _violation_in_callee(
-        self, function: FunctionModel, keeper: Keeper, proofs: list[Backward]
-    ) -> Violation:
-        proof = next((known for known in proofs if _always_meets(known, keeper.call)), proofs[0])
-        call = keeper.call.node
-        given = call.args if isinstance(call, cst.Call) else ()
-        value = next(
-            (
-                argument.value
-                for position, argument in enumerate(given)
-                if keeper.argument in {position, argument.keyword and argument.keyword.value}
-            ),
-            None,
-        )
-        what = source_of(function.module.tree, value) if value is not None else "the value"
-        verb = "adds" if keeper.store.how is StoreKind.ACCUMULATE else "puts"
-        hint = "hand over the number alone: `.item()`, or `.detach()` to stay on the device"
-        if what.isidentifier():
-            hint = f"hand over the number alone: `{what}.item()`, or `{what}.detach()`"
-        return Violation(
-            call,
-            f"this call {verb} `{what}` with its graph into `{keeper.store.target}`, so the graphs "
-            "of all iterations stay in memory as long as that does",
-            Severity.ERROR if _always_meets(proof, keeper.call) else Severity.WARNING,
-            hint,
-            (
-                (keeper.store.node, "it is kept here"),
-                (proof.node, "it has a graph: backward() is called on it here"),
-            ),
-        )
-
-    def _violation(
-        self, function: FunctionModel, store: Store, proofs: list[Backward], *, certain: bool
-    ) -> Violation:
-        tree = function.module.tree
-        proof = next((known for known in proofs if _always_meets(known, store)), proofs[0])
-        is_differentiated = certain
-        met = "backward() is called on it here" if certain else "backward() goes through it here"
-        certain = certain and _always_meets(proof, store) and _is_known_container(store)
-        what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
-        if store.how is StoreKind.ACCUMULATE:
-            message = (
-                f"`{store.target}` adds up `{what}` with its graph, so the graphs of all "
-                "iterations stay in memory as long as the sum does"
-            )
-        else:
-            message = (
-                f"`{store.target}` keeps `{what}` with its graph, so the graphs of all "
-                "iterations stay in memory as long as it does"
-            )
-        hint = "keep the number alone: `.item()`, or `.detach()` to stay on the device"
-        if what.isidentifier():
-            hint = f"keep the number alone: `{what}.item()`, or `{what}.detach()` to stay a tensor"
-        return Violation(
-            store.node,
-            message,
-            Severity.ERROR if certain else Severity.WARNING,
-            hint,
-            ((proof.node, f"it has a graph: {met}"),),
-            fix=_detached(function, store, safe=certain) if is_differentiated else None,
-        )
+                yield kept_by_callee(function, keeper, kept)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -522,115 +451,3 @@ def train(model, loader, optimizer):
             why="integers and truths have no graph",
         ),
     )
-
-
-def _proves_graph(backward: Backward, at: Store | Call, kept: Values, how: StoreKind) -> bool:
-    """Tell whether ``backward`` is called, in a loop with ``at``, on what is kept there."""
-    if not set(backward.loops) & set(at.loops) or _exclude_each_other(backward, at):
-        return False
-    if how is StoreKind.ACCUMULATE and at.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
-        return False
-    proven = frozenset[int]().union(*(value.implies for value in backward.values))
-    proven |= implied_by_all(backward.values)
-    return bool(kept) and all(value.carries & proven for value in kept)
-
-
-def _shares_forward(backward: Backward, store: Store) -> bool:
-    """Tell whether what is kept comes from the forward that ``backward`` goes through.
-
-    It has a graph then, unless the loss has its own from elsewhere.
-    """
-    if store.loops[-1] not in backward.loops or _exclude_each_other(backward, store):
-        return False
-    forwards = through_all(backward.values)
-    return (
-        store.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}
-        and bool(store.stored)
-        and all(
-            value.cut is None and value.kind in _WITH_GRAPH and value.through & forwards
-            for value in store.stored
-        )
-    )
-
-
-def _exclude_each_other(left: Backward, right: Store | Call) -> bool:
-    arms = dict(left.arms)
-    return any(arms.get(branch, arm) != arm for branch, arm in right.arms)
-
-
-def _always_meets(backward: Backward, store: Store | Call) -> bool:
-    """Tell whether ``backward`` is called on every path on which the value is stored."""
-    return store.arms[: len(backward.arms)] == backward.arms
-
-
-def _is_known_container(store: Store) -> bool:
-    if store.how is StoreKind.ACCUMULATE:
-        return True
-    return all(value.kind is Kind.CONTAINER for value in store.target_values)
-
-
-def _keeps(store: Store) -> bool:
-    """Tell whether what it's stored in surely outlives the iteration."""
-    if not store.target_values:
-        return False
-    own = sites(store.target_values)
-    for value in store.target_values:
-        if value.origin is Origin.BOUNDED or value.kind in {Kind.OPTIMIZER, Kind.MODULE}:
-            return False
-        if value.kind is Kind.INSTANCE:
-            return False
-        if store.loops[-1] in value.loops and not _continues(value.mentions, own, value.site):
-            return False
-    return any(store.loops[-1] not in value.loops for value in store.target_values)
-
-
-def _is_of_this_iteration(function: FunctionModel, store: Store) -> bool:
-    """Tell whether the loop itself makes the object whose attribute it's stored in."""
-    root, _, attribute = store.target.partition(".")
-    return bool(attribute) and any(
-        store.loops[-1] in value.loops for value in function.bindings.get(root, ())
-    )
-
-
-def _continues(mentions: frozenset[int], own: frozenset[int], site: int) -> bool:
-    """Tell whether a value made in the loop is the sum so far, with one more term."""
-    return site in mentions or bool(mentions & (own - {site}))
-
-
-def _consumes(backward: Backward, store: Store) -> bool:
-    """Tell whether backward may be called on the container or sum itself."""
-    return bool(mentioned_by(backward.values) & _sites_of_sum(store.target_values, store))
-
-
-def _sites_of_sum(values: Values, store: Store) -> frozenset[int]:
-    return sites(values) | {id(store.node)}
-
-
-def _escapes(function: FunctionModel, store: Store) -> bool:
-    wanted = _sites_of_sum(store.target_values, store)
-    for event in function.events():
-        if isinstance(event, Call) and event.mentions & wanted:
-            return True
-        if isinstance(event, Return) and mentioned_by(event.values) & wanted:
-            return True
-    return False
-
-
-_WITH_GRAPH = frozenset({Kind.UNKNOWN, Kind.HISTORY})
-_TENSOR_NODES = (cst.Name, cst.Attribute, cst.BinaryOperation, cst.UnaryOperation, cst.Call)
-
-
-def _detached(function: FunctionModel, store: Store, *, safe: bool) -> Fix | None:
-    """Detach what is kept, unless it is a tuple or the like, or is taken from one.
-
-    What is surely a tensor whose graph backward() has freed can be differentiated by nobody.
-    """
-    node = store.stored_node
-    if not isinstance(node, _TENSOR_NODES):
-        return None
-    if any(value.kind in {Kind.CONTAINER, Kind.TUPLE} for value in store.stored):
-        return None
-    text = function.module.code(node)
-    if isinstance(node, (cst.BinaryOperation, cst.UnaryOperation)) and not node.lpar:
-        text = f"({text})"
-    return Fix((Replacement(node, f"{text}.detach()"),), f"Detach {text}", safe=safe)

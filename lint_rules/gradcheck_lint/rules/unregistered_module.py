@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import assignments, body_of, returns
-from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
-from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none, positional, walk
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.syntax import dotted_name, is_none, positional
+from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
+from gradcheck_lint.rules._registering import is_registered, is_run
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._wrapping import wrapped
 from gradcheck_suite import catalogue
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import ClassScope
 
 
 class UnregisteredModule(Rule):
@@ -41,14 +40,14 @@ class UnregisteredModule(Rule):
             target = node.targets[0].target
             if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
                 continue
-            elements = _elements(node.value) or _appended(node, target, function)
+            elements = contents(node.value) or _appended(node, target, function)
             if not elements:
                 continue
-            kinds = {_kind(element, function) for element in elements}
-            if not kinds & {"module", "parameter", "likely"} and _is_run(target.attr.value, owner):
-                kinds = {_kind_by_name(element, function) for element in elements}
+            kinds = {kind_of(element, function) for element in elements}
+            if not kinds & {"module", "parameter", "likely"} and is_run(target.attr.value, owner):
+                kinds = {kind_by_name(element, function) for element in elements}
             severity = _severity(kinds)
-            if severity is None or _is_registered(target.attr.value, function, first or ""):
+            if severity is None or is_registered(target.attr.value, function, first or ""):
                 continue
             what, wrapper = _names(kinds, node.value)
             yield Violation(
@@ -349,56 +348,6 @@ _FORMS: dict[type[cst.CSTNode], str] = {
     cst.Dict: "dict",
     cst.DictComp: "dict",
 }
-_WITHOUT_WEIGHTS = frozenset(
-    {
-        "ReLU",
-        "ReLU6",
-        "Tanh",
-        "Sigmoid",
-        "GELU",
-        "SiLU",
-        "ELU",
-        "LeakyReLU",
-        "Softmax",
-        "LogSoftmax",
-        "Dropout",
-        "Dropout2d",
-        "Dropout3d",
-        "Identity",
-        "Flatten",
-        "Upsample",
-        "Hardswish",
-        "Mish",
-        "Softplus",
-        "SELU",
-        "MaxPool1d",
-        "MaxPool2d",
-        "MaxPool3d",
-        "AvgPool1d",
-        "AvgPool2d",
-        "AvgPool3d",
-        "AdaptiveAvgPool1d",
-        "AdaptiveAvgPool2d",
-        "AdaptiveMaxPool2d",
-        "ZeroPad2d",
-        "ReflectionPad2d",
-        "ReplicationPad2d",
-        "PixelShuffle",
-    }
-)
-
-
-def _elements(node: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the expressions that make the elements of a plain container."""
-    if isinstance(node, (cst.List, cst.Tuple)):
-        return [element.value for element in node.elements]
-    if isinstance(node, cst.ListComp):
-        return [node.elt]
-    if isinstance(node, cst.DictComp):
-        return [node.value]
-    if isinstance(node, cst.Dict):
-        return [element.value for element in node.elements]
-    return []
 
 
 def _severity(kinds: set[str | None]) -> Severity | None:
@@ -444,170 +393,6 @@ def _appended(
 
 def _form(node: cst.BaseExpression) -> str:
     return _FORMS[type(node)]
-
-
-def _kind(node: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> str | None:
-    """Say whether an element is a new layer with weights or a parameter; None for neither.
-
-    "likely" is a class of another file that has the name of one of torch's layers with weights.
-    """
-    if not isinstance(node, cst.Call) or depth > _MOST_CALLS:
-        return None
-    scopes = function.module.scopes
-    name = dotted_name(node.func) or ""
-    qualified = scopes.resolve_import(name) or ""
-    last = qualified.rpartition(".")[2]
-    if qualified in PARAMETER_CLASSES:
-        return "parameter"
-    if qualified == "torch.nn.Sequential":
-        inner = {_kind(layer, function, depth) for layer in _layers(node, function)}
-        return "module" if "module" in inner else "likely" if "likely" in inner else None
-    if qualified.startswith("torch.nn.") and last[:1].isupper():
-        has_weights = last not in _WITHOUT_WEIGHTS and "Loss" not in last
-        return "module" if has_weights else None
-    own = scopes.classes.get(name)
-    if own is not None:
-        is_module = scopes.derives_from(own, "torch.nn.Module")
-        return _kind_of_class(own, function, depth + 1) if is_module else None
-    is_likely = f"torch.nn.{last}" in TORCH_MODULES_WITH_WEIGHTS
-    return "likely" if is_likely else _made_by(name, function, depth + 1)
-
-
-_MOST_CALLS = 3
-
-
-def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
-    """Return what a Sequential is made of, also where that is a list with a name."""
-    found = positional(node)
-    starred = {dotted_name(argument.value) for argument in node.args if argument.star}
-    for other in body_of(function.scope):
-        if isinstance(other, cst.Assign) and len(other.targets) == 1:
-            if dotted_name(other.targets[0].target) in starred:
-                found.extend(_elements(other.value))
-        elif isinstance(other, cst.AugAssign) and dotted_name(other.target) in starred:
-            found.extend(_elements(other.value))
-        elif (
-            isinstance(other, cst.Call)
-            and isinstance(other.func, cst.Attribute)
-            and other.func.attr.value == "append"
-            and dotted_name(other.func.value) in starred
-        ):
-            found.extend(positional(other))
-    return found
-
-
-def _made_by(name: str, function: FunctionModel, depth: int) -> str | None:
-    """Return what a function or method of this file returns, if it is always the same."""
-    scopes, scope = function.module.scopes, function.scope
-    owner, _, method = name.rpartition(".")
-    called = scope.nested.get(name) or scopes.top.nested.get(name)
-    if owner and owner == scope.first_parameter:
-        called = scopes.method(scope.owner, method)
-    if called is None or isinstance(called.node, cst.Module):
-        return None
-    inside = function.module.function(called)
-    bound = assignments(called)
-    kinds: set[str | None] = set()
-    for returned in returns(called):
-        value = returned.value or cst.Name("None")
-        sources = bound.get(dotted_name(value) or "") or [value]
-        kinds.update(_kind(source, inside, depth) for source in sources)
-    return kinds.pop() if len(kinds) == 1 else None
-
-
-def _kind_of_class(owner: ClassScope, function: FunctionModel, depth: int) -> str | None:
-    """Say whether a class of this file makes layers with weights, or what is likely one."""
-    scopes = function.module.scopes
-    kinds: set[str | None] = set()
-    for scope in scopes.lineage(owner):
-        maker = scope.methods.get("__init__")
-        if maker is None:
-            continue
-        inside = function.module.function(maker)
-        for node in body_of(maker):
-            if isinstance(node, cst.Call) and depth <= _MOST_CALLS:
-                qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
-                if qualified == "torch.nn.ModuleList":
-                    continue
-                kinds.add(_kind(node, inside, depth) or _kind_by_name(node, inside))
-    if kinds & {"module", "parameter"}:
-        return "module"
-    return "likely" if "likely" in kinds else None
-
-
-def _kind_by_name(node: cst.BaseExpression, function: FunctionModel) -> str | None:
-    """Say whether what another file makes has the name of a layer."""
-    if not isinstance(node, cst.Call):
-        return None
-    name = dotted_name(node.func) or ""
-    qualified = function.module.scopes.resolve_import(name) or ""
-    if not qualified or qualified.startswith("torch."):
-        return None
-    return "likely" if _LAYER.search(name.rpartition(".")[2]) else None
-
-
-_LAYER = re.compile(
-    r"(?:Block|Layer|Conv|Linear|Norm(?!al)|Attention|Encoder|Decoder|Network|MLP|Transformer"
-    r"|Resnet|Head|Expert|Adapter|LSTM|GRU)|^(?:get|make|build|create)_\w*(?:block|layer|conv)"
-)
-
-
-def _is_run(attribute: str, owner: ClassScope) -> bool:
-    """Tell whether a method calls the elements of the list."""
-    for method in owner.methods.values():
-        first = method.first_parameter
-        for node in body_of(method):
-            if isinstance(node, cst.For) and _mentions(node.iter, f"{first}.{attribute}"):
-                names = set(bound_names(node.target))
-                if any(
-                    isinstance(call, cst.Call) and dotted_name(call.func) in names
-                    for call in walk(node.body)
-                ):
-                    return True
-            elif (
-                isinstance(node, cst.Call)
-                and isinstance(node.func, cst.Subscript)
-                and dotted_name(node.func.value) == f"{first}.{attribute}"
-            ):
-                return True
-    return False
-
-
-def _mentions(node: cst.CSTNode, path: str) -> bool:
-    return any(isinstance(item, cst.Attribute) and dotted_name(item) == path for item in walk(node))
-
-
-def _is_registered(  # noqa: PLR0911 - one answer for each way to register
-    attribute: str, function: FunctionModel, first: str
-) -> bool:
-    """Tell whether the class hands the container on, adds it as modules, or says it's frozen."""
-    path = f"{first}.{attribute}"
-    owner = function.scope.owner
-    assert owner is not None
-    for method in owner.methods.values():
-        for node in body_of(method):
-            if isinstance(node, cst.Call):
-                name = dotted_name(node.func) or ""
-                if name.rpartition(".")[2] in {"add_module", "register_module", "setattr"}:
-                    return True
-                if name.rpartition(".")[2] in {"parameters", "named_parameters"} and (
-                    method.name.rpartition(".")[2] == "parameters"
-                ):
-                    return True
-                for argument in node.args:
-                    if dotted_name(argument.value) == path and name not in _ITERATORS:
-                        return True
-                    if isinstance(argument.value, cst.StarredElement):
-                        return True
-            elif isinstance(node, cst.Assign) and dotted_name(node.value) == path:
-                return True
-    for method_name in ("parameters", "named_parameters", "__setattr__"):
-        if method_name in owner.methods:
-            return True
-    return False
-
-
-_ITERATORS = frozenset({"enumerate", "zip", "len", "reversed", "iter", "range", "list", "tuple"})
 
 
 def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:

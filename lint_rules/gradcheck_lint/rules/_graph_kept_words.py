@@ -1,0 +1,103 @@
+"""Say that a graph is kept, by a store or by a callee that stores, and detach what is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import StoreKind
+from gradcheck_lint.model.values import Kind
+from gradcheck_lint.rules._graph_proofs import always_meets
+from gradcheck_lint.rules._outliving import is_known_container
+from gradcheck_lint.rules._rule import Fix, Replacement, Violation
+from gradcheck_lint.rules._text import source_of
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.flow import Backward, Store
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.rules._keepers import Keeper
+
+
+def kept_by_store(
+    function: FunctionModel, store: Store, proofs: list[Backward], *, certain: bool
+) -> Violation:
+    """Say that a store keeps the graph; ``certain`` if backward() is called on what it keeps."""
+    tree = function.module.tree
+    proof = next((known for known in proofs if always_meets(known, store)), proofs[0])
+    is_differentiated = certain
+    met = "backward() is called on it here" if certain else "backward() goes through it here"
+    certain = certain and always_meets(proof, store) and is_known_container(store)
+    what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
+    if store.how is StoreKind.ACCUMULATE:
+        message = (
+            f"`{store.target}` adds up `{what}` with its graph, so the graphs of all "
+            "iterations stay in memory as long as the sum does"
+        )
+    else:
+        message = (
+            f"`{store.target}` keeps `{what}` with its graph, so the graphs of all "
+            "iterations stay in memory as long as it does"
+        )
+    hint = "keep the number alone: `.item()`, or `.detach()` to stay on the device"
+    if what.isidentifier():
+        hint = f"keep the number alone: `{what}.item()`, or `{what}.detach()` to stay a tensor"
+    return Violation(
+        store.node,
+        message,
+        Severity.ERROR if certain else Severity.WARNING,
+        hint,
+        ((proof.node, f"it has a graph: {met}"),),
+        fix=_detached(function, store, safe=certain) if is_differentiated else None,
+    )
+
+
+def kept_by_callee(function: FunctionModel, keeper: Keeper, proofs: list[Backward]) -> Violation:
+    """Say that a call hands a value to a function or method that keeps it with its graph."""
+    proof = next((known for known in proofs if always_meets(known, keeper.call)), proofs[0])
+    call = keeper.call.node
+    given = call.args if isinstance(call, cst.Call) else ()
+    value = next(
+        (
+            argument.value
+            for position, argument in enumerate(given)
+            if keeper.argument in {position, argument.keyword and argument.keyword.value}
+        ),
+        None,
+    )
+    what = source_of(function.module.tree, value) if value is not None else "the value"
+    verb = "adds" if keeper.store.how is StoreKind.ACCUMULATE else "puts"
+    hint = "hand over the number alone: `.item()`, or `.detach()` to stay on the device"
+    if what.isidentifier():
+        hint = f"hand over the number alone: `{what}.item()`, or `{what}.detach()`"
+    return Violation(
+        call,
+        f"this call {verb} `{what}` with its graph into `{keeper.store.target}`, so the graphs "
+        "of all iterations stay in memory as long as that does",
+        Severity.ERROR if always_meets(proof, keeper.call) else Severity.WARNING,
+        hint,
+        (
+            (keeper.store.node, "it is kept here"),
+            (proof.node, "it has a graph: backward() is called on it here"),
+        ),
+    )
+
+
+_TENSOR_NODES = (cst.Name, cst.Attribute, cst.BinaryOperation, cst.UnaryOperation, cst.Call)
+
+
+def _detached(function: FunctionModel, store: Store, *, safe: bool) -> Fix | None:
+    """Detach what is kept, unless it is a tuple or the like, or is taken from one.
+
+    What is surely a tensor whose graph backward() has freed can be differentiated by nobody.
+    """
+    node = store.stored_node
+    if not isinstance(node, _TENSOR_NODES):
+        return None
+    if any(value.kind in {Kind.CONTAINER, Kind.TUPLE} for value in store.stored):
+        return None
+    text = function.module.code(node)
+    if isinstance(node, (cst.BinaryOperation, cst.UnaryOperation)) and not node.lpar:
+        text = f"({text})"
+    return Fix((Replacement(node, f"{text}.detach()"),), f"Detach {text}", safe=safe)

@@ -1,0 +1,169 @@
+"""Tell what makes a layer with weights or a parameter, through calls and classes of the file."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import assignments, body_of, returns
+from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
+from gradcheck_lint.model.syntax import dotted_name, positional
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import ClassScope
+
+_WITHOUT_WEIGHTS = frozenset(
+    {
+        "ReLU",
+        "ReLU6",
+        "Tanh",
+        "Sigmoid",
+        "GELU",
+        "SiLU",
+        "ELU",
+        "LeakyReLU",
+        "Softmax",
+        "LogSoftmax",
+        "Dropout",
+        "Dropout2d",
+        "Dropout3d",
+        "Identity",
+        "Flatten",
+        "Upsample",
+        "Hardswish",
+        "Mish",
+        "Softplus",
+        "SELU",
+        "MaxPool1d",
+        "MaxPool2d",
+        "MaxPool3d",
+        "AvgPool1d",
+        "AvgPool2d",
+        "AvgPool3d",
+        "AdaptiveAvgPool1d",
+        "AdaptiveAvgPool2d",
+        "AdaptiveMaxPool2d",
+        "ZeroPad2d",
+        "ReflectionPad2d",
+        "ReplicationPad2d",
+        "PixelShuffle",
+    }
+)
+_MOST_CALLS = 3
+_LAYER = re.compile(
+    r"(?:Block|Layer|Conv|Linear|Norm(?!al)|Attention|Encoder|Decoder|Network|MLP|Transformer"
+    r"|Resnet|Head|Expert|Adapter|LSTM|GRU)|^(?:get|make|build|create)_\w*(?:block|layer|conv)"
+)
+
+
+def contents(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the expressions that make the elements of a plain container."""
+    if isinstance(node, (cst.List, cst.Tuple)):
+        return [element.value for element in node.elements]
+    if isinstance(node, cst.ListComp):
+        return [node.elt]
+    if isinstance(node, cst.DictComp):
+        return [node.value]
+    if isinstance(node, cst.Dict):
+        return [element.value for element in node.elements]
+    return []
+
+
+def kind_of(node: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> str | None:
+    """Say whether an element is a new layer with weights or a parameter; None for neither.
+
+    "likely" is a class of another file that has the name of one of torch's layers with weights.
+    """
+    if not isinstance(node, cst.Call) or depth > _MOST_CALLS:
+        return None
+    scopes = function.module.scopes
+    name = dotted_name(node.func) or ""
+    qualified = scopes.resolve_import(name) or ""
+    last = qualified.rpartition(".")[2]
+    if qualified in PARAMETER_CLASSES:
+        return "parameter"
+    if qualified == "torch.nn.Sequential":
+        inner = {kind_of(layer, function, depth) for layer in _layers(node, function)}
+        return "module" if "module" in inner else "likely" if "likely" in inner else None
+    if qualified.startswith("torch.nn.") and last[:1].isupper():
+        has_weights = last not in _WITHOUT_WEIGHTS and "Loss" not in last
+        return "module" if has_weights else None
+    own = scopes.classes.get(name)
+    if own is not None:
+        is_module = scopes.derives_from(own, "torch.nn.Module")
+        return _kind_of_class(own, function, depth + 1) if is_module else None
+    is_likely = f"torch.nn.{last}" in TORCH_MODULES_WITH_WEIGHTS
+    return "likely" if is_likely else _made_by(name, function, depth + 1)
+
+
+def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
+    """Return what a Sequential is made of, also where that is a list with a name."""
+    found = positional(node)
+    starred = {dotted_name(argument.value) for argument in node.args if argument.star}
+    for other in body_of(function.scope):
+        if isinstance(other, cst.Assign) and len(other.targets) == 1:
+            if dotted_name(other.targets[0].target) in starred:
+                found.extend(contents(other.value))
+        elif isinstance(other, cst.AugAssign) and dotted_name(other.target) in starred:
+            found.extend(contents(other.value))
+        elif (
+            isinstance(other, cst.Call)
+            and isinstance(other.func, cst.Attribute)
+            and other.func.attr.value == "append"
+            and dotted_name(other.func.value) in starred
+        ):
+            found.extend(positional(other))
+    return found
+
+
+def _made_by(name: str, function: FunctionModel, depth: int) -> str | None:
+    """Return what a function or method of this file returns, if it is always the same."""
+    scopes, scope = function.module.scopes, function.scope
+    owner, _, method = name.rpartition(".")
+    called = scope.nested.get(name) or scopes.top.nested.get(name)
+    if owner and owner == scope.first_parameter:
+        called = scopes.method(scope.owner, method)
+    if called is None or isinstance(called.node, cst.Module):
+        return None
+    inside = function.module.function(called)
+    bound = assignments(called)
+    kinds: set[str | None] = set()
+    for returned in returns(called):
+        value = returned.value or cst.Name("None")
+        sources = bound.get(dotted_name(value) or "") or [value]
+        kinds.update(kind_of(source, inside, depth) for source in sources)
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _kind_of_class(owner: ClassScope, function: FunctionModel, depth: int) -> str | None:
+    """Say whether a class of this file makes layers with weights, or what is likely one."""
+    scopes = function.module.scopes
+    kinds: set[str | None] = set()
+    for scope in scopes.lineage(owner):
+        maker = scope.methods.get("__init__")
+        if maker is None:
+            continue
+        inside = function.module.function(maker)
+        for node in body_of(maker):
+            if isinstance(node, cst.Call) and depth <= _MOST_CALLS:
+                qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
+                if qualified == "torch.nn.ModuleList":
+                    continue
+                kinds.add(kind_of(node, inside, depth) or kind_by_name(node, inside))
+    if kinds & {"module", "parameter"}:
+        return "module"
+    return "likely" if "likely" in kinds else None
+
+
+def kind_by_name(node: cst.BaseExpression, function: FunctionModel) -> str | None:
+    """Say whether what another file makes has the name of a layer."""
+    if not isinstance(node, cst.Call):
+        return None
+    name = dotted_name(node.func) or ""
+    qualified = function.module.scopes.resolve_import(name) or ""
+    if not qualified or qualified.startswith("torch."):
+        return None
+    return "likely" if _LAYER.search(name.rpartition(".")[2]) else None

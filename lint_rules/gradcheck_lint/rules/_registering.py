@@ -1,0 +1,71 @@
+"""Tell how a class uses a container of layers: whether it runs them or registers them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
+
+if TYPE_CHECKING:
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import ClassScope
+
+_ITERATORS = frozenset({"enumerate", "zip", "len", "reversed", "iter", "range", "list", "tuple"})
+
+
+def is_run(attribute: str, owner: ClassScope) -> bool:
+    """Tell whether a method calls the elements of the list."""
+    for method in owner.methods.values():
+        first = method.first_parameter
+        for node in body_of(method):
+            if isinstance(node, cst.For) and _mentions(node.iter, f"{first}.{attribute}"):
+                names = set(bound_names(node.target))
+                if any(
+                    isinstance(call, cst.Call) and dotted_name(call.func) in names
+                    for call in walk(node.body)
+                ):
+                    return True
+            elif (
+                isinstance(node, cst.Call)
+                and isinstance(node.func, cst.Subscript)
+                and dotted_name(node.func.value) == f"{first}.{attribute}"
+            ):
+                return True
+    return False
+
+
+def _mentions(node: cst.CSTNode, path: str) -> bool:
+    return any(isinstance(item, cst.Attribute) and dotted_name(item) == path for item in walk(node))
+
+
+def is_registered(  # noqa: PLR0911 - one answer for each way to register
+    attribute: str, function: FunctionModel, first: str
+) -> bool:
+    """Tell whether the class hands the container on, adds it as modules, or says it's frozen."""
+    path = f"{first}.{attribute}"
+    owner = function.scope.owner
+    assert owner is not None
+    for method in owner.methods.values():
+        for node in body_of(method):
+            if isinstance(node, cst.Call):
+                name = dotted_name(node.func) or ""
+                if name.rpartition(".")[2] in {"add_module", "register_module", "setattr"}:
+                    return True
+                if name.rpartition(".")[2] in {"parameters", "named_parameters"} and (
+                    method.name.rpartition(".")[2] == "parameters"
+                ):
+                    return True
+                for argument in node.args:
+                    if dotted_name(argument.value) == path and name not in _ITERATORS:
+                        return True
+                    if isinstance(argument.value, cst.StarredElement):
+                        return True
+            elif isinstance(node, cst.Assign) and dotted_name(node.value) == path:
+                return True
+    for method_name in ("parameters", "named_parameters", "__setattr__"):
+        if method_name in owner.methods:
+            return True
+    return False
