@@ -52,6 +52,8 @@ class Writers:
         self._recorder = recorder
         self._clock = recorder.clock
         self._writes: dict[int, deque[Write]] = {}
+        self._last: Write | None = None
+        self._saved_by_then = 0
         self.listening = False
         self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
         self._tells = False
@@ -63,6 +65,7 @@ class Writers:
     def end(self) -> None:
         """Forget the writes of an audit that is over."""
         self._writes.clear()
+        self._last = None
 
     def note(self, written: object, name: str) -> None:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
@@ -94,14 +97,29 @@ class Writers:
                 start, end = _extent(tensor)
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
             return
+        site = call_site()
+        last = self._last
+        if (
+            last is not None
+            and last.start == start
+            and last.end == end
+            and last.operation == name
+            and last.sequence == self._clock.moment.sequence
+            and self._saved_by_then == self._recorder.saved_tensors.saved
+            and last.site == site
+            and name != "__setitem__"
+            and not self._tells
+        ):
+            return  # the same line again, with nothing between: it would tell nothing new
         writes = self._writes.get(storage)
         if writes is None:
             if len(self._writes) >= _KEPT_STORAGES:
                 self._forget_oldest()
             writes = self._writes[storage] = deque(maxlen=_KEPT_PER_STORAGE)
-        site = call_site()
         sequence = self._clock.tick()
-        writes.append(Write(sequence, name, site, start, end))
+        last = self._last = Write(sequence, name, site, start, end)
+        self._saved_by_then = self._recorder.saved_tensors.saved
+        writes.append(last)
         if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
             try:
                 self.on_indexed(tensor, site)

@@ -157,6 +157,27 @@ def test_the_second_use_of_a_large_tensor_is_looked_at_by_itself_on_suspicion(au
     only(audited(case), "GCS104")
 
 
+@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize("after", [1, 5])
+def test_a_line_that_writes_again_and_again_is_named(audited, only, line_of, before, after):
+    def case():
+        h = torch.randn(4, requires_grad=True).exp()
+
+        def write():
+            h.data.mul_(3)  # <- written
+
+        for _ in range(before):
+            write()
+        loss = h.square().sum()
+        for _ in range(after):
+            write()
+        loss.backward()
+
+    finding = only(audited(case), "GCS104")
+    assert finding.location.line == line_of(case, "written")
+    assert "overwritten by mul_()" in finding.message
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 def test_every_dtype_is_read(audited, dtype):
     def loop():
