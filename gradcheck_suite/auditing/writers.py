@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,7 +53,7 @@ class Writers:
         self._recorder = recorder
         self._clock = recorder.clock
         self._writes: dict[int, deque[Write]] = {}
-        self._last: Write | None = None
+        self._last: tuple[int, Write] | None = None
         self._saved_by_then = 0
         self.listening = False
         self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
@@ -69,6 +70,8 @@ class Writers:
 
     def note(self, written: object, name: str) -> None:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
+        if self._last is not None and self._is_again(self._last, written, name):
+            return
         if jit_is_tracing():
             return  # what is asked of a tensor now would become a part of the program
         if type(written) in _PLAIN and not function_mode_is_active():
@@ -84,6 +87,20 @@ class Writers:
             else:
                 self._note_tensor(tensor, name)
 
+    def _is_again(self, last: tuple[int, Write], written: object, name: str) -> bool:
+        """Return whether the last write runs again, with nothing between: it tells nothing new."""
+        identity, write = last
+        if (
+            identity != id(written)
+            or write.operation != name
+            or write.sequence != self._clock.moment.sequence
+            or self._saved_by_then != self._recorder.saved_tensors.saved
+        ):
+            return False
+        # Above are `note` and the stand-in.
+        frame = sys._getframe(3)  # noqa: SLF001 - the only cheap way
+        return write.site == (frame.f_code, frame.f_lasti)
+
     def _note_tensor(self, tensor: Any, name: str) -> None:
         # Gradient checks write into single elements thousands of times: each line here counts.
         if not tensor.dim() and not tensor.is_floating_point():
@@ -98,28 +115,16 @@ class Writers:
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
             return
         site = call_site()
-        last = self._last
-        if (
-            last is not None
-            and last.start == start
-            and last.end == end
-            and last.operation == name
-            and last.sequence == self._clock.moment.sequence
-            and self._saved_by_then == self._recorder.saved_tensors.saved
-            and last.site == site
-            and name != "__setitem__"
-            and not self._tells
-        ):
-            return  # the same line again, with nothing between: it would tell nothing new
         writes = self._writes.get(storage)
         if writes is None:
             if len(self._writes) >= _KEPT_STORAGES:
                 self._forget_oldest()
             writes = self._writes[storage] = deque(maxlen=_KEPT_PER_STORAGE)
         sequence = self._clock.tick()
-        last = self._last = Write(sequence, name, site, start, end)
+        write = Write(sequence, name, site, start, end)
+        writes.append(write)
+        self._last = None if self._tells or name == "__setitem__" else (id(tensor), write)
         self._saved_by_then = self._recorder.saved_tensors.saved
-        writes.append(last)
         if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
             try:
                 self.on_indexed(tensor, site)
