@@ -18,7 +18,14 @@ from gradcheck_suite._torch_compat import copy_of_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Fingerprint", "fingerprint", "is_whole", "same_content", "same_fingerprint"]
+__all__ = [
+    "Fingerprint",
+    "extent_of",
+    "fingerprint",
+    "is_whole",
+    "same_content",
+    "same_fingerprint",
+]
 
 BLOCK = 2039
 """The number of 64-bit words in a row of sums: a prime, for the reason given above. From 128 kB to
@@ -84,8 +91,8 @@ def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
 
 def is_whole(tensor: Tensor) -> bool:
     """Return whether the storage of ``tensor`` still has room for all of it."""
-    shape_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in shape_and_strides)
+    span, _ = extent_of(tensor)
+    elements = tensor.storage_offset() + span
     return tensor.untyped_storage().nbytes() >= elements * tensor.element_size()
 
 
@@ -103,7 +110,7 @@ def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
     if tensor.is_contiguous():
         size = tensor.nbytes
     else:
-        span, distinct = _extent(tensor)
+        span, distinct = extent_of(tensor)
         size = tensor.element_size() * distinct
         if span != distinct and size <= most_bytes:
             # Between its elements lie those of others: what others write there is their business.
@@ -112,7 +119,7 @@ def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
     return copy_of_memory(tensor.data_ptr(), size) if size <= most_bytes else None
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
+def extent_of(tensor: Tensor) -> tuple[int, int]:
     """Return over how many elements of memory a tensor extends, and how many of them it has."""
     span = distinct = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -175,7 +182,7 @@ def _memory_of(tensor: Tensor) -> Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_contiguous():
         return tensor.view(-1)
-    span, distinct = _extent(tensor)
+    span, distinct = extent_of(tensor)
     if span == distinct:
         # A transposed or expanded tensor without holes: every element lies in the span.
         return tensor.as_strided((span,), (1,))

@@ -10,11 +10,13 @@ from torch import nn
 from gradcheck_suite.auditing.call_sites import user_frames, variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-__all__ = ["ParameterNames", "local_name", "operation_words"]
+__all__ = ["ParameterNames", "listed", "local_name", "operation_words"]
+
+_LISTED = 5
 
 _FRAMES = 12
 
@@ -74,6 +76,16 @@ class ParameterNames:
                 if issubclass(type(value), nn.Module) and id(value) not in seen:
                     seen.add(id(value))
                     yield value  # type: ignore[misc]  # a Module: its type was just asked
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write the first few of these names as code.
+
+    >>> listed(["weight", "bias"])
+    '`weight`, `bias`'
+    """
+    shown = ", ".join(f"`{name}`" for name in names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown}, ..."
 
 
 def local_name(tensor: Tensor) -> str | None:

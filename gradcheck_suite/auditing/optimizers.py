@@ -47,10 +47,6 @@ class Optimizers:
         for optimizer in self._only or ():
             self.note(optimizer)
 
-    def watches(self, optimizer: Optimizer) -> bool:
-        """Return whether the audit looks at this optimizer."""
-        return self._only is None or optimizer in self._only
-
     def note(self, optimizer: Optimizer) -> bool:
         """Know this optimizer from now on, and return whether the audit looks at it."""
         key = id(optimizer)

@@ -14,6 +14,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
+from gradcheck_suite.auditing.checksums import extent_of
 from gradcheck_suite.auditing.events import WriteRefused, Written
 
 if TYPE_CHECKING:
@@ -107,11 +108,7 @@ class Writers:
             return  # a counter that a module keeps, such as batch norm's of its batches
         try:
             storage = tensor.untyped_storage().data_ptr()
-            if tensor.is_contiguous():
-                start = tensor.data_ptr()
-                end = start + (tensor.nbytes or tensor.element_size())
-            else:
-                start, end = _extent(tensor)
+            start, end = _extent(tensor)
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
             return
         site = call_site()
@@ -177,7 +174,5 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     start = tensor.data_ptr()
     if tensor.is_contiguous():
         return start, start + max(tensor.nbytes, tensor.element_size())
-    elements = 1 + sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return start, start + elements * tensor.element_size()
+    span, _ = extent_of(tensor)
+    return start, start + span * tensor.element_size()

@@ -8,17 +8,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite.verification import check_gradients
-
-
-class Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return None if ctx.factor is None else grad_output * ctx.factor, None
+from tests.verification.wrong_functions import Scaled
 
 
 def drawn(*shape, dtype=torch.bfloat16):

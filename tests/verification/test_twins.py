@@ -12,19 +12,9 @@ from gradcheck_suite.verification.building import build_subject
 from gradcheck_suite.verification.options import CheckOptions, precision_of
 from gradcheck_suite.verification.survey import Survey
 from gradcheck_suite.verification.twins import twin_of
+from tests.verification.wrong_functions import Scaled
 
 OPTIONS = {"variations": (), "order": 1}
-
-
-class Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output * ctx.factor, None
 
 
 class WrongInSingle(torch.autograd.Function):

@@ -9,6 +9,19 @@ from torch.autograd import Function
 _BOUND = 5.0
 
 
+class Scaled(Function):
+    """Passes on its input; the gradient is multiplied by a factor, or None where that is None."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return None if ctx.factor is None else grad_output * ctx.factor, None
+
+
 class SignFlipped(Function):
     @staticmethod
     def forward(ctx, x):

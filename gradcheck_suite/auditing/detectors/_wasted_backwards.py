@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
+from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["WastedBackwards"]
 
 _STEPS_TO_BE_SURE = 4
-_NAMES_SHOWN = 5
 
 
 class _Line:
@@ -125,13 +125,11 @@ class WastedBackwards:
 
 
 def _finding(site: CallSite | None, count: int, names: tuple[str, ...]) -> Finding:
-    shown = ", ".join(f"`{each}`" for each in names[:_NAMES_SHOWN])
-    more = "" if len(names) <= _NAMES_SHOWN else ", ..."
     number = "1 parameter" if count == 1 else f"{count} parameters"
     return Finding.of(
         catalogue.PARAMETER_NOT_OPTIMIZED,
-        f"this backward() gives gradients to {number} ({shown}{more}) and to nothing else, and no "
-        "optimizer owns any of them and nothing changes them, so that it trains nothing; expected "
+        f"this backward() gives gradients to {number} ({listed(names)}) and to nothing else, and "
+        "no optimizer owns any of them and nothing changes them, so that it trains nothing; expected "
         "an optimizer to own them",
         detector="audit",
         severity=Severity.WARNING,

@@ -31,6 +31,7 @@ from gradcheck_suite.auditing.events import (
     ParameterGroupAdded,
     StepFinished,
 )
+from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import JSON, Finding, Related, Severity
 
@@ -50,7 +51,6 @@ _FIRST_STEPS = 6
 _MOST_NODES = 20_000
 _MOST_SCANS = 4
 _STEPS_TO_BE_SURE = 3
-_NAMES_SHOWN = 5
 
 
 class _Orphan:
@@ -401,9 +401,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
             hint="make the optimizer after the model is complete",
             evidence=evidence,
         )
-    shown = ", ".join(f"`{each}`" for each in occurrence.names[:_NAMES_SHOWN])
-    more = "" if len(occurrence.names) <= _NAMES_SHOWN else ", ..."
-    which = f" ({shown}{more})" if shown else ""
+    which = f" ({listed(occurrence.names)})" if occurrence.names else ""
     why = (
         f"; {name} still owns those that they have replaced"
         if occurrence.replaced

@@ -92,7 +92,7 @@ class OptimizerSource(Source):
         site = call_site() if source.site is None else source.site
         source.site = None
         recorder.after_optimizer_step(optimizer, site)
-        if recorder.optimizers.watches(optimizer):
+        if recorder.optimizers.note(optimizer):
             recorder.emit(StepFinished(recorder.step, optimizer, site))
         recorder.end_step()
 
