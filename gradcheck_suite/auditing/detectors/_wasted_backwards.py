@@ -129,8 +129,8 @@ def _finding(site: CallSite | None, count: int, names: tuple[str, ...]) -> Findi
     return Finding.of(
         catalogue.PARAMETER_NOT_OPTIMIZED,
         f"this backward() gives gradients to {number} ({listed(names)}) and to nothing else, and "
-        "no optimizer owns any of them and nothing changes them, so that it trains nothing; expected "
-        "an optimizer to own them",
+        "no optimizer owns any of them and nothing changes them, so that it trains nothing; "
+        "expected an optimizer to own them",
         detector="audit",
         severity=Severity.WARNING,
         location=location_of(site),
