@@ -12,7 +12,6 @@ import gradcheck_suite as gs
 from benchmarks.graph_subjects import encoder
 from benchmarks.harness import Benchmark, Contender, Result, Scores, measure, run_as_command
 from gradcheck_suite._torch_compat import add_post_hooks, flattened
-from gradcheck_suite.graph._walk import collect
 from gradcheck_suite.graph._watchpoints import Clearing, sparsely
 from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_svg import graph_to_svg
@@ -87,9 +86,9 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         loss = model(x).sum()
         kept: list[torch.Tensor | None] = []
         start = time.process_time()
-        links, shared = collect([loss.grad_fn])
-        watchpoints = sparsely(links, shared, clearing)
-        assert watchpoints is not None, "a model without hooks"
+        chosen = sparsely([loss.grad_fn], clearing)
+        assert chosen is not None, "a model without hooks"
+        _, watchpoints = chosen
 
         def keep(gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
             kept.extend(gradients)

@@ -15,6 +15,7 @@ import functools
 import operator
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
@@ -80,7 +81,15 @@ def saved_attribute_names(node_type: type) -> tuple[str, ...]:
 
     They are sorted, and include those that hold no tensor in a particular node.
     """
-    return tuple(name for name in sorted(dir(node_type)) if name.startswith(_RAW_SAVED))
+    names = _SAVED_NAMES.get(node_type)
+    if names is None:
+        names = tuple(name for name in sorted(dir(node_type)) if name.startswith(_RAW_SAVED))
+        _SAVED_NAMES[node_type] = names
+    return names
+
+
+# Weakly: a custom Function's class of nodes may be one of a function that runs often.
+_SAVED_NAMES: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 _RAW_SAVED = "_raw_saved_"
@@ -301,17 +310,14 @@ def saved_as(node: Node, packed: object) -> str | None:
         The name in torch's derivative formula: ``"self"``, ``"result"``, ``"running_mean"``;
         ``"tensors"`` for a custom Function; None where it isn't found.
     """
-    prefix = "_raw_saved_"
-    for name in dir(node):
-        if not name.startswith(prefix):
-            continue
+    for name in saved_attribute_names(type(node)):
         try:
             value = getattr(node, name)
         except RuntimeError:  # already freed
             continue
         for saved in value if isinstance(value, (tuple, list)) else (value,):
             if getattr(saved, "data", None) is packed:
-                return name[len(prefix) :]
+                return name.removeprefix(_RAW_SAVED)
     return None
 
 
@@ -407,10 +413,14 @@ def hooks_registered() -> int | None:
     return getattr(torch.utils.hooks.RemovableHandle, "next_id", None)
 
 
-def expanded_from(node: Node) -> tuple[int, ...] | None:
-    """Return the shape that ``expand`` was given, for the node that it made (torch 2.13)."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    return None if sizes is None else tuple(sizes)
+def keeps_its_size(node: Node) -> bool:
+    """Return whether ``expand``, which made this node, changed no size (torch 2.13).
+
+    False where torch can't tell.
+    """
+    before = getattr(node, "_saved_self_sym_sizes", None)
+    outputs: Sequence[Any] = getattr(node, "_input_metadata", ())
+    return len(outputs) == 1 and before is not None and tuple(outputs[0].shape) == tuple(before)
 
 
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
@@ -505,6 +515,21 @@ def _memory_copier() -> Callable[[int, int], bytes]:
 
 copy_of_memory: Callable[[int, int], bytes] = _memory_copier()
 """Return the bytes at an address; like ``ctypes.string_at``, spared a call of Python's own."""
+
+
+def _memory_comparer() -> Callable[[bytes, int, int], int]:
+    try:
+        compare = ctypes.CDLL(None).memcmp
+    except (AttributeError, OSError, TypeError):  # no C library under this name, as on Windows
+        return lambda content, address, size: content[:size] != copy_of_memory(address, size)
+    # A type that keeps Python's lock: another thread must not write, or look, in between.
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
+    comparer: Any = kind(ctypes.cast(compare, ctypes.c_void_p).value or 0)
+    return cast("Callable[[bytes, int, int], int]", comparer)
+
+
+compare_memory: Callable[[bytes, int, int], int] = _memory_comparer()
+"""Return 0 if so many of these bytes are those at an address: in half the time of a copy."""
 
 
 @functools.cache
@@ -668,16 +693,14 @@ def forget_compiler_tables() -> None:
         table.cache_clear()
 
 
-def jit_is_tracing() -> bool:
-    """Whether ``torch.jit.trace`` records what runs now (torch 2.13); without the name, never.
+jit_is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
+"""Return whether ``torch.jit.trace`` records what runs now (torch 2.13); without the name, never.
 
-    The public ``torch.jit.is_tracing`` does the same, untyped and not exported.
-    """
-    get = getattr(torch._C, "_get_tracing_state", None)
-    return get is not None and get() is not None
+The public ``torch.jit.is_tracing`` does the same, untyped and not exported. Not a function of
+Python's own, here and below, because each saved tensor and each backward asks.
+"""
 
-
-def transform_is_active() -> bool:
-    """Whether a transform of ``torch.func`` runs here (torch 2.13); without the name, never."""
-    get = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return get is not None and bool(get())
+transform_is_active: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)
+"""Return whether a transform of ``torch.func`` runs here (torch 2.13); without the name, never."""

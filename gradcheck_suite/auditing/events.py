@@ -7,7 +7,8 @@ detector that keeps a tensor, a module or an optimizer of one keeps it alive, so
 
 A detector that has nothing to wait for among the events of a kind lets its handler return
 ``Attention.ASLEEP``, and is not told of them until one of its handlers returns
-``Attention.AWAKE``: most of what could go wrong takes a call that most loops never make.
+``Attention.AWAKE``: most of what could go wrong takes a call that most loops never make. One that
+looks at a few turns only returns the next one. Everybody is awake again when an optimizer appears.
 
 A detector subscribes to kinds of events. What nobody subscribes to is not even watched for, so that
 an audit costs what its detectors ask for. ``site`` is always the user's innermost line, or None.
@@ -24,6 +25,11 @@ StepMarked                 at ``session.step()``
 BackwardStarted            before an outermost ``backward()`` or ``autograd.grad()``
 BackwardFailed             after one that an exception has ended
 BackwardFinished           after it, also if it failed
+GraphReused                after BackwardStarted, if its graph reaches that of an earlier backward
+LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
+GraphKept                  after BackwardFinished, if that has left a graph behind
+GradientsDiscarded         after GradientsCleared, if what is lost by it was used by no step
+TurnEnded                  after StepFinished, if anything but backwards came before the step
 GradientsClipped           after ``clip_grad_norm_``, ``clip_grad_value_`` and their parts
 LossScaled                 after ``GradScaler.scale(...)``, once for each outermost call
 GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that raises says so
@@ -76,8 +82,13 @@ __all__ = [
     "GradModeChanged",
     "GradientsCleared",
     "GradientsClipped",
+    "GradientsDiscarded",
     "GradientsUnscaled",
+    "GraphKept",
+    "GraphReused",
+    "Handler",
     "LayerRanInTrainingMode",
+    "LeafBackwardStarted",
     "LegacyFunctionCalled",
     "LossScaled",
     "ModeChanged",
@@ -95,6 +106,7 @@ __all__ = [
     "StepMarked",
     "StepStarted",
     "Subscriptions",
+    "TurnEnded",
     "WriteRefused",
     "Written",
 ]
@@ -139,7 +151,6 @@ class BackwardStarted(NamedTuple):
             goes back through, as far as it was looked at; 0 for a graph of its own.
         roots: what it starts from.
         accumulates: whether it adds to ``.grad`` (``backward``), or returns gradients.
-        reuses: whether its graph is known to reach one that an earlier backward went through.
     """
 
     number: int
@@ -147,7 +158,6 @@ class BackwardStarted(NamedTuple):
     chain: int
     roots: tuple[Tensor, ...]
     accumulates: bool
-    reuses: bool = False
 
 
 class BackwardFinished(NamedTuple):
@@ -173,6 +183,24 @@ class BackwardFinished(NamedTuple):
     accumulated: tuple[Tensor, ...]
 
 
+class GraphReused(NamedTuple):
+    """The graph of a backward that is about to run reaches one that an earlier one went through."""
+
+    started: BackwardStarted
+
+
+class LeafBackwardStarted(NamedTuple):
+    """A backward that is about to run starts from something that no operation has made."""
+
+    started: BackwardStarted
+
+
+class GraphKept(NamedTuple):
+    """A backward has ended without an exception, and its graph, or one of its own, is left."""
+
+    finished: BackwardFinished
+
+
 class BackwardFailed(NamedTuple):
     """That backward has ended with ``error``; comes before ``BackwardFinished``."""
 
@@ -195,6 +223,22 @@ class StepFinished(NamedTuple):
 
     number: int
     optimizer: Optimizer
+    site: CallSite | None
+
+
+class TurnEnded(NamedTuple):
+    """An optimizer has stepped, and its turn is not the usual one.
+
+    The usual one begins where the last was seen to end, and backwards fill gradients in it, all of
+    which the step has used. One that somebody follows is told of in any case.
+    """
+
+    step: StepFinished
+
+
+class GradientsDiscarded(NamedTuple):
+    """What backwards had filled the gradients of an optimizer with is lost, and no step used it."""
+
     site: CallSite | None
 
 
@@ -386,8 +430,13 @@ Event: TypeAlias = (
     | BackwardStarted
     | BackwardFailed
     | BackwardFinished
+    | GraphReused
+    | LeafBackwardStarted
+    | GraphKept
     | StepStarted
     | StepFinished
+    | TurnEnded
+    | GradientsDiscarded
     | StepMarked
     | GradientsClipped
     | LossScaled
@@ -422,7 +471,11 @@ class Attention(Enum):
     AWAKE = "awake"
 
 
-Subscriptions: TypeAlias = "Mapping[type[Any], Callable[[Any], Attention | None]]"
+Handler: TypeAlias = "Callable[[Any], Attention | int | None]"
+"""What is called for an event. A number asks to be called for none of this kind before that turn of
+the recorder's."""
+
+Subscriptions: TypeAlias = "Mapping[type[Any], Handler]"
 """What handles each kind of event."""
 
 

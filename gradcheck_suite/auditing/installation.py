@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.auditing.patches import Patches
+from gradcheck_suite._patches import Patches
 from gradcheck_suite.auditing.sources import SOURCES
 from gradcheck_suite.auditing.stand_ins import StandIns
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import sys
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gradcheck_suite.auditing.events import Attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from gradcheck_suite.auditing.events import Detector
+    from gradcheck_suite.auditing.events import Detector, Handler
 
 __all__ = ["Listener", "Listeners"]
 
-Listener: TypeAlias = "tuple[Detector, Callable[[Any], Attention | None]]"
+Listener: TypeAlias = "tuple[Detector, Handler]"
 """A detector, and what of it handles one kind of event."""
+
+_NEVER: Final = sys.maxsize
 
 
 class Listeners:
@@ -22,13 +25,15 @@ class Listeners:
 
     Attributes:
         awake: for each kind of event, who is to be told of it now, in order.
+        due: the first turn at which somebody who sleeps is to be told again.
     """
 
     def __init__(self) -> None:
         self.awake: dict[type[Any], tuple[Listener, ...]] = {}
         self._all: dict[type[Any], list[Listener]] = {}
-        # By detector: the kinds that it sleeps through.
-        self._asleep: dict[int, set[type[Any]]] = {}
+        self.due = _NEVER
+        # By detector: the kinds that it sleeps through, and until which turn.
+        self._asleep: dict[Detector, dict[type[Any], int]] = {}
         self._dropped: set[int] = set()
 
     def add(self, detectors: Iterable[Detector]) -> None:
@@ -58,15 +63,33 @@ class Listeners:
     def wake_all(self) -> None:
         """Tell everybody of everything again."""
         self._asleep.clear()
+        self.due = _NEVER
         self._wake(self._all)
 
-    def turn(self, detector: Detector, kind: type[Any], asked: Attention) -> None:
+    def wake_due(self, turn: int) -> None:
+        """Tell those again who have asked for it from this turn on."""
+        due = {k for kinds in self._asleep.values() for k, until in kinds.items() if until <= turn}
+        for kinds in self._asleep.values():
+            for kind in due.intersection(kinds):
+                if kinds[kind] <= turn:
+                    del kinds[kind]
+        left = [until for kinds in self._asleep.values() for until in kinds.values()]
+        self.due = min(left, default=_NEVER)
+        self._wake(due)
+
+    def rouse(self, detector: Detector) -> None:
+        """Tell this detector of everything again."""
+        self._wake(self._asleep.pop(detector, ()))
+
+    def turn(self, detector: Detector, kind: type[Any], asked: Attention | int) -> None:
         """Do what the handler of this kind of event has asked for its detector."""
-        if asked is Attention.ASLEEP:
-            self._asleep.setdefault(id(detector), set()).add(kind)
-            self._wake((kind,))
-        else:
-            self._wake(self._asleep.pop(id(detector), ()))
+        if asked is Attention.AWAKE:
+            self.rouse(detector)
+            return
+        until = asked if isinstance(asked, int) else _NEVER
+        self._asleep.setdefault(detector, {})[kind] = until
+        self.due = min(self.due, until)
+        self._wake((kind,))
 
     def drop(self, failed: Detector) -> None:
         """Tell this detector nothing any more."""
@@ -79,8 +102,7 @@ class Listeners:
         asleep = self._asleep
         for kind in kinds:
             listeners = self._all[kind]
+            sleepers = {each for each, kinds in asleep.items() if kind in kinds}
             self.awake[kind] = tuple(
-                [each for each in listeners if kind not in asleep.get(id(each[0]), ())]
-                if asleep
-                else listeners
+                [each for each in listeners if each[0] not in sleepers] if sleepers else listeners
             )

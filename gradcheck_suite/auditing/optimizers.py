@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -33,6 +33,7 @@ class Optimizers:
         only: look at these optimizers and no other; None means every one.
 
     Attributes:
+        on_new: called when an optimizer is seen for the first time.
         without_backward: the identities of those that are told of as stepping without a backward.
         replaced: the identities of the parameters that are told of as no longer the model's.
     """
@@ -42,6 +43,7 @@ class Optimizers:
         self._only = None if only is None else weakref.WeakSet(only)
         # By identity: an optimizer may define equality, and weak sets of such would lose some.
         self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self.on_new: Callable[[], object] | None = None
         self.without_backward: set[int] = set()
         self.replaced: set[int] = set()
         for optimizer in self._only or ():
@@ -53,6 +55,8 @@ class Optimizers:
         if key not in self._known:
             known = self._known
             self._known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
+            if self.on_new is not None:
+                self.on_new()
         return self._only is None or optimizer in self._only
 
     @property

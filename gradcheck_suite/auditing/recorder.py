@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,14 +31,13 @@ from gradcheck_suite.auditing.saved_tensors import SavedTensors
 from gradcheck_suite.auditing.writers import Writers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.events import Detector, Event
     from gradcheck_suite.auditing.installation import Installation
-    from gradcheck_suite.auditing.listeners import Listener
     from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["OptimizerStep", "Recorder"]
@@ -104,6 +105,8 @@ class Recorder:
         self._steps_are_marked = False
         self._installation: Installation | None = None
         self._lock = threading.RLock()
+        # Whoever sleeps knows all optimizers that there are.
+        self.optimizers.on_new = partial(_under, self._lock, self._listeners.wake_all)
         # So much later as the audit has rested in between.
         self._began = self._rested_since = perf_counter()
         self._last_checksums = 0
@@ -163,24 +166,27 @@ class Recorder:
         listeners = self._listeners.awake.get(type(event))
         if not listeners or not self.running:
             return
-        with self._lock:
-            if function_mode_is_active():
-                # What detectors ask of tensors is none of the user's modes' business.
-                with without_torch_function():
-                    self._tell(event, listeners)
-            else:
-                self._tell(event, listeners)
+        with self._unseen() if function_mode_is_active() else self._lock:
+            for detector, handle in listeners:
+                try:
+                    asked = handle(event)
+                except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
+                    self._listeners.drop(detector)
+                    self.note_failure(type(detector).__name__, error)
+                else:
+                    if asked is not None:
+                        self._listeners.turn(detector, type(event), asked)
 
-    def _tell(self, event: Event, listeners: tuple[Listener, ...]) -> None:
-        for detector, handle in listeners:
-            try:
-                asked = handle(event)
-            except Exception as error:  # noqa: BLE001, PERF203 - the user's program goes on
-                self._listeners.drop(detector)
-                self.note_failure(type(detector).__name__, error)
-            else:
-                if asked is not None:
-                    self._listeners.turn(detector, type(event), asked)
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Lock, where what detectors ask of tensors is none of the business of a user's modes."""
+        with self._lock, without_torch_function():
+            yield
+
+    def rouse(self, detector: Detector) -> None:
+        """Tell this detector again of what it sleeps through."""
+        with self._lock:
+            self._listeners.rouse(detector)
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""
@@ -205,9 +211,15 @@ class Recorder:
         number = self.backwards
         self.backwards += 1
         if not self.step and self.backwards > _BACKWARDS_OF_THE_FIRST_STEP:
-            self.turn += 1
-            self._set_fingerprints()
+            self._begin_turn(self.turn + 1)
         return number
+
+    def _begin_turn(self, turn: int) -> None:
+        self.turn = turn
+        if turn >= self._listeners.due:
+            with self._lock:
+                self._listeners.wake_due(turn)
+        self._set_fingerprints()
 
     def after_optimizer_step(self, optimizer: Optimizer, site: CallSite | None) -> None:
         """Count a finished ``optimizer.step()``."""
@@ -230,13 +242,13 @@ class Recorder:
 
     def _next_step(self) -> None:
         self.step += 1
-        self.turn = self.step
         limit = self.options.max_steps
         if limit is not None and self.step >= limit:
+            self.turn = self.step
             self._finish()
             return
         self.writers.forget_before(self.generations.oldest_save)
-        self._set_fingerprints()
+        self._begin_turn(self.step)
 
     def _finish(self) -> None:
         """Watch no more: what torch is going through now is taken away when the audit is left."""
@@ -254,6 +266,11 @@ class Recorder:
         due = self.options.checksums_on(self.turn, last=last, share=share)
         saved.take_fingerprints = due or saved.want_fingerprints or self.watch.armed
         saved.want_fingerprints = False
-        saved.copied = 0
+        saved.begin_turn()
         if saved.take_fingerprints:
             self._last_checksums = self.turn
+
+
+def _under(lock: threading.RLock, do: Callable[[], None]) -> None:
+    with lock:
+        do()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from gradcheck_suite._torch_compat import (
+    compare_memory,
     current_node,
     dispatch_mode_is_active,
     inside_backward,
@@ -64,6 +65,8 @@ _WRITTEN_BY_THEIR_OP = frozenset(
 )
 _COPIED_OF_ALL = 4 << 20
 """So many bytes of a turn may be kept as copies, where sums would take longer and no memory."""
+_LARGEST_COPY = 1 << 20
+"""A copy of more takes no less time than sums; halved after each turn that had no room for all."""
 _OUTPUT_NAMES = ("result", "output", "out")
 _BATCH_NORM_STATISTICS = frozenset({"running_mean", "running_var"})
 
@@ -90,6 +93,8 @@ class SavedTensors:
         self.used = 0
         self.fingerprinted = 0
         self.copied = 0
+        self._largest_copy = _LARGEST_COPY
+        self._lacked_room = False
         self._shares = True
         self._recent: dict[int, weakref.ref[Holder]] = {}
         self._recent_birth: Birth | None = None
@@ -151,9 +156,14 @@ class SavedTensors:
         first: Holder | None = None
         if address is not None and _may_read(tensor):
             # Fingerprints that a watch compares with each other are all taken in one way.
-            room = COPIED if self.copied < _COPIED_OF_ALL and not is_watched else SMALL
-            if self._shares and not is_watched and tensor.nbytes > SMALL:
-                first = self._saved_before(holder, address)
+            room = SMALL
+            if not is_watched and (size := tensor.nbytes) > SMALL:
+                if self._shares:
+                    first = self._saved_before(holder, address)
+                if self.copied + size <= _COPIED_OF_ALL:
+                    room = self._largest_copy
+                elif size <= self._largest_copy:
+                    self._lacked_room = True
             try:
                 taken = unseen(fingerprint, tensor, room) if first is None else first.fingerprint
             except RuntimeError:  # zero tensors, or no memory left for the sums
@@ -162,7 +172,7 @@ class SavedTensors:
             self.unread[_why_unread(tensor)] += 1
         else:
             self.fingerprinted += 1
-            if type(taken) is bytes:
+            if first is None and isinstance(taken, bytes):
                 self.copied += len(taken)
             holder.fingerprint = taken
             holder.first = first
@@ -172,6 +182,13 @@ class SavedTensors:
             if is_watched:
                 self._recorder.watch.add(holder)
         self.checksum_seconds += perf_counter() - began
+
+    def begin_turn(self) -> None:
+        """Make room for the copies of a turn."""
+        self.copied = 0
+        if self._lacked_room:
+            self._lacked_room = False
+            self._largest_copy = max(self._largest_copy // 2, COPIED)
 
     def _saved_before(self, holder: Holder, address: int) -> Holder | None:
         """Return who has saved the same tensor since the last backward: mostly the op before."""
@@ -235,9 +252,16 @@ class SavedTensors:
         if change == "content" and first.proven_at is now:
             return
         unchanged = True
-        if inside_backward() and _may_read(tensor) and (change == "content" or is_whole(tensor)):
+        content = holder.fingerprint
+        if not inside_backward():
+            pass
+        elif type(content) is bytes and change == "content":
+            # A copy of memory that is still at its place: no operator is needed to compare them.
+            unchanged = compare_memory(content, holder.checked_address, len(content)) == 0
+            first.proven_at = now if unchanged else None
+        elif _may_read(tensor) and (change == "content" or is_whole(tensor)):
             try:
-                unchanged = unseen(same_content, holder.fingerprint, tensor)
+                unchanged = unseen(same_content, content, tensor)
             except RuntimeError:
                 unchanged = True
             else:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
+from gradcheck_suite._patches import Patches
 from gradcheck_suite.auditing.options import AuditOptions
-from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.session import Session
 from gradcheck_suite.auditing.signals import reporting_signals
 from gradcheck_suite.auditing.tracebacks import clean_exception

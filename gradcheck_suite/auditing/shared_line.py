@@ -23,7 +23,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gradcheck_suite.auditing.patches import Patches
+from gradcheck_suite._patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

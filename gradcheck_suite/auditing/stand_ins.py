@@ -7,6 +7,7 @@ a torch-function or dispatch mode would slow every call down.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
@@ -22,9 +23,12 @@ from gradcheck_suite._torch_compat import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
-    from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite._patches import Patches
     from gradcheck_suite.auditing.writers import Writers
+
+    _StandIn: TypeAlias = "Callable[..., Any]"
 
 __all__ = ["StandIns"]
 
@@ -84,29 +88,69 @@ class _Watched:
 
 
 _is_compiling = torch.compiler.is_compiling
+
+
+def _operator(original: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
+    """Return a function that does what ``_Watched`` does, for an operator, in half the time.
+
+    Loops write by operators more than by any other means. A function is called sooner than an
+    object, but does not equal the original.
+    """
+    running_frame = sys._getframe  # noqa: SLF001 - the only cheap way
+
+    @functools.wraps(original)
+    def operate(tensor: Any, other: Any, /) -> Any:
+        writers = _Watched.writers
+        if writers is None:
+            return original(tensor, other)
+        try:
+            result = original(tensor, other)
+        except RuntimeError as error:
+            writers.refused(tensor, name, error)
+            raise
+        if writers.last() is tensor and writers.runs_again(name, running_frame(1)):
+            return result
+        if writers.listening and result is not NotImplemented and not _is_compiling():
+            writers.note(tensor, name)
+        return result
+
+    return operate
+
+
+# Torch never hands these to ``__torch_function__``: it looks `add_` up for `__iadd__`.
+_OPERATORS = frozenset(
+    {"__iadd__", "__ifloordiv__", "__imod__", "__imul__", "__isub__", "__itruediv__"}
+)
 # Made once for each function, as there are hundreds: an audit begins and ends in little time.
-_WATCHED: dict[tuple[object, str], tuple[_Watched, object]] = {}
+_MADE: dict[tuple[object, str], tuple[Callable[..., Any], _StandIn, object]] = {}
 
 
-def _watched(owner: object, name: str, original: Callable[..., Any]) -> tuple[_Watched, object]:
-    """Return the stand-in for a function, and what to put in the place of the function."""
-    known = _WATCHED.get((owner, name))
-    if known is None or known[0].original is not original:
-        watched = _Watched(original, name)
-        placed = bound_method_maker(watched) if isinstance(owner, type) else watched
-        known = _WATCHED[owner, name] = watched, placed
-    return known
+def _stand_in(owner: object, name: str) -> tuple[Callable[..., Any], _StandIn, object]:
+    """Return a function, what stands in for it, and what to put in its place for that."""
+    original: Callable[..., Any] = getattr(owner, name)
+    made = _MADE.get((owner, name))
+    if made is None or made[0] is not original:
+        placed: object
+        stand_in: _StandIn
+        if owner is torch.Tensor and name in _OPERATORS:
+            placed = stand_in = _operator(original, name)
+        else:
+            placed = stand_in = _Watched(original, name)
+            if isinstance(owner, type):
+                placed = bound_method_maker(stand_in)
+        made = _MADE[owner, name] = original, stand_in, placed
+    return made
 
 
 class StandIns:
     """All of these functions, put in place together."""
 
     def __init__(self) -> None:
-        self._placed: list[_Watched] = []
+        self._originals: dict[_StandIn, Callable[..., Any]] = {}
 
     def begin(self, writers: Writers, patches: Patches) -> None:
         """Tell ``writers`` of each call from now on."""
-        if not self._placed:
+        if not self._originals:
             self._place(patches)
         _Watched.writers = writers
         writers.begin()
@@ -119,15 +163,15 @@ class StandIns:
 
     def _place(self, patches: Patches) -> None:
         for owner, name in in_place_functions():
-            watched, placed = _watched(owner, name, getattr(owner, name))
-            self._placed.append(watched)
+            original, stand_in, placed = _stand_in(owner, name)
+            self._originals[stand_in] = original
             patches.replace(owner, name, placed)
-        teach_torchscript({watched: watched.original for watched in self._placed})
+        teach_torchscript(self._originals)
         forget_compiler_tables()
 
     def forget(self) -> None:
         """Clear what other parts of torch know about them, once they have been taken away."""
-        if self._placed:
-            forget_torchscript(self._placed)
+        if self._originals:
+            forget_torchscript(self._originals)
             forget_compiler_tables()
-            self._placed = []
+            self._originals = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +20,11 @@ from gradcheck_suite.auditing.events import WriteRefused, Written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType
 
     from torch import Tensor
 
+    from gradcheck_suite.auditing.clock import Moment
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["Write", "Writers"]
@@ -48,14 +51,19 @@ class Writers:
     Attributes:
         listening: whether writes are the program's own now, and not an optimizer's.
         on_indexed: called after an indexed assignment to a tensor that requires grad.
+        last: returns what the last write wrote into, where that may run again unnoted.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._clock = recorder.clock
         self._writes: dict[int, deque[Write]] = {}
-        self._last: tuple[int, Write] | None = None
+        self.last: Callable[[], object] = _nothing
+        self._last_operation = ""
+        self._last_moment: Moment | None = None
         self._saved_by_then = 0
+        self._last_code: CodeType | None = None
+        self._last_offset = -1
         self.listening = False
         self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
         self._tells = False
@@ -67,11 +75,25 @@ class Writers:
     def end(self) -> None:
         """Forget the writes of an audit that is over."""
         self._writes.clear()
-        self._last = None
+        self.last = _nothing
+
+    def runs_again(self, operation: str, caller: FrameType) -> bool:
+        """Return whether the last write runs again, with nothing between: it tells nothing new.
+
+        The caller has seen that it writes into the same tensor, ``last()``.
+        """
+        return (
+            caller.f_lasti == self._last_offset
+            and caller.f_code is self._last_code
+            and self._clock.moment is self._last_moment
+            and self._recorder.saved_tensors.saved == self._saved_by_then
+            and self._last_operation == operation
+        )
 
     def note(self, written: object, name: str) -> None:
         """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
-        if self._last is not None and self._is_again(self._last, written, name):
+        # Above is the stand-in.
+        if self.last() is written and self.runs_again(name, sys._getframe(2)):  # noqa: SLF001
             return
         if jit_is_tracing():
             return  # what is asked of a tensor now would become a part of the program
@@ -88,27 +110,14 @@ class Writers:
             else:
                 self._note_tensor(tensor, name)
 
-    def _is_again(self, last: tuple[int, Write], written: object, name: str) -> bool:
-        """Return whether the last write runs again, with nothing between: it tells nothing new."""
-        identity, write = last
-        if (
-            identity != id(written)
-            or write.operation != name
-            or write.sequence != self._clock.moment.sequence
-            or self._saved_by_then != self._recorder.saved_tensors.saved
-        ):
-            return False
-        # Above are `note` and the stand-in.
-        frame = sys._getframe(3)  # noqa: SLF001 - the only cheap way
-        return write.site == (frame.f_code, frame.f_lasti)
-
     def _note_tensor(self, tensor: Any, name: str) -> None:
         # Gradient checks write into single elements thousands of times: each line here counts.
         if not tensor.dim() and not tensor.is_floating_point():
             return  # a counter that a module keeps, such as batch norm's of its batches
         try:
-            storage = tensor.untyped_storage().data_ptr()
-            start, end = _extent(tensor)
+            start = tensor.data_ptr()
+            storage = start - tensor.storage_offset() * tensor.itemsize
+            end = start + (tensor.nbytes or 1) if tensor.is_contiguous() else _end_of(tensor, start)
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
             return
         site = call_site()
@@ -118,10 +127,15 @@ class Writers:
                 self._forget_oldest()
             writes = self._writes[storage] = deque(maxlen=_KEPT_PER_STORAGE)
         sequence = self._clock.tick()
-        write = Write(sequence, name, site, start, end)
-        writes.append(write)
-        self._last = None if self._tells or name == "__setitem__" else (id(tensor), write)
-        self._saved_by_then = self._recorder.saved_tensors.saved
+        writes.append(Write(sequence, name, site, start, end))
+        if site is None or self._tells or name == "__setitem__":
+            self.last = _nothing
+        else:
+            self.last = weakref.ref(tensor)
+            self._last_operation = name
+            self._last_code, self._last_offset = site
+            self._last_moment = self._clock.moment
+            self._saved_by_then = self._recorder.saved_tensors.saved
         if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
             try:
                 self.on_indexed(tensor, site)
@@ -152,15 +166,16 @@ class Writers:
         for storage in by_age[: _KEPT_STORAGES // 2]:
             del self._writes[storage]
 
-    def since(self, sequence: int, tensor: Tensor) -> list[Write]:
+    def since(self, sequence: int, tensor: Any) -> list[Write]:
         """Return the writes into the memory of ``tensor`` after ``sequence``, oldest first.
 
         The saved tensor has kept its storage alive since then, so that its address stands for
         nothing else.
         """
         try:
-            storage = tensor.untyped_storage().data_ptr()
-            start, end = _extent(tensor)
+            start = tensor.data_ptr()
+            storage = start - tensor.storage_offset() * tensor.itemsize
+            end = _end_of(tensor, start)
         except (RuntimeError, NotImplementedError):
             return []
         return [
@@ -170,9 +185,12 @@ class Writers:
         ]
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    start = tensor.data_ptr()
+def _end_of(tensor: Tensor, start: int) -> int:
     if tensor.is_contiguous():
-        return start, start + max(tensor.nbytes, tensor.element_size())
+        return start + (tensor.nbytes or 1)
     span, _ = extent_of(tensor)
-    return start, start + span * tensor.element_size()
+    return start + span * tensor.itemsize
+
+
+def _nothing() -> None:
+    """Stand for a reference to a tensor that is no more."""

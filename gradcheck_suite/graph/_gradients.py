@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
+from gradcheck_suite._patches import Patches
 from gradcheck_suite._torch_compat import (
     add_post_hooks,
     engine_entry_points,
@@ -21,12 +22,19 @@ from gradcheck_suite.graph._deep import release_without_recursion
 from gradcheck_suite.graph._figures import Figures
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
 from gradcheck_suite.graph._walk import Links, Walked, collect, collector_paused, in_order
-from gradcheck_suite.graph._watchpoints import Clearing, Watchpoints, everywhere, sparsely
+from gradcheck_suite.graph._watchpoints import (
+    Clearing,
+    Seen,
+    Watchpoints,
+    everywhere,
+    follow,
+    gives_views,
+    sparsely,
+)
 from gradcheck_suite.graph.model import EdgeGradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType
 
 
 __all__ = ["BackwardWatch", "WatchedBackward"]
@@ -47,8 +55,8 @@ class WatchedBackward:
     keeps_graph: bool
     is_partial: bool
     watchpoints: Watchpoints
+    figures: Figures
     seen: tuple[Node, ...] = ()
-    figures: Figures = field(default_factory=Figures)
     failed: bool = False
     _gradients: dict[tuple[int, int], EdgeGradient] | None = None
     _incoming: dict[tuple[int, int], EdgeGradient] = field(default_factory=dict)
@@ -82,8 +90,8 @@ class WatchedBackward:
         if self._gradients is not None:
             return
         self._gradients = {}
-        left: dict[tuple[Node, int], EdgeGradient] = {}
-        entered: dict[tuple[Node, int], EdgeGradient] = {}
+        left: Seen = {}
+        entered: Seen = {}
         starts = {start.node for start in self.found.starts}
         for number, index, gradient in self.figures.results():
             if number < 0:
@@ -97,14 +105,10 @@ class WatchedBackward:
             links = self.links[node]
             if index < len(links) and links[index][0] is not None:
                 left[node, index] = gradient
-                self._note(self._gradients, node, index, gradient)
-        for node, index, on_the_way, end, slot in self.watchpoints.ways:
-            seen = left.get((node, index)) or entered.get((end, slot))
-            if seen is None:
-                continue
-            self._note(self._gradients, node, index, seen)
-            for between in on_the_way:
-                self._note(self._gradients, between, 0, seen)
+        if self.watchpoints.is_sparse:
+            follow(self.links, starts, left, entered)
+        for (node, index), gradient in left.items():
+            self._note(self._gradients, node, index, gradient)
 
     @staticmethod
     def _note(
@@ -124,7 +128,7 @@ class BackwardWatch:
         self._thread = 0
         self._active = False
         self._clearing: Clearing | None = None
-        self._replaced: list[tuple[ModuleType, str, Any, Any]] = []
+        self._patches = Patches()
 
     def start(self) -> None:
         """Stand in the way."""
@@ -132,18 +136,12 @@ class BackwardWatch:
         self._active = True
         self._clearing = Clearing()
         for module, name in engine_entry_points():
-            original = getattr(module, name)
-            ours = self._watching(original)
-            setattr(module, name, ours)
-            self._replaced.append((module, name, original, ours))
+            self._patches.replace(module, name, self._watching(getattr(module, name)))
 
     def stop(self) -> None:
         """Go away; where somebody else has stepped in since, let everything through."""
         self._active = False
-        for module, name, original, ours in reversed(self._replaced):
-            if getattr(module, name) is ours:
-                setattr(module, name, original)
-        self._replaced.clear()
+        self._patches.restore()
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -186,17 +184,22 @@ class BackwardWatch:
             found = find_roots(roots, called="the tensor that backward started from")
         except Exception:  # noqa: BLE001 - whatever is wrong with it, torch's words come first
             return None
-        links, shared = collect(start.node for start in found.starts)
+        starts = [start.node for start in found.starts]
         is_partial = len(args) > _INPUTS and bool(args[_INPUTS])
-        watchpoints = None
+        chosen = None
         if self._clearing is not None and not is_partial:
-            watchpoints = sparsely(links, shared, self._clearing)
+            chosen = sparsely(starts, self._clearing)
+        if chosen is None:
+            links, _ = collect(starts)
+            chosen = links, everywhere(links)
+        links, watchpoints = chosen
         watched = WatchedBackward(
             found=found,
             links=links,
             keeps_graph=len(args) > _KEEP_GRAPH and bool(args[_KEEP_GRAPH]),
             is_partial=is_partial,
-            watchpoints=watchpoints or everywhere(links),
+            watchpoints=watchpoints,
+            figures=Figures(has_streams=_has_streams()),
         )
         if len(watched.links) > _MANY:
             release_without_recursion(watched.walked())
@@ -207,10 +210,11 @@ class BackwardWatch:
         figures, watchpoints = watched.figures, watched.watchpoints
         starts = dict.fromkeys(start.node for start in watched.found.starts)
         watched.seen = (*watchpoints.hooked, *starts)
-        is_quick = not watchpoints.may_be_written and not _has_streams()
-        leaving = figures.leaving_quickly if is_quick else figures.leaving
         remove = add_post_hooks(
-            (node, leaving(number, looks_back))
+            (
+                node,
+                figures.leaving(number, looks_back=looks_back, views=gives_views(node)),
+            )
             for number, (node, looks_back) in enumerate(watchpoints.hooked.items())
         )
         handles = [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from gradcheck_suite._patches import Patches
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     is_view,
@@ -93,7 +94,7 @@ class SavedWatch:
         self._thread = 0
         self._away: list[tuple[int, int]] = []
         self._left: list[int] = []
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._patches = Patches()
         self._hooks = (self._pack_hook(), _unpack)
 
     def start(self) -> None:
@@ -114,18 +115,13 @@ class SavedWatch:
             (hooks, "__exit__", self._going_on),
         ):
             original = getattr(owner, name)
-            replacement = functools.wraps(original)(around(original))
-            setattr(owner, name, replacement)
-            self._replaced.append((owner, name, original, replacement))
+            self._patches.replace(owner, name, functools.wraps(original)(around(original)))
 
     def stop(self) -> None:
         """Take the hooks away, wherever they lie by now."""
         if self.is_watching:
             self._is_over = True
-            for owner, name, original, replacement in reversed(self._replaced):
-                if getattr(owner, name) is replacement:
-                    setattr(owner, name, original)
-            self._replaced.clear()
+            self._patches.restore()
             remove_saved_tensors_hooks(self._hooks)
             if next_sequence_number is not None:
                 self._end = next_sequence_number()

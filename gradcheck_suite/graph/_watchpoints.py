@@ -2,31 +2,36 @@
 
 A gradient can be seen where it leaves one node or where it enters the next. A hook after a node
 sees both what it was given and what it returns, so that every second node of a chain will do; and a
-node that only views or copies what it is given needs none. That holds as long as nobody changes
-gradients between two nodes. Hooks of the user's may, and so may custom Functions.
+node that only views, copies or pads with zeros what it is given needs none. That holds as long as
+nobody changes gradients between two nodes. Hooks of the user's may, and so may custom Functions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch.autograd.graph import Node
 
 from gradcheck_suite._torch_compat import (
-    expanded_from,
+    has_gradient_hooks,
     hooks_registered,
+    keeps_its_size,
     next_sequence_number,
     node_output_types,
     node_sequence_number,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
-    from gradcheck_suite.graph._walk import Link, Links
+    from gradcheck_suite.graph._walk import Links
+    from gradcheck_suite.graph.model import EdgeGradient
 
-__all__ = ["Clearing", "Watchpoints", "everywhere", "sparsely"]
+__all__ = ["Clearing", "Seen", "Watchpoints", "everywhere", "follow", "gives_views", "sparsely"]
+
+Seen: TypeAlias = "dict[tuple[Node, int], EdgeGradient]"
 
 _PASS_ON = frozenset(
     {
@@ -36,30 +41,27 @@ _PASS_ON = frozenset(
     }
 )
 """What they return holds the numbers that they were given, each once; perhaps in other places."""
+_PAD = frozenset({"SelectBackward0", "SliceBackward0"})
+"""What they return holds the numbers that they were given, each once, and zeros."""
+_GIVE_VIEWS = frozenset({"CatBackward0", "StackBackward0"})
+_ACCUMULATE = "AccumulateGrad"
 _EXPAND = "ExpandBackward0"
 """Sums over what was expanded; an expansion to the same size, as matmul makes, passes it on."""
 _EXTENSION = "CppFunction"
 """The class of the nodes that extensions bring along, of which nothing is known."""
 
 
-Way: TypeAlias = "tuple[Node, int, tuple[Node, ...], Node, int]"
-"""The way of one gradient: the node that makes it and for which of its inputs, the nodes that only
-pass it on, the node where it ends, and which of the outputs of that one it belongs to."""
-
-
 @dataclass(slots=True)
 class Watchpoints:
-    """Where to stand, and which gradients are the same as which.
+    """Where to stand.
 
     Attributes:
         hooked: the nodes to hook, each with whether what it was given is wanted too.
-        ways: the ways that several edges, or an edge seen only at its end, lie on.
-        may_be_written: whether somebody could write into a gradient that has been seen.
+        is_sparse: whether gradients that are not seen follow from those that are.
     """
 
     hooked: dict[Node, bool] = field(default_factory=dict)
-    ways: list[Way] = field(default_factory=list)
-    may_be_written: bool = True
+    is_sparse: bool = False
 
 
 class Clearing:
@@ -93,97 +95,187 @@ def everywhere(links: Links) -> Watchpoints:
     return Watchpoints({node: False for node, found in links.items() if found})
 
 
-def sparsely(  # noqa: PLR0912 - one loop over all nodes, which runs before each backward
-    links: Links, shared: Collection[Node], clearing: Clearing
-) -> Watchpoints | None:
-    """Look at every second node; None if somebody may change gradients on the way.
+def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs before each backward
+    starts: Iterable[Node], clearing: Clearing
+) -> tuple[Links, Watchpoints] | None:
+    """Collect the graph as ``collect`` does, and choose about every fourth of its nodes.
 
-    Args:
-        links: the graph.
-        shared: the nodes that get their gradient from several edges, or from outside.
-        clearing: what is known of hooks.
+    Each gradient is made by one node, may be passed on by others, and ends in one that uses it; it
+    is seen where the first or the last is hooked. Leaves are not hooked, and what several edges
+    lead to is given their sum, so that there it has to be the first.
+
+    Returns:
+        None if somebody may change gradients on the way.
     """
     if not clearing.has_no_hooks():
         return None
-    kinds = _Kinds()
-    is_custom = False
-    forced: dict[Node, bool] = {}
-    ways: list[Way] = []
-    open_ways: list[tuple[Node, Node]] = []
-    passed: set[Node] = set()
-    for node, found in links.items():
-        if not found or node in passed:
-            continue
+    kinds = _KINDS
+    links: Links = {}
+    hooked: dict[Node, bool] = {}
+    # Who made the gradient that enters a node; None where several did, or the caller.
+    makers: dict[Node, Node | None] = dict.fromkeys(starts)
+    # A gradient that is seen after the first node or after the second.
+    either: list[tuple[Node, Node]] = []
+    # Nodes that were taken for some that pass on what a single other node made.
+    mistaken: list[Node] = []
+    pending = [*makers]
+    pending.reverse()
+    while pending:
+        node = pending.pop()
+        found = links[node] = node.next_functions
+        maker = makers[node]
+        kind = kinds[type(node)]
+        if kind == _MAY_PASS_ON:
+            kind = _PASSES_ON if keeps_its_size(node) else _ORDINARY
+        if kind < _PASSES_ON:
+            if kind == _CUSTOM:
+                hooked[node] = False
+            elif maker is not None:
+                if found:
+                    either.append((maker, node))
+                else:
+                    hooked[maker] = False
+            maker = node
+        elif maker is None:
+            maker = node
         # What is older than a node lies behind it, so that a look at the last ones will do.
         is_last = True
-        must = kinds[type(node)] == _CUSTOM
-        is_custom |= must
-        index = -1
-        for target, slot in found:
-            index += 1
+        for target, _ in found:
             if target is None:
                 continue
             kind = kinds[type(target)]
-            is_shared = target in shared
-            on_the_way: tuple[Node, ...] = ()
-            if kind >= _PASSES_ON and not is_shared:
-                while kind >= _PASSES_ON and not is_shared:
-                    passed_to = _passed_to(target, links[target], kind)
-                    if passed_to is None:
-                        break
-                    on_the_way += (target,)
-                    target, slot = passed_to  # noqa: PLW2901 - the next on the way
-                    kind, is_shared = kinds[type(target)], target in shared
-                passed.update(on_the_way)
-            if links[target]:
-                is_last = False
-                if not is_shared and kind != _CUSTOM:
-                    ways.append((node, index, on_the_way, target, slot))
-                    open_ways.append((node, target))
-                    continue
-            elif on_the_way and not clearing.covers(on_the_way[-1]):
-                return None
-            must = True
-            if on_the_way:
-                ways.append((node, index, on_the_way, target, slot))
-        if must:
-            forced[node] = False
+            if kind == _LEAF:
+                links[target] = ()
+                hooked[maker] = False
+                if maker is not node and _has_hooks(target):
+                    # It takes a view for its own, into which its hooks may write.
+                    hooked[node] = False
+                continue
+            is_last = False
+            if target not in makers:
+                makers[target] = maker
+                pending.append(target)
+                if kind == _CUSTOM:
+                    hooked[maker] = False
+                continue
+            hooked[maker] = False
+            first, makers[target] = makers[target], None
+            if first is not None:
+                hooked[first] = False
+                if kind >= _PASSES_ON and target in links:
+                    mistaken.append(target)
         if is_last and not clearing.covers(node):
             return None
-    for node, target in open_ways:
-        if node not in forced:
-            forced[target] = True
-    return Watchpoints(forced, ways, may_be_written=is_custom)
+    for node in mistaken:
+        user = _user_after(node, links, makers)
+        if user is None:
+            hooked[node] = False
+        else:
+            either.append((node, user))
+    for maker, user in either:
+        if maker not in hooked:
+            hooked[user] = True
+    return links, Watchpoints(hooked, is_sparse=True)
 
 
-_CUSTOM, _ORDINARY, _PASSES_ON, _MAY_PASS_ON = range(4)
+def _user_after(node: Node, links: Links, makers: Mapping[Node, Node | None]) -> Node | None:
+    """Return the node that uses what another passes on, if it is given nothing else."""
+    while _passes_on(node) and node in links:
+        target = links[node][0][0]
+        if target is None or makers.get(target) is None:
+            return None
+        node = target
+    return node if links.get(node) and _KINDS[type(node)] == _ORDINARY else None
+
+
+def follow(links: Links, starts: Collection[Node], seen: Seen, entered: Seen) -> None:
+    """Add the gradients that were not seen and that those seen tell.
+
+    Args:
+        links: the graph, as ``sparsely`` returns it.
+        starts: where backward started.
+        seen: what left a node, by the node and the index of the input; it is added to.
+        entered: what was given to a node, by the node and the index of the output.
+    """
+    leads: dict[Node, tuple[Node, int, int]] = {}
+    shared = set(starts)
+    for node, found in links.items():
+        for index, (target, slot) in enumerate(found):
+            if target is None:
+                continue
+            if target in leads:
+                shared.add(target)
+            leads[target] = node, index, slot
+    single = {node: lead for node, lead in leads.items() if node not in shared}
+    for node in reversed(links):
+        if node not in single:
+            continue
+        before, index, slot = single[node]
+        gradient = entered.get((node, slot))
+        if gradient is None and (node, 0) in seen and _passes_on(node):
+            gradient = _resized(seen[node, 0], _elements_of(node, slot))
+        if gradient is not None:
+            seen.setdefault((before, index), gradient)
+    for node, found in links.items():
+        if (node, 0) in seen or node not in single or not _passes_on(node):
+            continue
+        before, index, _ = single[node]
+        target, slot = found[0]
+        if (before, index) in seen and target is not None:
+            seen[node, 0] = _resized(seen[before, index], _elements_of(target, slot))
+
+
+_LEAF, _CUSTOM, _ORDINARY, _PASSES_ON, _PADS, _MAY_PASS_ON = range(6)
 
 
 class _Kinds(dict[type, int]):
-    """What is known of the classes of nodes."""
+    """What is known of the classes of nodes; those that Python code makes are not remembered."""
 
     def __missing__(self, node: type) -> int:
         name = node.__name__
-        kind = _ORDINARY
         if node.__module__ != "builtins" or name == _EXTENSION:
-            kind = _CUSTOM
+            return _CUSTOM
+        kind = _ORDINARY
+        if name == _ACCUMULATE:
+            kind = _LEAF
         elif name in _PASS_ON:
             kind = _PASSES_ON
+        elif name in _PAD:
+            kind = _PADS
         elif name == _EXPAND:
             kind = _MAY_PASS_ON
         self[node] = kind
         return kind
 
 
-def _passed_to(node: Node, found: Sequence[Link], kind: int) -> tuple[Node, int] | None:
-    """Return where a node passes on what it is given; None if it does something to it."""
-    if len(found) != 1:
-        return None
-    target, slot = found[0]
-    if target is None:
-        return None
-    if kind == _MAY_PASS_ON:
-        after = node_output_types(node)
-        if len(after) != 1 or after[0] is None or expanded_from(node) != after[0][0]:
-            return None
-    return target, slot
+_KINDS = _Kinds()
+
+
+def _has_hooks(leaf: Node) -> bool:
+    variable = getattr(leaf, "variable", None)
+    return variable is not None and has_gradient_hooks(variable)
+
+
+def gives_views(node: Node) -> bool:
+    """Whether what leaves a node may be small parts of something large."""
+    return type(node).__name__ in _GIVE_VIEWS
+
+
+def _passes_on(node: Node) -> bool:
+    kind = _KINDS[type(node)]
+    return kind >= _PASSES_ON and (kind != _MAY_PASS_ON or keeps_its_size(node))
+
+
+def _elements_of(node: Node, slot: int) -> int | None:
+    types = node_output_types(node)
+    kind = types[slot] if slot < len(types) else None
+    return None if kind is None else math.prod(kind[0])
+
+
+def _resized(gradient: EdgeGradient, elements: int | None) -> EdgeGradient:
+    """Return the figures of a gradient that was padded with zeros to so many elements, or cut."""
+    is_missing = gradient.norm is None and gradient.non_finite is None
+    if elements is None or is_missing or elements == gradient.elements:
+        return gradient
+    zeros = gradient.zeros + elements - gradient.elements
+    return replace(gradient, elements=elements, zeros=zeros)

@@ -170,3 +170,27 @@ def test_backwards_through_one_graph_do_not_pile_up_hooks():
     once = looks(1)
     assert once > 0
     assert looks(8) == 8 * once
+
+
+def test_each_of_several_optimizers_is_looked_at_after_the_first_steps(audited, only):
+    """Steps of both count, so that one has the even numbers and the other the odd ones."""
+
+    def run():
+        torch.manual_seed(0)
+        layers = [nn.Linear(3, 2), nn.Linear(3, 2)]
+        first, second = (torch.optim.SGD(each.parameters(), lr=0.01) for each in layers)
+        for turn in range(80):
+            for layer, optimizer in zip(layers, (first, second), strict=True):
+                optimizer.zero_grad()
+                out = layer(torch.randn(4, 3))
+                loss = out.square().mean()
+                if layer is layers[1] and turn >= 30:
+                    loss = loss + (out - out.detach()).pow(2).sum(1).sqrt().mean()
+                loss.backward()
+                optimizer.step()
+                if turn >= 30:
+                    layer.reset_parameters()  # nothing of it reaches the losses that follow
+
+    finding = only(audited(run), "GCS604")
+    assert "2 of 2 parameters" in finding.message
+    assert "the loss was finite" in finding.message

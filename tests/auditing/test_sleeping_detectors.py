@@ -147,3 +147,124 @@ def test_a_writer_that_begins_late_is_watched(loop, line_of):
     (finding,) = session.report.findings
     assert finding.code == "GCS104"
     assert finding.location.line == line_of(test_a_writer_that_begins_late_is_watched, "written")
+
+
+class Napper(Sleeper):
+    """Listens to the backward of every fifth turn."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder = recorder
+        self.turns = []
+
+    def _backward(self, _event):
+        turn = self.recorder.turn
+        if turn % 5:
+            return turn - turn % 5 + 5
+        self.turns.append(turn)
+        return None
+
+
+def test_a_handler_naps_until_the_turn_that_it_names(loop):
+    session = gs.audit()
+    napper = Napper(session._recorder)
+    session._recorder.subscribe([napper])
+    with session:
+        for _ in range(23):
+            loop.step()
+    assert napper.turns == [0, 5, 10, 15, 20]
+    assert napper.steps == 23
+
+
+def test_a_new_optimizer_wakes_everybody(loop):
+    sleeper = Sleeper()
+    session = gs.audit()
+    session._recorder.subscribe([sleeper])
+    with session:
+        for _ in range(3):
+            loop.step()
+        assert sleeper.backwards == 1
+        loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+        loop.step()
+        assert sleeper.backwards == 2
+
+
+def late(change):
+    """Run a correct loop and, after some steps, one with a mistake; return what is found."""
+    loop = Loop()
+    with gs.audit() as session:
+        for _ in range(40):
+            loop.step()
+        for index in range(32):
+            change(loop, index)
+    return [finding.code for finding in session.report.findings]
+
+
+def steps_without_backward(loop, _index):
+    loop.optimizer.step()
+
+
+def clears_before_the_step(loop, _index):
+    loop.backward()
+    loop.optimizer.zero_grad()
+    loop.optimizer.step()
+
+
+def clears_each_micro_batch(loop, _index):
+    loop.backward()
+    loop.backward()
+    loop.optimizer.step()
+
+
+def never_clears(loop, _index):
+    loop.model(loop.batch).square().mean().backward()
+    loop.optimizer.step()
+
+
+def starts_from_a_leaf(loop, _index):
+    loop.optimizer.zero_grad()
+    loss = loop.model(loop.batch).square().mean().detach().requires_grad_(True)
+    loss.backward()
+    loop.optimizer.step()
+
+
+def carries_its_state(loop, index):
+    loop.optimizer.zero_grad()
+    out = loop.model(loop.batch).square().mean()
+    drift = loop.model[0].bias.sum()  # saves nothing that the step writes to
+    loop.state = drift if index == 0 else 0.5 * loop.state + drift
+    (out + loop.state).backward(retain_graph=True)
+    loop.optimizer.step()
+
+
+def stays_in_evaluation_mode(loop, index):
+    if index == 0:
+        loop.model.append(nn.Dropout(0.5)).eval()
+    loop.step()
+
+
+def assigns_slice_by_slice(loop, _index):
+    loop.optimizer.zero_grad()
+    out = loop.model(loop.batch)
+    rows = torch.zeros(64)
+    for row in range(64):
+        rows[row] = out[row % 5, 0]
+    rows.square().mean().backward()
+    loop.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (steps_without_backward, "GCS303"),
+        (clears_before_the_step, "GCS302"),
+        (clears_each_micro_batch, "GCS302"),
+        (never_clears, "GCS301"),
+        (starts_from_a_leaf, "GCS405"),
+        (carries_its_state, "GCS202"),
+        (stays_in_evaluation_mode, "GCS702"),
+        (assigns_slice_by_slice, "GCS106"),
+    ],
+)
+def test_what_goes_wrong_after_many_quiet_steps_is_found(change, code):
+    assert code in late(change)

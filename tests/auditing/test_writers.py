@@ -145,3 +145,38 @@ def test_a_corruption_that_comes_late_and_seldom_is_followed_up():
     (finding,) = findings_of(build, steps=12, checksum_every=1)
     assert finding.evidence["writer"] == "`array[0] += 1`"
     assert finding.evidence["count"] == 2
+
+
+@pytest.mark.parametrize("saved", range(4))
+def test_a_line_that_writes_into_one_view_after_another_is_named_for_each(line_of, saved):
+    def step():
+        base = torch.rand(4, 3)
+        weight = torch.rand(3, requires_grad=True)
+        loss = (weight * base[saved]).sum()
+        for row in range(4):
+            # Each view may be the object that the one before has been.
+            base[row].div_(2)  # <- here
+        loss.backward()
+
+    with gs.audit() as session, pytest.raises(RuntimeError, match="modified by an inplace"):
+        step()
+    (finding,) = session.findings
+    assert finding.location.line == line_of(step)
+
+
+def test_an_operator_that_does_not_know_its_operand_has_not_written(line_of):
+    class Other:
+        def __radd__(self, tensor):
+            return tensor
+
+    def step():
+        weight = torch.rand(3, requires_grad=True)
+        saved = weight.exp()
+        saved += Other()
+        saved.mul_(2)  # <- here
+        saved.sum().backward()
+
+    with gs.audit() as session, pytest.raises(RuntimeError, match="modified by an inplace"):
+        step()
+    (finding,) = session.findings
+    assert finding.location.line == line_of(step)

@@ -14,10 +14,10 @@ from gradcheck_suite._torch_compat import (
     HOOKED,
     add_post_hooks,
     custom_function_class,
-    expanded_from,
     flattened,
     hooks_registered,
     is_view,
+    keeps_its_size,
     next_sequence_number,
     node_metadata,
     node_output_types,
@@ -209,10 +209,11 @@ class TestHooksRegistered:
         assert hooks_registered() is None
 
 
-class TestExpandedFrom:
-    def test_shape_before(self, node):
-        assert expanded_from(torch.ones(3, 1, requires_grad=True).expand(3, 4).grad_fn) == (3, 1)
-        assert expanded_from(node) is None
+class TestKeepsItsSize:
+    @pytest.mark.parametrize(("after", "keeps"), [((3, 1), True), ((3, 4), False)])
+    def test_expansions(self, node, after, keeps):
+        assert keeps_its_size(torch.ones(3, 1, requires_grad=True).expand(after).grad_fn) is keeps
+        assert not keeps_its_size(node)
 
 
 class TestFlattened:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.events import Attention
 from gradcheck_suite.auditing.names import local_name
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
     from torch.autograd.graph import Node
 
@@ -44,9 +47,13 @@ class SliceWrites:
     """Counts indexed assignments that need gradients, and whether a backward goes through them.
 
     What is counted is only ever found in a graph by a mark on its nodes: nothing is kept alive.
+
+    Args:
+        wake: called when there is something to look for in the graphs of backwards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._runs: dict[CallSite, _Run] = {}
         self._found: dict[CallSite, Finding] = {}
 
@@ -65,6 +72,8 @@ class SliceWrites:
             return  # a constant
         run = self._runs.get(site)
         if run is None or before is None or type(before).__name__ != _COPY_SLICES:
+            if not self._runs:
+                self._wake()
             run = self._runs[site] = _Run()
         run.count += 1
         if run.count >= _LEAST:
@@ -72,14 +81,17 @@ class SliceWrites:
             run.shape, run.size = tuple(tensor.shape), tensor.numel()
             node_metadata(node)[_MARK] = weakref.ref(run)
 
-    def before_backward(self, event: BackwardStarted) -> None:
+    def before_backward(self, event: BackwardStarted) -> Attention | None:
         """Look for what was counted in the graph that a backward is about to go through."""
         if not self._runs:
-            return
+            return Attention.ASLEEP
         long = {run: site for site, run in self._runs.items() if run.count >= _LEAST}
         self._runs.clear()
-        if not long:
-            return
+        if long:
+            self._look_for(long, event)
+        return None
+
+    def _look_for(self, long: dict[_Run, CallSite], event: BackwardStarted) -> None:
         waiting: list[Node] = [root.grad_fn for root in event.roots if root.grad_fn is not None]
         seen: set[Node] = set()
         while waiting and len(seen) < _WALK_LIMIT:

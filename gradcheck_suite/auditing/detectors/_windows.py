@@ -14,11 +14,13 @@ from torch.optim import Optimizer
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     GradientsCleared,
+    GradientsDiscarded,
     OptimizerConstructed,
     ParameterGroupAdded,
     ScalerStepped,
     StepFinished,
     StepStarted,
+    TurnEnded,
 )
 from gradcheck_suite.auditing.optimizers import parameters_of
 
@@ -101,6 +103,7 @@ class Window:
         cleared: whether they were cleared since.
         cleared_at: how many backwards had begun when they were cleared last.
         turn: the last finished turn.
+        is_followed: whether somebody wants to be told of the usual turns as well.
         filled_at: the time of the last backward, where gradients were discarded before.
         gradients: the identities of the gradients at that time.
     """
@@ -116,6 +119,7 @@ class Window:
         "fills",
         "gradients",
         "ids",
+        "is_followed",
         "optimizer",
         "spent",
         "stepping",
@@ -141,6 +145,7 @@ class Window:
         self.cleared_at = -1
         self.backwards = backwards
         self.turn: Turn | None = None
+        self.is_followed = False
         self.filled_at = 0
         self.gradients: list[int] = []
 
@@ -183,8 +188,12 @@ class Windows:
         return list(self._windows.values())
 
     def is_alone(self) -> bool:
-        """Return whether there is one optimizer only."""
-        return len(self._windows) == 1
+        """Return whether there is one optimizer only, also among those yet to step."""
+        return len(self._windows) == len(self._recorder.optimizers.known()) == 1
+
+    def any_discarded(self) -> bool:
+        """Return whether any optimizer has lost gradients since its last step."""
+        return any(window.discarded for window in self._windows.values())
 
     def of(self, optimizer: Optimizer, *, whole: bool = False) -> Window:
         """Return the window of an optimizer; ``whole`` says whether a new one begins here."""
@@ -254,6 +263,7 @@ class Windows:
         unused = tuple(window.fills[window.spent :])
         if unused and not window.stepping and len(window.discarded) < _MOST_KEPT:
             window.discarded.append(Discarded(event.site, unused))
+            self._recorder.emit(GradientsDiscarded(event.site))
         window.fills.clear()
         window.spent = 0
 
@@ -267,16 +277,18 @@ class Windows:
         if window.optimizer() is not event.optimizer:  # a closure has stepped another one
             window = self.stepped = self.of(event.optimizer)
         now = self._recorder.backwards
+        discarded = window.discarded
+        is_usual = bool(window.whole and window.fills and not discarded)
         window.turn = (
             Turn(
-                fills=tuple(window.fills),
-                discarded=tuple(window.discarded),
-                backwards=now - window.backwards,
-                site=event.site,
+                tuple(window.fills),
+                tuple(discarded),
+                now - window.backwards,
+                event.site,
                 backward_inside=window.stepping and now > window.stepping_backwards,
                 cleared_last=window.cleared and window.cleared_at == now,
-                forward_since=bool(window.discarded)
-                and self._recorder.saved_tensors.saved > window.discarded[-1].fills[-1].saved,
+                forward_since=bool(discarded)
+                and self._recorder.saved_tensors.saved > discarded[-1].fills[-1].saved,
             )
             if window.whole
             else None
@@ -292,6 +304,8 @@ class Windows:
             for other in list(self._windows.values()):
                 if other.fills and other.ids <= window.ids:
                     other.spent = len(other.fills)
+        if not is_usual or window.is_followed:
+            self._recorder.emit(TurnEnded(event))
 
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""

@@ -62,12 +62,14 @@ class CarriedState:
     @property
     def entry(self) -> Entry | None:
         """Where the backward that runs now enters the graph of an earlier step, if it does."""
-        return self._entry
+        entry = self._entry
+        runs = entry is not None and entry.number == self._recorder.backwards - 1
+        return entry if runs else None
 
     def begin(self, event: BackwardStarted) -> None:
-        """Look at the graph of a backward, before its nodes are freed one by one."""
+        """Look at a graph that reaches an earlier one, before its nodes are freed one by one."""
         self._entry = None
-        if not event.reuses or self._looks >= _LOOKS:
+        if self._looks >= _LOOKS:
             return
         self._looked_at = event.number
         generation = self._recorder.generations.newest()

@@ -57,6 +57,7 @@ from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
     BackwardStarted,
+    LeafBackwardStarted,
     SessionEnded,
     StepFinished,
 )
@@ -112,6 +113,7 @@ class ConnectivityDetector:
         """Read which parameters backward reaches and which steps go without."""
         return {
             BackwardStarted: self._before_backward,
+            LeafBackwardStarted: self._before_leaf,
             BackwardFailed: self._after_failure,
             BackwardFinished: self._after_backward,
             StepFinished: self._after_step,
@@ -149,20 +151,22 @@ class ConnectivityDetector:
     # What backward starts from and reaches.
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        self._forced = ()
-        if self._surveys >= _SURVEYS and event.roots and event.roots[0].grad_fn is not None:
-            return None
-        root = event.roots[0] if event.roots else None
-        if root is None:
-            return None
-        if root.is_leaf and root.requires_grad and root.numel() == 1 and len(event.roots) == 1:
-            known = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
-            if id(root) not in known and type(root) is torch.Tensor and known:
-                self._forced = user_sites()[0]
-        if self._surveys < _SURVEYS and root.grad_fn is not None:
+        if self._surveys >= _SURVEYS:
+            return Attention.ASLEEP
+        if event.roots and event.roots[0].grad_fn is not None:
             self._surveys += 1
             self._survey(event)
-        return Attention.AWAKE if self._forced else None
+        return None
+
+    def _before_leaf(self, event: LeafBackwardStarted) -> Attention | None:
+        roots = event.started.roots
+        if len(roots) != 1 or not roots[0].requires_grad or roots[0].numel() != 1:
+            return None
+        known = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
+        if not known or id(roots[0]) in known or type(roots[0]) is not torch.Tensor:
+            return None
+        self._forced = user_sites()[0]
+        return Attention.AWAKE
 
     def _survey(self, event: BackwardStarted) -> None:
         self._stacks.setdefault(user_sites()[0])
@@ -178,13 +182,14 @@ class ConnectivityDetector:
                 self._level.add(identity)
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
-        if self._forced and not event.failed and not event.created and not event.accumulated:
-            self._note_forced(self._forced)
+        forced, self._forced = self._forced, ()
+        if forced and not event.failed and not event.created and not event.accumulated:
+            self._note_forced(forced)
         if self._any_missing:
             for watched in self._watched.values():
                 for parameter in (*event.created, *event.accumulated):
                     watched.missing.pop(id(parameter), None)
-        return None if self._forced or self._any_missing else Attention.ASLEEP
+        return None if self._any_missing else Attention.ASLEEP
 
     def _after_failure(self, event: BackwardFailed) -> None:
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
@@ -269,7 +274,19 @@ class ConnectivityDetector:
 
     def _after_step(self, event: StepFinished) -> Attention | None:
         self._follow(event)
-        return Attention.AWAKE if self._any_missing else None
+        if self._any_missing:
+            return Attention.AWAKE
+        return Attention.ASLEEP if self._is_settled() else None
+
+    def _is_settled(self) -> bool:
+        """Return whether no step of any optimizer would be looked at any more."""
+        for optimizer in self._recorder.optimizers.known():
+            watched = self._watched.get(id(optimizer))
+            if watched is None or watched.optimizer() is not optimizer:
+                return False
+            if watched.steps <= LOOKED_AT or watched.missing or watched.frozen:
+                return False
+        return True
 
     def _follow(self, event: StepFinished) -> None:
         key = id(event.optimizer)

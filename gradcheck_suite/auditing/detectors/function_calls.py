@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._patches import Patches
 from gradcheck_suite._torch_compat import (
     custom_function_class,
     version_of,
@@ -29,7 +30,6 @@ from gradcheck_suite.auditing.events import (
     BackwardStarted,
     SessionEnded,
 )
-from gradcheck_suite.auditing.patches import Patches
 from gradcheck_suite.auditing.sources._base import is_compiling
 from gradcheck_suite.findings import Finding, Location, Related
 

@@ -22,7 +22,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.detectors._gradients import none_left
-from gradcheck_suite.auditing.events import StepFinished
+from gradcheck_suite.auditing.events import StepFinished, TurnEnded
 from gradcheck_suite.findings import Finding, Related, Severity
 
 if TYPE_CHECKING:
@@ -81,9 +81,10 @@ class IdleStepDetector:
 
     def subscriptions(self) -> Subscriptions:
         """Look at each step's end: a closure runs its backward inside the step."""
-        return {StepFinished: self._end_step}
+        return {TurnEnded: self._end_turn}
 
-    def _end_step(self, event: StepFinished) -> None:
+    def _end_turn(self, ended: TurnEnded) -> None:
+        event = ended.step
         window = self._windows.stepped
         turn = window.turn
         if turn is None:
@@ -105,6 +106,7 @@ class IdleStepDetector:
             return
         if seen is None:
             seen = self._seen[window] = _Seen()
+            window.is_followed = True
         if skipped:
             self._look_at_skipped(window, seen, event)
         elif turn.backwards:

@@ -68,7 +68,7 @@ class InPlaceDetector:
         self._uses: dict[_Key, Use] = {}
         self._seen: dict[_Key, _Key] = {}
         self._refused: dict[object, Finding] = {}
-        self._slices = SliceWrites()
+        self._slices = SliceWrites(lambda: recorder.rouse(self))
         recorder.writers.on_indexed = self._slices.note
         self.left_out = 0
 

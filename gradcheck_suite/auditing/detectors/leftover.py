@@ -69,7 +69,7 @@ class LeftoverGradientDetector:
 
     def _end_step(self, _event: StepFinished) -> Attention | None:
         if self._windows.is_alone():
-            return None
+            return Attention.ASLEEP
         windows = self._windows.all()
         stepped = self._windows.stepped
         self._left.pop(stepped, None)

@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
     BackwardStarted,
+    GraphReused,
     SessionEnded,
     StepFinished,
 )
@@ -155,7 +156,8 @@ class LifetimeDetector:
     def subscriptions(self) -> Subscriptions:
         """Look at the living generations after each step, or each backward if none steps."""
         return {
-            BackwardStarted: self._follow_chain,
+            BackwardStarted: self._before_backward,
+            GraphReused: self._follow_chain,
             BackwardFailed: self._carried.fail,
             BackwardFinished: self._after_backward,
             StepFinished: self._after_step,
@@ -287,11 +289,16 @@ class LifetimeDetector:
             # Where one thing holds them all, what lives tells how it grows on.
             self._newest = kept if alone else None
 
-    def _follow_chain(self, event: BackwardStarted) -> None:
-        self._carried.begin(event)
-        if not self._stepped and event.accumulates:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
+        if self._stepped:
+            return Attention.ASLEEP
+        if event.accumulates:
             self._follow_without_steps(event)
-        self._note_chain(event.chain, event.site)
+        return None
+
+    def _follow_chain(self, event: GraphReused) -> None:
+        self._carried.begin(event.started)
+        self._note_chain(event.started.chain, event.started.site)
 
     def _follow_without_steps(self, event: BackwardStarted) -> None:
         generation = self._recorder.generations.newest()

@@ -20,6 +20,7 @@ from torch import nn
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
+    Attention,
     LayerRanInTrainingMode,
     ModeChanged,
     StepFinished,
@@ -27,7 +28,7 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.findings import Finding, Related
 
 if TYPE_CHECKING:
-    from gradcheck_suite.auditing.detectors._windows import Window, Windows
+    from gradcheck_suite.auditing.detectors._windows import Turn, Window, Windows
     from gradcheck_suite.auditing.events import Subscriptions
 
 __all__ = ["ModeDetector"]
@@ -90,7 +91,7 @@ class ModeDetector:
             StepFinished: self._end_step,
         }
 
-    def _change(self, event: ModeChanged) -> None:
+    def _change(self, event: ModeChanged) -> Attention | None:
         if event.training:
             self._evaluated = [
                 each
@@ -106,6 +107,8 @@ class ModeDetector:
             if not known:
                 taken = {id(window): window.steps for window in self._windows.all()}
                 self._evaluated.append(_Evaluated(weakref.ref(event.module), event.site, taken))
+            return Attention.AWAKE
+        return None
 
     def _trainer_of(self, model: nn.Module) -> Window | None:
         """Return the window of the optimizer that trains parameters of this model."""
@@ -144,13 +147,15 @@ class ModeDetector:
             type(model).__name__, words, event.site, event.step, window.steps
         )
 
-    def _end_step(self, event: StepFinished) -> None:
+    def _end_step(self, event: StepFinished) -> Attention | None:
         if not self._evaluated:
-            return
+            return Attention.ASLEEP
         window = self._windows.stepped
-        turn = window.turn
-        if turn is None or not turn.fills:
-            return
+        if window.turn is not None and window.turn.fills:
+            self._look_for_stuck(window, window.turn, event)
+        return None
+
+    def _look_for_stuck(self, window: Window, turn: Turn, event: StepFinished) -> None:
         self._evaluated = [each for each in self._evaluated if _is_evaluating(each)]
         stuck = [
             (each, module)

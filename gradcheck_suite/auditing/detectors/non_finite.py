@@ -1,8 +1,9 @@
 """NaN and infinity that a step writes into parameters, and the op in which they were born.
 
-A step's gradients are looked at in the first steps and in each sixteenth after: NaN stays, so
-that it is seen there even if it came in between. In the first backwards each node of the graph also
-says whether finite gradients went in and others came out. What a GradScaler skips never gets here.
+A step's gradients are looked at in the first steps, in each 64th after, and where the loss of each
+sixteenth is not finite: NaN stays, so that it is seen there even if it came in between. In the
+first backwards each node of the graph also says whether finite gradients went in and others came
+out. What a GradScaler skips never gets here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._saved_lines import holders_of, line_near
-from gradcheck_suite.auditing.events import BackwardStarted, StepStarted
+from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepStarted
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.auditing.saved_tensors import operation_of
 from gradcheck_suite.findings import Finding, Location, Related
@@ -45,7 +46,8 @@ __all__ = ["NonFiniteDetector"]
 _CLOSELY = 2
 """In so many first steps every node is watched."""
 _FIRST_STEPS = 6
-_EVERY = 16
+_LOSSES_EVERY = 16
+_GRADIENTS_EVERY = 64
 _MOST_NODES = 20_000
 _NAMES_SHOWN = 5
 _DEPTH = 64
@@ -99,12 +101,16 @@ class NonFiniteDetector:
         """Return one finding for each optimizer that used such gradients."""
         return list(self._findings.values())
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | int | None:
+        if self._findings:
+            return Attention.ASLEEP
         turn = self._recorder.turn
-        if self._findings or (turn >= _FIRST_STEPS and turn % _EVERY):
-            return
+        if turn >= _FIRST_STEPS and turn % _LOSSES_EVERY:
+            if self._loss is not None:  # that of an earlier turn, whose step was left out
+                self._loss = self._birth = None
+            return _next(turn, _LOSSES_EVERY)
         if not _may_look():
-            return
+            return None
         self._round += 1
         # On a graph that is gone through again, those of each time would add up.
         for handle in self._handles:
@@ -118,10 +124,12 @@ class NonFiniteDetector:
                 self._loss = root.detach().reshape(-1)[0].item() if root.numel() == 1 else math.nan
         if self._loss is not None:
             self._birth = self._born_in_forward(event.roots)
-        elif turn < _CLOSELY:
+            return Attention.AWAKE
+        if turn < _CLOSELY:
             for node in _nodes(event.roots):
                 if node.next_functions:
                     self._handles.append(node.register_hook(self._hook(node, self._round)))
+        return None
 
     def _hook(self, node: Node, number: int) -> Callable[..., None]:
         # A node keeps its hooks, and may not be kept by them: the cycle would go through C++.
@@ -186,16 +194,21 @@ class NonFiniteDetector:
                     return _Birth(name, value, holder.site, 0, tensor.numel(), above, True)
         return None
 
-    def _before_step(self, event: StepStarted) -> None:
+    def _before_step(self, event: StepStarted) -> int | None:
         step = self._recorder.step
-        if (step >= _FIRST_STEPS and step % _EVERY) or id(event.optimizer) in self._findings:
-            return
+        # Each optimizer's step counts: so many in a row, for every one of them to have its turn.
+        several = len(self._recorder.optimizers.known()) if step >= _FIRST_STEPS else 1
+        if step >= _FIRST_STEPS and step % _GRADIENTS_EVERY >= several and self._loss is None:
+            return _next(step, _GRADIENTS_EVERY)
+        if id(event.optimizer) in self._findings:
+            return None
         if not _may_look():
             self._unread += 1
-            return
+            return None
         bad = _non_finite(event.optimizer)
         if bad and not _skips_itself(event.optimizer):
             self._findings[id(event.optimizer)] = self._finding(event, bad)
+        return None
 
     def _finding(self, event: StepStarted, bad: list[Tensor]) -> Finding:
         names = [self._names.of(parameter) for parameter in bad[:_NAMES_SHOWN]]
@@ -247,6 +260,10 @@ class NonFiniteDetector:
                 "module": None if birth is None else birth.above,
             },
         )
+
+
+def _next(turn: int, every: int) -> int:
+    return turn - turn % every + every
 
 
 def _skips_itself(optimizer: Optimizer) -> bool:

@@ -126,19 +126,19 @@ class OwnershipDetector:
             if occurrence.stale or not occurrence.is_owned_by(owned)
         ]
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> int | None:
         step = self._recorder.step
         if step & (step - 1):
-            return
+            return _next_power_of_two(step)
         windows = self._windows.all()
         if not windows:
-            return
+            return None
         owned = set().union(*(window.ids for window in windows))
         roots = [root.grad_fn for root in event.roots if root.grad_fn is not None]
         order = _in_order(roots)
         if order is None:
             self._cut_short = True
-            return
+            return None
         leaves = [
             leaf
             for node in order
@@ -146,11 +146,12 @@ class OwnershipDetector:
         ]
         if not event.accumulates:
             self._wasted.ask(leaves)
-            return
+            return None
         self._ran = True
         self._wasted.begin(event.site, leaves, owned, step)
         if self._scans < _MOST_SCANS:
             self._note_orphans(event, order, leaves, owned)
+        return None
 
     def _note_orphans(
         self, event: BackwardStarted, order: list[Node], leaves: list[Tensor], owned: set[int]
@@ -171,11 +172,15 @@ class OwnershipDetector:
                 if identity in self._orphans:
                     self._orphans[identity].after_owned = True
 
-    def _end_step(self, event: StepFinished) -> None:
+    def _end_step(self, event: StepFinished) -> int | None:
         if not self._ran or self._scans >= _MOST_SCANS:
-            return
+            return None
         if not self._orphans and event.number > _FIRST_STEPS and event.number & (event.number - 1):
-            return
+            return _next_power_of_two(event.number)
+        self._look(event)
+        return None
+
+    def _look(self, event: StepFinished) -> None:
         window = self._windows.stepped
         steps = window.steps
         if steps < _STEPS_TO_BE_SURE or (steps > _FIRST_STEPS and (steps - 1) & (steps - 2)):
@@ -289,6 +294,10 @@ class OwnershipDetector:
             *(_finding(occurrence) for occurrence in self._occurrences),
             *self._wasted.findings(),
         ]
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << number.bit_length()
 
 
 def _in_order(roots: list[Node]) -> list[Node] | None:

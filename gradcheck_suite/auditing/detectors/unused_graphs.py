@@ -18,9 +18,10 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardFailed,
-    BackwardFinished,
     BackwardStarted,
+    GraphKept,
     ModeChanged,
     SessionEnded,
 )
@@ -91,7 +92,7 @@ class UnusedGraphDetector:
         """Read backwards, and which modules are in evaluation mode."""
         return {
             BackwardStarted: self._before_backward,
-            BackwardFinished: self._after_backward,
+            GraphKept: self._after_backward,
             BackwardFailed: self._after_failure,
             ModeChanged: self._after_mode,
             SessionEnded: self._at_the_end,
@@ -115,7 +116,7 @@ class UnusedGraphDetector:
 
     # retain_graph
 
-    def _before_backward(self, event: BackwardStarted) -> None:
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if self._phases:
             self._close_phases()
         self._family = None
@@ -126,10 +127,12 @@ class UnusedGraphDetector:
         step = self._recorder.step
         # Only there does a generation know every earlier one that it goes through.
         if (step or event.number) >= _WALKED_UNTIL:
-            return
+            listens = any(phase.stop is not None for phase in self._phases.values())
+            is_busy = listens or self._pending or self._cycle is not None
+            return None if is_busy else Attention.ASLEEP
         generation = self._recorder.generations.newest()
         if generation is None or generation.index != event.number:
-            return
+            return None
         earlier = frozenset[int]()
         for reference in generation.reused:
             other = reference()
@@ -140,15 +143,17 @@ class UnusedGraphDetector:
             for records in self._retained.values():
                 for record in records:
                     record.used = record.used or not record.family.isdisjoint(earlier)
+        return None
 
-    def _after_backward(self, event: BackwardFinished) -> None:
-        if event.failed:
-            return
-        if event.creates_graph:
-            if self._cycle is None and (event.created or event.accumulated):
-                self._cycle = _Cycle(event.site, self._recorder.step)
-        elif event.keeps_graph and self._family is not None:
-            self._retained.setdefault(event.site, []).append(_Retained(self._family))
+    def _after_backward(self, event: GraphKept) -> Attention | None:
+        finished = event.finished
+        if not finished.creates_graph:
+            if self._family is not None:
+                self._retained.setdefault(finished.site, []).append(_Retained(self._family))
+        elif self._cycle is None and (finished.created or finished.accumulated):
+            self._cycle = _Cycle(finished.site, self._recorder.step)
+            return Attention.AWAKE
+        return None
 
     # create_graph
 
@@ -174,18 +179,19 @@ class UnusedGraphDetector:
 
     # Evaluation mode
 
-    def _after_mode(self, event: ModeChanged) -> None:
+    def _after_mode(self, event: ModeChanged) -> Attention | None:
         key = id(event.module)
         phase = self._phases.get(key)
         if event.training:
             if phase is not None:
                 _close(phase)
-            return
+            return None
         if phase is None or phase.module() is not event.module:
             phase = self._phases[key] = _Phase(weakref.ref(event.module))
         if phase.stop is None and phase.calls < _CALLS_OF_A_MODULE:
             phase.of_phase = 0
             phase.stop = self._recorder.module_calls.listen(event.module, self._note_evaluation)
+        return Attention.AWAKE
 
     def _note_evaluation(self, module: nn.Module, output: Any) -> None:
         """Note a call of a module that was set to evaluation mode."""

@@ -19,7 +19,14 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors._gradients import RESCALING, none_left
 from gradcheck_suite.auditing.detectors._windows import Turn
-from gradcheck_suite.auditing.events import ScalerStepped, StepFinished, StepStarted
+from gradcheck_suite.auditing.events import (
+    Attention,
+    GradientsDiscarded,
+    ScalerStepped,
+    StepFinished,
+    StepStarted,
+    TurnEnded,
+)
 from gradcheck_suite.findings import Finding, Related, Severity
 
 if TYPE_CHECKING:
@@ -78,8 +85,9 @@ class MisplacedZeroGradDetector:
     def subscriptions(self) -> Subscriptions:
         """Look at each step, before and after."""
         return {
+            GradientsDiscarded: self._wake,
             StepStarted: self._begin_step,
-            StepFinished: self._end_step,
+            TurnEnded: self._end_turn,
             ScalerStepped: self._refused_step,
         }
 
@@ -92,10 +100,13 @@ class MisplacedZeroGradDetector:
                 turn = Turn((), discarded, 0, event.site, backward_inside=False)
                 self._report(event, turn, 1, each_micro_batch=False)
 
-    def _begin_step(self, _event: StepStarted) -> None:
+    def _wake(self, _event: GradientsDiscarded) -> Attention:
+        return Attention.AWAKE
+
+    def _begin_step(self, _event: StepStarted) -> Attention | None:
         window = self._windows.stepped
         if not window.discarded or not window.fills:
-            return
+            return None if self._windows.any_discarded() else Attention.ASLEEP
         seen = self._of(window)
         if (
             not window.whole
@@ -104,6 +115,7 @@ class MisplacedZeroGradDetector:
             or self._gradients_were_set(window)
         ):
             window.discarded.clear()
+        return None
 
     def _gradients_were_set(self, window: Window) -> bool:
         """Return whether the program has put other gradients in the place of the last ones."""
@@ -122,9 +134,11 @@ class MisplacedZeroGradDetector:
         seen = self._seen.get(window)
         if seen is None:
             seen = self._seen[window] = _Seen()
+            window.is_followed = True
         return seen
 
-    def _end_step(self, event: StepFinished) -> None:
+    def _end_turn(self, ended: TurnEnded) -> None:
+        event = ended.step
         window = self._windows.stepped
         turn = window.turn
         if turn is None:

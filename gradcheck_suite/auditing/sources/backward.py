@@ -14,7 +14,14 @@ from gradcheck_suite._torch_compat import (
     transform_is_active,
 )
 from gradcheck_suite.auditing.call_sites import call_site
-from gradcheck_suite.auditing.events import BackwardFailed, BackwardFinished, BackwardStarted
+from gradcheck_suite.auditing.events import (
+    BackwardFailed,
+    BackwardFinished,
+    BackwardStarted,
+    GraphKept,
+    GraphReused,
+    LeafBackwardStarted,
+)
 from gradcheck_suite.auditing.generations import Generation
 from gradcheck_suite.auditing.optimizers import changes_since
 from gradcheck_suite.auditing.sources._base import Source, is_compiling
@@ -26,8 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from gradcheck_suite._patches import Patches
     from gradcheck_suite.auditing.optimizers import GradientState
-    from gradcheck_suite.auditing.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["BackwardSource"]
@@ -36,14 +43,21 @@ __all__ = ["BackwardSource"]
 class BackwardSource(Source):
     """Replaces the one name through which Python enters the autograd engine."""
 
-    kinds = (BackwardStarted, BackwardFailed, BackwardFinished)
+    kinds = (
+        BackwardStarted,
+        LeafBackwardStarted,
+        GraphReused,
+        BackwardFailed,
+        BackwardFinished,
+        GraphKept,
+    )
     always = True
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         # Asked once: every call counts here.
-        self._tells_starts = recorder.wants(BackwardStarted)
-        self._tells_ends = recorder.wants(BackwardFinished)
+        self._tells_starts = any(map(recorder.wants, self.kinds[:3]))
+        self._tells_ends = recorder.wants(BackwardFinished) or recorder.wants(GraphKept)
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -99,18 +113,15 @@ class BackwardSource(Source):
         before: GradientState = []
         try:
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-            generation = recorder.generations.open(index, _nodes(roots), site, recorder.step)
+            nodes, tensors, has_leaf = _read(roots)
+            generation = recorder.generations.open(index, nodes, site, recorder.step)
             if self._tells_starts:
-                recorder.emit(
-                    BackwardStarted(
-                        number=index,
-                        site=site,
-                        chain=generation.chain,
-                        roots=_tensors(roots),
-                        accumulates=accumulates,
-                        reuses=bool(generation.reused),
-                    )
-                )
+                started = BackwardStarted(index, site, generation.chain, tensors, accumulates)
+                recorder.emit(started)
+                if generation.reused:
+                    recorder.emit(GraphReused(started))
+                if has_leaf:
+                    recorder.emit(LeafBackwardStarted(started))
             if accumulates and self._tells_ends:
                 before = unseen(recorder.optimizers.gradients)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
@@ -121,7 +132,7 @@ class BackwardSource(Source):
     def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
         """Tell that it has failed."""
         roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        failed = BackwardFailed(generation.index, generation.site, _tensors(roots), error)
+        failed = BackwardFailed(generation.index, generation.site, _read(roots)[1], error)
         self.recorder.emit(failed)
 
     def end(
@@ -140,35 +151,31 @@ class BackwardSource(Source):
         if not self._tells_ends:
             return
         created, accumulated = unseen(changes_since, before)
-        recorder.emit(
-            BackwardFinished(
-                number=generation.index,
-                site=generation.site,
-                creates_graph=creates,
-                failed=failed,
-                keeps_graph=keeps,
-                created=created,
-                accumulated=accumulated,
-            )
+        finished = BackwardFinished(
+            generation.index, generation.site, creates, failed, keeps, created, accumulated
         )
+        recorder.emit(finished)
+        if keeps and not failed:
+            recorder.emit(GraphKept(finished))
 
 
-def _nodes(roots: Sequence[Any]) -> list[Node]:
-    found = []
-    for output in roots:
-        node = getattr(output, "grad_fn", None) or getattr(output, "node", None)
-        # A leaf's own node outlives every graph and so can't stand for one.
-        if node is not None and node.next_functions:
-            found.append(node)
-    return found
-
-
-def _tensors(roots: Sequence[Any]) -> tuple[Tensor, ...]:
-    found = []
+def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:
+    """Return the nodes that backward starts from, the tensors, and whether some are leaves."""
+    nodes = []
+    tensors: tuple[Tensor, ...] = ()
+    has_leaf = False
     for root in roots:
         if isinstance(root, torch.Tensor):
-            found.append(root)  # noqa: PERF401 - a comprehension is one call more
-    return tuple(found)
+            tensors = (*tensors, root)
+            node = root.grad_fn
+        else:
+            node = getattr(root, "node", None)
+        # A leaf's own node outlives every graph and so can't stand for one.
+        if node is not None and node.next_functions:
+            nodes.append(node)
+        else:
+            has_leaf = True
+    return nodes, tensors, has_leaf
 
 
 def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:

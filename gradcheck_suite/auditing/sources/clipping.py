@@ -17,7 +17,7 @@ from gradcheck_suite.auditing.sources._base import Source, is_compiling
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite._patches import Patches
 
 __all__ = ["ClippingSource"]
 

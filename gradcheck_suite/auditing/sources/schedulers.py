@@ -16,7 +16,7 @@ from gradcheck_suite.auditing.sources._base import Source
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gradcheck_suite.auditing.patches import Patches
+    from gradcheck_suite._patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["SchedulerSource"]
