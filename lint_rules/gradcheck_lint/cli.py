@@ -40,6 +40,9 @@ def _run(words: list[str]) -> int:
     if words and words[0] in _WORDS and not os.path.lexists(words[0]):
         return _WORDS[words[0]](words[1:])
     arguments = build_parser().parse_args(words)
+    if not arguments.paths:
+        # Whoever says which file standard input stands for means standard input, as in ruff.
+        arguments.paths = [_STDIN if arguments.stdin_filename is not None else "."]
     if arguments.explain is not None:
         return _explain([arguments.explain, f"--color={arguments.color}"])
     _refuse_contradictions(arguments)
@@ -47,7 +50,7 @@ def _run(words: list[str]) -> int:
     settings_for = _adjusted(finder, arguments)
     # The options are checked even if there is no file to apply them to.
     settings = settings_for(".")
-    paths: list[str] = arguments.paths or ["."]
+    paths: list[str] = arguments.paths
     run = (
         _on_stdin(arguments, settings_for)
         if _STDIN in paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, mentions_us
 from gradcheck_suite.findings import Finding, Location, Related
@@ -44,15 +44,20 @@ def lint_source(
     if not isinstance(plan, _Plan):
         return plan
     with _collector_off():
-        if plan.answerable is None and _finds_nothing(source, plan.codes):
+        suspects = _suspects(source, plan.codes)
+        if plan.answerable is None and suspects is not None and not suspects:
             return ()
-        return _inspect(source, path, plan).findings
+        return _inspect(source, path, plan, suspects).findings
 
 
-def _finds_nothing(source: bytes, codes: Collection[str]) -> bool:
-    """Tell whether a look at a tree without white space shows that no rule finds anything.
+_Suspects: TypeAlias = "frozenset[tuple[str, int]]"
+"""The rules that find something, each with the place of the function among those of the file."""
 
-    Where it can't be told, for whatever reason, the answer is no: the whole tree will tell.
+
+def _suspects(source: bytes, codes: Collection[str]) -> _Suspects | None:
+    """Return what a look at a tree without white space finds.
+
+    Where it can't be told, for whatever reason, that is None: the whole tree will tell.
     """
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
     from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
@@ -60,20 +65,26 @@ def _finds_nothing(source: bytes, codes: Collection[str]) -> bool:
 
     try:
         skeleton = Skeleton(source)
-        model = ModuleModel(skeleton.tree, source, text_of=skeleton.text)
+        model = ModuleModel(skeleton.tree, source, outline=skeleton)
         try:
-            return next(_violations(model, load_rules(codes)), None) is None
+            places = {id(known.scope): place for place, known in enumerate(model.functions())}
+            return frozenset(
+                (rule.entry.code, places[id(function.scope)])
+                for rule, function, _ in _violations(model, load_rules(codes))
+            )
         finally:
             model.release()
     except Exception:  # noqa: BLE001 - whatever it is, the whole tree will tell
-        return False
+        return None
 
 
 def _violations(
-    model: ModuleModel, rules: Sequence[Rule]
+    model: ModuleModel, rules: Sequence[Rule], suspects: _Suspects | None = None
 ) -> Iterator[tuple[Rule, FunctionModel, Violation]]:
-    for function in model.functions():
+    for place, function in enumerate(model.functions()):
         for rule in rules:
+            if suspects is not None and (rule.entry.code, place) not in suspects:
+                continue
             if (rule.part is None or rule.part in function.scope.parts) and rule.may_find(function):
                 for violation in rule.check(function):
                     yield rule, function, violation
@@ -123,7 +134,9 @@ def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tu
     return _Plan(applied if MARK in source else (), wanted if tells_unused else None)
 
 
-def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
+def _inspect(
+    source: bytes, path: str, plan: _Plan, suspects: _Suspects | None = None
+) -> Inspection:
     from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415 - needs libcst
     from gradcheck_lint.parsing import parse  # noqa: PLC0415 - only for torch files
 
@@ -131,7 +144,7 @@ def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
     if isinstance(tree, Finding):
         return Inspection((Inspected(tree),))
     try:
-        return _check(tree, source, path, plan)
+        return _check(tree, source, path, plan, suspects)
     except RecursionError:
         from gradcheck_lint.unreadable import unreadable  # noqa: PLC0415 - rare path
 
@@ -139,7 +152,9 @@ def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
         return Inspection((Inspected(unreadable(path, reason)),))
 
 
-def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspection:
+def _check(
+    tree: cst.Module, source: bytes, path: str, plan: _Plan, suspects: _Suspects | None
+) -> Inspection:
     # These need libcst, which takes a third of a second to import.
     from gradcheck_lint.inspection import Inspection  # noqa: PLC0415
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415
@@ -150,7 +165,7 @@ def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspectio
     found: list[tuple[Rule, FunctionModel, Violation]] = []
     if plan.codes:
         model = ModuleModel(tree, source)
-        found = list(_violations(model, load_rules(plan.codes)))
+        found = list(_violations(model, load_rules(plan.codes), suspects))
         model.release()
     if not found and plan.answerable is None:
         return Inspection(tree=tree)

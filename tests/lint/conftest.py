@@ -45,7 +45,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             text=True,
             encoding="utf-8",
             check=False,
-            timeout=60,
+            timeout=600,  # only ends a hang: a loaded machine may take minutes
         )
 
     return run

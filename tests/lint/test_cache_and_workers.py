@@ -267,6 +267,6 @@ class TestWorkers:
         with pytest.raises(subprocess.TimeoutExpired):
             process.communicate(timeout=3)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 130
         assert errors == "gradcheck-lint: interrupted\n"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gradcheck_lint import engine
+from gradcheck_lint.model.earlier_use import EarlierUse
+from gradcheck_lint.model.module import ModuleModel
+from gradcheck_lint.model.provenance import Write
 from gradcheck_lint.model.scopes import FunctionScope, Part
-from gradcheck_lint.rules import RULES, RuleReference
+from gradcheck_lint.rules import RULES, RuleReference, load_rules
 from gradcheck_lint.rules._signs import (
     LEAF_WORD,
     OPTIMIZER_NAME,
@@ -16,6 +21,7 @@ from gradcheck_lint.rules._signs import (
     WRITE_IN_PLACE,
     Signs,
 )
+from gradcheck_lint.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from gradcheck_lint.rules._signs import Pattern
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Apply every rule to the whole tree of every function of every file."""
-    monkeypatch.setattr(engine, "_finds_nothing", lambda _source, _codes: False)
+    monkeypatch.setattr(engine, "_suspects", lambda _source, _codes: None)
     monkeypatch.setattr(RuleReference, "concerns", lambda _self, _source: True)
     monkeypatch.setattr(FunctionScope, "parts", frozenset(Part))
     for reference in RULES:
@@ -49,6 +55,56 @@ def _found(sources: list[str]) -> list[list[tuple[str, int]]]:
 def test_filters_lose_no_finding(request: pytest.FixtureRequest) -> None:
     sources = _sources()
     filtered = _found(sources)
+    request.getfixturevalue("unfiltered")
+    assert filtered == _found(sources)
+
+
+_OTHERS = """
+import os
+from torch import nn
+
+
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.others = {}
+
+    def forward(self, other):
+        for key in other:
+            other[key] = self.others[key] + 1
+        return other
+
+
+def unrelated(path, *, depth=0):
+    total = 0
+    while depth:
+        total += depth
+        depth -= 1
+    return os.path.join(path, str(total))
+"""
+
+
+def _inside(source: str, *, function: bool) -> str:
+    """Put an example among other code, or into a function with an outer one and a class."""
+    future = "from __future__ import annotations\n"
+    body = source.replace(future, "")
+    if function:
+        body = "def around():\n    class Inner:\n        def method(self):\n" + textwrap.indent(
+            body + "\npass\n", " " * 12
+        )
+    return f"{future}{_OTHERS}\n{body}\n{_OTHERS.replace('Other', 'Another')}"
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["among others", "in a function"])
+def test_filters_lose_nothing_in_larger_files(
+    function: bool, request: pytest.FixtureRequest
+) -> None:
+    rules = [reference.load() for reference in RULES]
+    sources = [
+        _inside(example.source, function=function) for rule in rules for example in rule.invalid
+    ]
+    filtered = _found(sources)
+    assert sum(map(bool, filtered)) > len(sources) // (3 if function else 2)
     request.getfixturevalue("unfiltered")
     assert filtered == _found(sources)
 
@@ -115,3 +171,107 @@ def test_looking_for_signs_takes_no_longer_on_hostile_text(text: str) -> None:
     signs = Signs((text * 20_000).encode())
     for rule in RULES:
         rule.concerns(signs)
+
+
+_WRITES = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+from torch.nn import Parameter as P
+
+class Scale(nn.Module):
+    gain = nn.Parameter(torch.ones(3))
+
+    def __init__(self):
+        super().__init__()
+        self.named = nn.Parameter(torch.ones(3))
+        self.register_parameter("other", P(torch.ones(3)))
+        self.all = [self.named, self.other]
+
+    @property
+    def alias(self):
+        return self.named
+
+    def forward(self, x):
+        {statement}
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "self.named.add_(1)",
+        "self.other += 1",
+        "self.gain[0] = 1",
+        "self.alias.mul_(2)",
+        "w = self.named; w.add_(1)",
+        "a, b = self.named, x; a.add_(1)",
+        "for w in self.all: w += 1",
+        "for _, w in enumerate(list(self.parameters())): w += 1",
+        "d = {'w': self.named}; d['w'].add_(1)",
+        "[w.add_(1) for w in self.parameters()]",
+        "(w := self.named).add_(1); w += 1",
+        "w = self.named if len(x) else self.other; w += 1",
+        "w = self.named.view(-1).t(); w += 1",
+        "ws = [self.named] + [self.other]; ws[0].add_(1)",
+        "torch.relu_(self.named)",
+        "F.relu(self.named, inplace=True)",
+        "torch.add(x, 1, out=self.named)",
+        "f = lambda: self.named.add_(1)",
+        "w = torch.zeros(3, requires_grad=True); w += 1",
+        "w = torch.zeros(3); v = w; v.requires_grad_(); w += 1",
+    ],
+)
+def test_what_is_written_to_is_followed_back_to_a_leaf(statement: str) -> None:
+    source = _WRITES.format(statement=statement).encode()
+    skeleton = Skeleton(source)
+    model = ModuleModel(skeleton.tree, source, outline=skeleton)
+    (rule,) = load_rules(["GCS101"])
+    last = list(model.functions())[-1]
+    assert Part.WRITE in last.scope.parts
+    assert rule.may_find(last)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "x += self.named",
+        "y = x + self.named; y += 1",
+        "y = F.linear(x, self.named); y += 1",
+        "self.named.data.add_(1)",
+        "nn.init.zeros_(self.named)",
+        "count = 0; count += 1",
+    ],
+)
+def test_what_is_no_leaf_is_not_read(statement: str) -> None:
+    source = _WRITES.format(statement=statement).encode()
+    skeleton = Skeleton(source)
+    model = ModuleModel(skeleton.tree, source, outline=skeleton)
+    (rule,) = load_rules(["GCS101"])
+    assert not rule.may_find(list(model.functions())[-1])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("h = f(x)\nh += 1", False),
+        ("h = f(x)\ny = g(h)\nh += 1", True),
+        ("h = x.view(3)\nh += 1", True),
+        ("h = f(x)\nh += h * h", True),
+        ("h = f(x)\nfor i in x:\n    h += 1\n    y = h * 2", True),
+        ("for i in x:\n    h = f(x)\n    h += 1", False),
+        ("for i in x:\n    h = f(x)\n    h += 1\n    y = h * 2", False),
+        ("if x:\n    h = f(x)\nh += 1", True),
+        ("if x:\n    h = f(x)\nelse:\n    h = x\nh += 1", True),
+        ("h = f(x)\nwith a:\n    h += 1", False),
+    ],
+)
+def test_a_name_that_nobody_mentions_was_not_saved(body: str, *, expected: bool) -> None:
+    statements = ast.parse(body).body
+    (write,) = [
+        Write(node.target, node)
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.AugAssign)
+    ]
+    assert EarlierUse(statements).is_possible(write) is expected

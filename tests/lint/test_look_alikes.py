@@ -86,20 +86,23 @@ class M(pl.LightningModule):
             opt.step()
 """,
     "accelerate": """
-from accelerate import Accelerator
-acc = Accelerator()
+from accelerate import Accelerator, DeepSpeedPlugin
+accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin())
 def f(model, data, optimizer):
     for x in data:
-        l = model(x).mean()
-        l.backward()
+        accelerator.backward(model(x).mean())
         optimizer.step()
 """,
     "fabric": """
 from lightning.fabric import Fabric
 def f(fabric, model, data, optimizer):
-    for x in data:
-        fabric.backward(model(x).mean())
-        optimizer.step()
+    for i, x in enumerate(data):
+        with fabric.no_backward_sync(model, enabled=i % 4 != 3):
+            fabric.backward(model(x).mean())
+        if i % 4 == 3:
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
 """,
     "autograd.grad": """
 def f(w, data, opt):

@@ -166,10 +166,11 @@ def test_deeply_nested_loops_are_read_in_bounded_time(monkeypatch):
         read_iteration(self, *arguments)
 
     monkeypatch.setattr(StatementReader, "_read_iteration", counted)
-    lines = ["import torch  # loss.backward() opt.step()"]
+    lines = ["import torch"]
     for depth in range(14):
         lines.append("    " * depth + f"for i{depth} in data:")
         lines.append("    " * (depth + 1) + "a, b, c = b, c, f(a)")
+    lines.append("    " * 14 + "a.backward(); opt.step()")
     lint_source("\n".join(lines).encode(), "x.py")
     assert 14 <= reads < 20_000
 

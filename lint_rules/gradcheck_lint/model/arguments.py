@@ -10,7 +10,10 @@ import libcst as cst
 
 from gradcheck_lint.model.expressions import element_of, read
 from gradcheck_lint.model.flow import Call, GradMode
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE
+from gradcheck_lint.model.nearness import MODE
+from gradcheck_lint.model.returning import as_seen_by_caller
+from gradcheck_lint.model.syntax import dotted_name, last_word, place_name
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
@@ -26,6 +29,8 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.scopes import FunctionScope
 
@@ -121,6 +126,9 @@ def record_call(
         return frozenset({plain})
     if function is not None and reading.surroundings.returns_optimizer(function):
         return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})
+    returned = NOTHING
+    if function is not None and not is_constructor and _is_one_result(node):
+        returned = reading.surroundings.returned_by(function, reading.scope)
     made = reading.recorder.value(
         Kind.UNKNOWN,
         node,
@@ -129,20 +137,67 @@ def record_call(
         through=through,
         cut=cut_of(arguments.everything),
     )
+    result = frozenset({made})
+    if function is not None and returned:
+        given = parameters_given(function, arguments.named, is_method=method is not None)
+        may_record = reading.surroundings.near.has(function, MODE)
+        result = as_seen_by_caller(reading, node, made, returned, given, may_record=may_record)
     if is_loss(node):
-        return carrying(frozenset({made}), *arguments.positional[:1])
-    return frozenset({made})
+        return carrying(result, *arguments.positional[:1])
+    return result
+
+
+def parameters_given(
+    function: FunctionScope, arguments: Iterable[tuple[int | str, Values]], *, is_method: bool
+) -> dict[int, Values]:
+    """Return what the parameters of a function of the file stand for in a call."""
+    node = function.node
+    if isinstance(node, cst.Module):
+        return {}
+    ordered = [*node.params.posonly_params, *node.params.params]
+    if is_method:
+        ordered = ordered[1:]
+    named = {
+        parameter.name.value: parameter for parameter in (*ordered, *node.params.kwonly_params)
+    }
+    given: dict[int, Values] = {}
+    for place, values in arguments:
+        parameter = (
+            (ordered[place] if place < len(ordered) else None)
+            if isinstance(place, int)
+            else named.get(place)
+        )
+        if parameter is not None:
+            given[id(parameter)] = values
+    return given
+
+
+def _is_one_result(node: cst.Call) -> bool:
+    """Tell whether all arguments are given one by one, so that it's known which is which."""
+    return not any(argument.star for argument in node.args)
 
 
 def _leaves_gradients_alone(node: cst.Call) -> bool:
     """Tell by its name whether a function only reads, saves or copies what it is handed."""
     name = node.func.attr.value if isinstance(node.func, cst.Attribute) else dotted_name(node.func)
+    if isinstance(node.func, cst.Attribute) and name is not None:
+        owner = last_word(place_name(node.func.value)).lower()
+        if BACKWARD_BY_ENGINE.search(owner) is not None:
+            return _CHANGING_NAME.search(name) is None
+        if _WATCHER.search(owner) is not None and not name.endswith("step"):
+            return True
     return _READING_NAME.search((name or "").lower()) is not None
 
 
+_WATCHER = re.compile(
+    r"(?:^|_)(?:ema|swa|logger|writer|meters?|metrics?|wandb|tracker|checkpointer|timer|profiler)"
+    r"(?:_|$)"
+)
+"""The names of objects that average, count or note, and leave what they are handed as it is."""
+_CHANGING_NAME = re.compile("backward(?!_sync)|step|(?<!clip_)grad|prepare|launch|run")
 _READING_NAME = re.compile(
     r"(?:^|_)(?:save|log|print|plot|visuali[sz]e|report|dump|summary|polyak|soft_update|hard_update"
-    r"|ema|count|noise)(?:_|$)"
+    r"|ema|count|noise|toggle|untoggle)(?:_|$)"
 )
 
 

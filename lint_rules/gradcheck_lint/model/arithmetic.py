@@ -19,6 +19,7 @@ from gradcheck_lint.model.values import (
     implied_by_all,
     join_all,
     mentioned_by,
+    spent_by,
     through_all,
 )
 
@@ -70,6 +71,7 @@ def combine(
         cut=cut_of(left, right),
         name=SCALED if is_scaled else "",
         holds=own | held_by(left) | held_by(right),
+        spent=spent_by(left, right),
     )
     return frozenset({made})
 
@@ -127,5 +129,6 @@ def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
         through=through_all(operand),
         cut=cut_of(operand),
         name=SCALED if any(value.name == SCALED for value in operand) else "",
+        spent=spent_by(operand),
     )
     return frozenset({made})

@@ -21,7 +21,7 @@ from gradcheck_lint.model.flow import ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
 from gradcheck_lint.model.methods import read_method
-from gradcheck_lint.model.syntax import dotted_name, keyword, positional
+from gradcheck_lint.model.syntax import dotted_name, keyword, place_name, positional
 from gradcheck_lint.model.torch_functions import read_torch_call
 from gradcheck_lint.model.values import (
     NOTHING,
@@ -59,7 +59,7 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     if function is None and not _CLASS_NAME.match(name):
         owners = (value.site for value in callee if value.kind is not Kind.FUNCTION)
         reading.recorder.holders.update(owners)
-        if is_model(reading, name, callee):
+        if is_model(reading, name or place_name(node.func) or "", callee):
             return read_forward(reading, node, callee, arguments)
     harmless = function is None and is_loss(node)
     return record_call(reading, node, arguments, function=function, harmless=harmless)
@@ -109,6 +109,9 @@ def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Argume
 
 def _read_container_builtin(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
     first = arguments.positional[0] if arguments.positional else NOTHING
+    if not first and arguments.keywords and not any(argument.star for argument in node.args):
+        parts = list(arguments.keywords.values())
+        return container(reading, node, parts, entries=arguments.keywords)
     if not first:
         return frozenset({reading.recorder.value(Kind.CONTAINER, node)})
     if all_are(first, Kind.PARAMETERS):

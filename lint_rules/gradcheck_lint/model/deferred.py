@@ -24,7 +24,7 @@ class Deferred:
     ``words`` are all words of their text, those in comments and strings among them.
     """
 
-    __slots__ = ("_build", "_nodes", "_read", "_words", "defines", "loops", "writes")
+    __slots__ = ("_build", "_read", "_words", "attributes", "defines", "loops", "nodes", "writes")
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Deferred:
         build: Callable[[Sequence[ast.stmt]], list[Any]],
         read: Callable[[], str],
     ) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._build = build
         self._read = read
         self._words: frozenset[str] | None = None
-        self.defines = self.loops = self.writes = False
+        self.attributes = self.defines = self.loops = self.writes = False
         self._look(nodes)
 
     @property
@@ -53,19 +53,19 @@ class Deferred:
 
     def build(self) -> list[Any]:
         """Return the statements."""
-        return self._build(self._nodes)
+        return self._build(self.nodes)
 
     def _look(self, nodes: Sequence[ast.stmt]) -> None:
         """Note what kinds of statements there are."""
         for node in nodes:
             kind = type(node)
             if kind is ast.Assign:
-                if not self.writes:
-                    self.writes = any(type(target) is ast.Subscript for target in node.targets)  # type: ignore[attr-defined]
+                for target in node.targets:  # type: ignore[attr-defined]
+                    self._look_at_target(target)
             elif kind is ast.AugAssign:
                 self.writes = True
             elif kind is ast.AnnAssign:
-                self.writes = self.writes or type(node.target) is ast.Subscript  # type: ignore[attr-defined]
+                self._look_at_target(node.target)  # type: ignore[attr-defined]
             elif kind in _DEFINING:
                 self.defines = True
             elif kind not in _SIMPLE:
@@ -76,6 +76,13 @@ class Deferred:
                     self._look(getattr(node, "finalbody", ()))
                 self._look(getattr(node, "body", ()))
                 self._look(getattr(node, "orelse", ()))
+
+    def _look_at_target(self, target: ast.expr) -> None:
+        kind = type(target)
+        if kind is ast.Subscript:
+            self.writes = True
+        elif kind is not ast.Name:
+            self.attributes = True
 
 
 _LOOPS = frozenset({ast.For, ast.AsyncFor, ast.While})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine, same_graph
 from gradcheck_lint.model.flow import Block, Call, ZeroGrad
+from gradcheck_lint.model.items import item_of, only_integer
 from gradcheck_lint.model.knowledge import (
     HARMLESS_BUILTINS,
     SCALAR_ATTRIBUTES,
@@ -23,18 +25,14 @@ from gradcheck_lint.model.syntax import (
     bound_names,
     child_list,
     dotted_name,
-    integer,
-    is_basic_index,
-    string_index,
+    plain_string,
 )
 from gradcheck_lint.model.values import (
-    NO_SITES,
     NOTHING,
     Kind,
     Origin,
     Value,
     Values,
-    aliased_by,
     all_are,
     carried_by_all,
     cut_of,
@@ -46,10 +44,11 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.state import State
 
-_GROUP_OPTIONS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps", "name", "initial_lr"})
 _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 
 
@@ -154,7 +153,8 @@ def _attribute_of(
 ) -> Values:
     recorder = reading.recorder
     node = value.node or reading.scope.node
-    site = recorder.intern(("attribute", value.site, attribute, _epoch(state, path)))
+    root = reading.family if value.site == reading.own_site else value.site
+    site = recorder.intern(("attribute", root, attribute, _epoch(state, path)))
     kind = _ATTRIBUTE_KINDS.get(attribute)
     if kind is None and attribute in VIEW_ATTRIBUTES and value.kind in _LEAVES:
         kind = Kind.LEAF_VIEW
@@ -181,7 +181,8 @@ def _attribute_of(
         if known:
             return known
     own = frozenset({site})
-    holds = own if value.origin is Origin.ARGUMENT and value.kind is Kind.INSTANCE else None
+    is_object = value.origin is Origin.ARGUMENT and value.kind is Kind.INSTANCE
+    holds = own if is_object or _is_number(attribute) else None
     made = recorder.value(
         Kind.UNKNOWN,
         node,
@@ -194,6 +195,17 @@ def _attribute_of(
     )
     return frozenset({made})
 
+
+@cache
+def _is_number(attribute: str) -> bool:
+    """Tell by its name whether an attribute is a number or text, from which nothing is reached."""
+    return _NUMBER_NAME.search(attribute.lower()) is not None
+
+
+_NUMBER_NAME = re.compile(
+    r"(?:^|_)(?:steps?|epochs?|iter|iters|iterations?|lr|seed|rank|device|path|dir|name|count|size"
+    r"|every|interval|num|len|freq|dim|loss|acc|time)$|^(?:num|n|max|min)_"
+)
 
 _ATTRIBUTE_KINDS = {
     "data": Kind.PLAIN,
@@ -213,59 +225,13 @@ def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
     for element in node.slice:
         _read_children(reading, element)
     found = NOTHING
-    is_second = _only_integer(node) == 1
+    is_second = only_integer(node) == 1
     for value in base:
         if is_second and _is_extremum(value.node):
             found = join(found, _indices(reading, value, node))
         else:
-            found = join(found, _item_of(reading, value, node))
+            found = join(found, item_of(reading, value, node))
     return found
-
-
-def _item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
-    recorder = reading.recorder
-    key = string_index(node)
-    if key in _GROUP_OPTIONS:
-        return frozenset({recorder.value(Kind.NUMBER, node)})
-    index = _only_integer(node)
-    if (
-        value.kind is Kind.TUPLE
-        and index is not None
-        and -len(value.parts) <= index < len(value.parts)
-    ):
-        return value.parts[index]
-    if value.kind is Kind.CONTAINER and value.parts and not _has_slice(node):
-        return value.parts[0]
-    if value.kind in _LEAVES and is_basic_index(node):
-        return frozenset({recorder.value(Kind.LEAF_VIEW, node)})
-    if value.kind in {Kind.PLAIN, Kind.GRADIENT, Kind.NUMBER}:
-        return frozenset({recorder.value(value.kind, node, cut=value.cut)})
-    literal = key if key is not None else index
-    site = id(node) if literal is None else recorder.intern(("item", value.site, literal))
-    made = recorder.value(
-        Kind.UNKNOWN,
-        node,
-        site=site,
-        origin=Origin.ELEMENT,
-        loops=value.loops if literal is not None else recorder.loops,
-        mentions=value.mentions | {value.site},
-        holds=value.holds | {site},
-        aliases=aliased_by(frozenset({value})) if is_basic_index(node) else NO_SITES,
-        **history_of(value),
-    )
-    if value.site in recorder.batches:
-        recorder.batches.add(made.site)
-    return frozenset({made})
-
-
-def _only_integer(node: cst.Subscript) -> int | None:
-    if len(node.slice) != 1 or not isinstance(node.slice[0].slice, cst.Index):
-        return None
-    return integer(node.slice[0].slice.value)
-
-
-def _has_slice(node: cst.Subscript) -> bool:
-    return any(isinstance(element.slice, cst.Slice) for element in node.slice)
 
 
 def _read_number(reading: Reading, node: cst.CSTNode) -> Values:
@@ -337,7 +303,12 @@ def _read_sequence(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def container(
-    reading: Reading, node: cst.CSTNode, parts: list[Values], *, is_tuple: bool = False
+    reading: Reading,
+    node: cst.CSTNode,
+    parts: list[Values],
+    *,
+    is_tuple: bool = False,
+    entries: Mapping[str, Values] | None = None,
 ) -> Values:
     """Make a container of these elements."""
     everything = join_all(parts)
@@ -352,6 +323,7 @@ def container(
         holds=own | held_by(everything),
         through=through_all(everything),
         parts=tuple(parts) if is_tuple else (everything,) if parts else (),
+        entries=tuple((entries or {}).items()),
     )
     return frozenset({value})
 
@@ -359,11 +331,25 @@ def container(
 def _read_dictionary(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Dict)
     parts: list[Values] = []
+    entries: dict[str, Values] = {}
     for element in node.elements:
+        values = NOTHING
         if isinstance(element, cst.DictElement):
             read(reading, element.key)
-        parts.append(read(reading, element.value))
-    return container(reading, node, parts)
+            values = read(reading, element.value)
+            key = plain_string(element.key) if type(element.key) is cst.SimpleString else None
+            if key is not None:
+                entries[key] = values
+        else:
+            values = read(reading, element.value)
+        parts.append(values)
+    if len(entries) < len(parts) or len(parts) > _MOST_ENTRIES:
+        entries = {}
+    return container(reading, node, parts, entries=entries)
+
+
+_MOST_ENTRIES = 24
+"""Dictionaries with more entries are tables, of which one is like the other."""
 
 
 def _read_comprehension(reading: Reading, node: cst.CSTNode) -> Values:
@@ -451,6 +437,11 @@ def _read_walrus(reading: Reading, node: cst.CSTNode) -> Values:
     return values
 
 
+def _read_awaited(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Await)
+    return read(reading, node.expression)
+
+
 def _read_yield(reading: Reading, node: cst.CSTNode) -> Values:
     values = _read_children(reading, node)
     reading.recorder.event(
@@ -459,8 +450,14 @@ def _read_yield(reading: Reading, node: cst.CSTNode) -> Values:
         reading.state.mode,
         handed=held_by(values),
         mentions=mentioned_by(values),
+        suspends=_is_decorated(reading.scope.node),
     )
     return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _is_decorated(node: cst.CSTNode) -> bool:
+    """Tell whether a generator may be a context manager or a fixture, round other code."""
+    return isinstance(node, cst.FunctionDef) and bool(node.decorators)
 
 
 def _read_children(reading: Reading, node: cst.CSTNode) -> Values:
@@ -531,4 +528,5 @@ _READERS = {
     cst.Lambda: _read_lambda,
     cst.NamedExpr: _read_walrus,
     cst.Yield: _read_yield,
+    cst.Await: _read_awaited,
 }

@@ -47,7 +47,7 @@ class Backward(Event):
     """``.backward()`` is called on ``values``.
 
     ``scaled`` tells that a gradient scaler has multiplied them, ``partial`` that only some inputs
-    get gradients.
+    get gradients, ``by_engine`` that an engine calls it, as ``accelerator.backward(loss)`` does.
     """
 
     values: Values = NOTHING
@@ -55,6 +55,7 @@ class Backward(Event):
     creates_graph: bool = False
     scaled: bool = False
     partial: bool = False
+    by_engine: bool = False
 
 
 class Proof(Enum):
@@ -194,7 +195,7 @@ class Call(Event):
     ``method`` is the name after the last dot of a method call. ``handed`` are the sites of the
     objects that it can reach, ``mentions`` those of the values that flow into it. A function that
     is handed on as a value counts as called, with ``referenced`` True. ``on`` are the objects
-    that a method is called on.
+    that a method is called on. ``suspends`` tells that anything may happen meanwhile.
     """
 
     function: FunctionScope | None = None
@@ -207,6 +208,7 @@ class Call(Event):
     on: frozenset[int] = frozenset()
     is_constructor: bool = False
     is_used: bool = False
+    suspends: bool = False
 
 
 @dataclass(slots=True, eq=False)

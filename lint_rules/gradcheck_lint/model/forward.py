@@ -10,7 +10,7 @@ from gradcheck_lint.model.arguments import Arguments, record_call
 from gradcheck_lint.model.arithmetic import cut_with_batch, same_graph
 from gradcheck_lint.model.flow import Forward, GradMode
 from gradcheck_lint.model.saving import note_layer
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.syntax import last_word, place_name
 from gradcheck_lint.model.values import (
     Kind,
     Values,
@@ -48,7 +48,7 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         return False
     if callee and all(value.site in reading.recorder.models for value in callee):
         return True
-    last = name.rpartition(".")[2]
+    last = last_word(name)
     return (
         bool(last.islower() or last[:1].islower())
         and _MODEL_NAME.search(last.lower()) is not None
@@ -86,7 +86,7 @@ def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Ar
             Forward,
             node,
             reading.state.mode,
-            receiver=dotted_name(node.func) or "",
+            receiver=place_name(node.func) or "",
             values=callee,
             passed=(*arguments.positional, *arguments.keywords.values()),
             result=made,
@@ -125,7 +125,7 @@ def loss_of(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
             made = record_call(reading, node, arguments, harmless=True)
         return made
     is_plain = all_are(everything, *plain)
-    cut = cut_of(everything) if is_plain else reading.recorder.cut_by_mode(node)
+    cut = cut_of(*handed) if is_plain else reading.recorder.cut_by_mode(node)
     sure = all(value.certain for value in everything)
     mentions = mentioned_by(everything)
     return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=sure)})

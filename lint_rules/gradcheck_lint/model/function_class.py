@@ -315,7 +315,9 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
                 and first
                 and isinstance(first[0], (cst.Name, cst.UnaryOperation, cst.BinaryOperation))
             ):
-                known.update(names_in(first[0]) & names)
+                # Of two operands, one may be a number.
+                operands = names_in(first[0]) & names
+                known.update(operands if len(operands) == 1 else ())
             if qualified.startswith("torch.nn.functional."):
                 known.update(_handed_to_layer(node) & names)
     return frozenset(known)

@@ -8,13 +8,18 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.knowledge import GRAD_MODE_CONTEXTS, HARMLESS_PACKAGES
+from gradcheck_lint.model.nearness import ANY_MODE
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
+from gradcheck_lint.model.values import Kind
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.scopes import FunctionScope, Scopes
 
-_KNOWN_CONTEXTS = frozenset({"open", "no_sync", "autocast", "suppress", "nullcontext", "lock"})
+_KNOWN_CONTEXTS = frozenset(
+    {"open", "no_sync", "autocast", "suppress", "nullcontext", "lock", "accumulate", "timer"}
+    | {"Timer", "profile", "tqdm", "Progress", "Live", "SummaryWriter", "no_backward_sync"}
+)
 _KNOWN_DECORATORS = frozenset({"staticmethod", "classmethod", "property", "setter", "getter"})
 _DECORATOR_PACKAGES = HARMLESS_PACKAGES | {"abc", "click", "hydra", "pytest", "typer", "unittest"}
 _ERROR_CONTEXTS = frozenset(
@@ -32,13 +37,39 @@ def mode_inside(reading: Reading, context: cst.BaseExpression, mode: GradMode) -
     if asked is not None:
         return asked
     last = (name or "").rpartition(".")[2]
-    if call is None and isinstance(context, cst.Name):
-        return GradMode.UNKNOWN
+    if call is None:
+        return _mode_of_kept(reading, name, mode)
     if qualified is not None and qualified.partition(".")[0] in _DECORATOR_PACKAGES:
         return mode
-    if call is not None and (last in _KNOWN_CONTEXTS or last in _ERROR_CONTEXTS):
+    if last in _KNOWN_CONTEXTS or last in _ERROR_CONTEXTS:
         return mode
-    return GradMode.UNKNOWN
+    return mode if _leaves_grad_alone(reading, call) else GradMode.UNKNOWN
+
+
+def _mode_of_kept(reading: Reading, name: str | None, mode: GradMode) -> GradMode:
+    """Return the mode in a context that a name holds, as in ``ctx = torch.autocast("cuda")``."""
+    made = {value.node for value in reading.look_up(name)} if name is not None else set()
+    if not made or not all(isinstance(node, cst.Call) for node in made):
+        return GradMode.UNKNOWN
+    modes = {mode_inside(reading, node, mode) for node in made if isinstance(node, cst.Call)}
+    return modes.pop() if len(modes) == 1 else GradMode.UNKNOWN
+
+
+def _leaves_grad_alone(reading: Reading, call: cst.Call) -> bool:
+    """Tell whether a function of this file makes the context, and nothing near it sets the mode."""
+    function: FunctionScope | None = None
+    if isinstance(call.func, cst.Name):
+        functions = {value.function for value in reading.look_up(call.func.value)}
+        function = functions.pop() if len(functions) == 1 else None
+        owner = reading.scopes.classes.get(call.func.value)
+        function = function or reading.scopes.method(owner, "__enter__")
+    elif isinstance(call.func, cst.Attribute):
+        receiver = reading.look_up(dotted_name(call.func.value) or "")
+        owners = {value.name for value in receiver if value.kind is Kind.INSTANCE}
+        if len(owners) == 1 and len(receiver) == 1:
+            owner = reading.scopes.classes.get(owners.pop())
+            function = reading.scopes.method(owner, call.func.attr.value)
+    return function is not None and not reading.surroundings.near.has(function, ANY_MODE)
 
 
 def _asked_mode(qualified: str | None, call: cst.Call | None) -> GradMode | None:

@@ -170,14 +170,20 @@ HARMLESS_PACKAGES: Final = words(
 
 ENGINE_PACKAGES: Final = words(
     """
-    accelerate catalyst colossalai composer deepspeed fastai ignite lightning lightning_fabric
-    poptorch pytorch_lightning skorch
+    catalyst colossalai composer deepspeed fastai ignite lightning poptorch pytorch_lightning
+    skorch
     """
 )
 ENGINE_MODULES: Final = frozenset(
     {"torch.distributed.autograd", "torch.distributed.rpc", "transformers.Trainer"}
 )
 """Whoever imports one of these lets it decide when gradients are cleared."""
+
+BACKWARD_BY_ENGINE: Final = re.compile(r"accelerat|fabric")
+"""The names of objects whose ``backward(loss)`` is that of the loss, and no more.
+
+Accelerate and Fabric leave zeroing and stepping to the loop, as torch does.
+"""
 
 HARMLESS_BUILTINS: Final = words(
     """

@@ -13,6 +13,7 @@ from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import (
+    BACKWARD_BY_ENGINE,
     CUTTING_METHODS,
     GRAPHLESS_METHODS,
     INPLACE_METHODS,
@@ -29,10 +30,20 @@ from gradcheck_lint.model.knowledge import (
 )
 from gradcheck_lint.model.saving import note_method
 from gradcheck_lint.model.state import as_kind
-from gradcheck_lint.model.syntax import boolean, dotted_name, is_none, positional
+from gradcheck_lint.model.syntax import (
+    boolean,
+    dotted_name,
+    is_none,
+    last_word,
+    place_name,
+    positional,
+)
 from gradcheck_lint.model.training_calls import (
     is_scaler,
+    note_clip,
     read_backward,
+    read_backward_by_engine,
+    read_half_step,
     read_mode_switch,
     read_step,
     read_unscale,
@@ -74,10 +85,10 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
                 ZeroGrad,
                 node,
                 reading.state.mode,
-                receiver=dotted_name(func.value),
+                receiver=place_name(func.value),
                 values=receiver,
             )
-        reading.recorder.holders.update(value.site for value in receiver)
+        reading.recorder.hold(receiver)
         if method == "zero_grad" and method_of(reading, receiver, method) is None:
             return frozenset({reading.recorder.value(Kind.NUMBER, node)})
     if method in INPLACE_METHODS:
@@ -106,6 +117,8 @@ def _read_other_method(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> Values:
     method = func.attr.value
+    if method in _CHANGES_ENTRIES:
+        _forget_entries(reading, receiver)
     function = method_of(reading, receiver, method)
     root = dotted_name(func.value)
     if method in _SETTINGS_METHODS and function is None:
@@ -113,7 +126,7 @@ def _read_other_method(
         settings = reading.recorder.value(Kind.UNKNOWN, node, name=SETTINGS, holds=frozenset())
         return frozenset({settings})
     if method in OWNER_METHODS:
-        reading.recorder.holders.update(value.site for value in receiver)
+        reading.recorder.hold(receiver)
     if method in SAME_MODULE_METHODS and all_are(receiver, Kind.MODULE, Kind.INSTANCE):
         record_call(reading, node, arguments, method=method, harmless=True)
         return receiver
@@ -192,6 +205,13 @@ def _cut(receiver: Values, node: cst.Call) -> cst.CSTNode | None:
     return node if had_graph else cut_of(receiver)
 
 
+def _forget_entries(reading: Reading, values: Values) -> None:
+    for value in values:
+        if value.entries:
+            reading.state.replace_site(value.site, lambda known: replace(known, entries=()))
+
+
+_CHANGES_ENTRIES = frozenset({"update", "pop", "popitem", "clear", "setdefault"})
 _SETTINGS_METHODS = frozenset({"parse_args", "parse_intermixed_args"})
 _SHARES_MEMORY = VIEW_METHODS | MAYBE_ITSELF_METHODS | {"detach", "chunk", "split", "unbind"}
 
@@ -288,7 +308,7 @@ def _read_parameters(
     assert isinstance(node.func, cst.Attribute)
     if method_of(reading, receiver, node.func.attr.value) is not None:
         return None
-    reading.recorder.holders.update(value.site for value in receiver)
+    reading.recorder.hold(receiver)
     reading.recorder.models.update(value.site for value in receiver)
     named = "named" if node.func.attr.value == "named_parameters" else ""
     known = (Kind.MODULE, Kind.INSTANCE)
@@ -347,8 +367,35 @@ def _read_scale(
     if not implied_by_all(scaled):
         return None
     if is_scaler(node.func.value, receiver):
-        scaled = frozenset(replace(value, name=SCALED) for value in scaled)
+        sure = all_are(receiver, Kind.SCALER)
+        scaled = frozenset(replace(value, name=SCALED, certain=sure) for value in scaled)
     return scaled
+
+
+def _read_clip(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``accelerator.clip_grad_norm_(parameters, limit)``, which unscales by itself."""
+    del receiver
+    assert isinstance(node.func, cst.Attribute)
+    owner = last_word(place_name(node.func.value)).lower()
+    if BACKWARD_BY_ENGINE.search(owner) is None or not arguments.positional:
+        return None
+    note_clip(reading, node, arguments)
+    return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _read_optimizers(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Return Lightning's ``self.optimizers()``: what is unpacked from it has nothing in common."""
+    del arguments
+    if not all_are(receiver, Kind.INSTANCE) or method_of(reading, receiver, "optimizers"):
+        return None
+    made = reading.recorder.value(
+        Kind.UNKNOWN, node, origin=Origin.ATTRIBUTE, holds=frozenset(), name="optimizers"
+    )
+    return frozenset({made})
 
 
 def _read_pairs(
@@ -368,6 +415,12 @@ def _read_pairs(
 
 _SPECIAL_METHODS = {
     "backward": read_backward,
+    "optimizers": _read_optimizers,
+    "first_step": read_half_step,
+    "second_step": read_half_step,
+    "manual_backward": read_backward_by_engine,
+    "clip_grad_norm_": _read_clip,
+    "clip_grad_value_": _read_clip,
     "step": read_step,
     "requires_grad_": _read_requires_grad,
     "parameters": _read_parameters,

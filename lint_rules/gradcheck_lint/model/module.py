@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import libcst as cst
 
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode, is_turned_off
-from gradcheck_lint.model.nearness import MODE, Nearness
+from gradcheck_lint.model.nearness import BACKWARD, MODE, Nearness
+from gradcheck_lint.model.provenance import Provenance
 from gradcheck_lint.model.reading import Reading
+from gradcheck_lint.model.returning import returned_by, returns_plainly
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
@@ -21,11 +23,17 @@ from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    import ast
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from gradcheck_lint.model.deferred import Deferred
+    from gradcheck_lint.model.provenance import Write
 
 _TURNS_GRAD_OFF = re.compile(
     rb"\.requires_grad\s*=(?!=)\s*(?!True\b)|\.requires_grad_\(\s*(?!True\b|\))"
 )
+_MOST_CALLS = 4
+"""How deep what a called function returns is looked up."""
 _SETS_MODE_FOR_ALL = re.compile(rb"(?m)^\s*[\w.]*\bset_grad_enabled\(")
 
 
@@ -69,6 +77,24 @@ class FunctionModel:
         is_off = self.mode is GradMode.DISABLED or is_turned_off(self.module.scopes, self.scope)
         return not is_off or self.module.near.has(self.scope, MODE)
 
+    def may_write_to(self, is_maker: Callable[[str], bool]) -> bool:
+        """Tell whether something is written to that a call or attribute of such a name made."""
+        writes = self.writes
+        return writes is None or any(self.may_be_made_by(is_maker, to.target) for to in writes)
+
+    @property
+    def writes(self) -> Sequence[Write] | None:
+        """Return every write in place, None where the function's source is not at hand."""
+        provenance = self.module.provenance
+        if provenance is None or self.scope.statements is None:
+            return None
+        return provenance.writes(self.scope)
+
+    def may_be_made_by(self, is_maker: Callable[[str], bool], node: ast.expr) -> bool:
+        """Tell whether what is written to may come from a call or attribute of such a name."""
+        provenance = self.module.provenance
+        return provenance is None or any(map(is_maker, provenance.words(self.scope, node)))
+
     @property
     def reading(self) -> Reading:
         """Read the function's body, once."""
@@ -90,6 +116,18 @@ class FunctionModel:
         yield from self.block.events()
 
 
+class Outline(Protocol):
+    """What is known of a file beside a tree without white space."""
+
+    python: ast.Module
+    top: Deferred | None
+    """The top level, None where the text of functions is not at hand."""
+
+    def text(self, node: cst.CSTNode) -> str:
+        """Return the source of an expression on one line."""
+        ...
+
+
 class ModuleModel:
     """The models of all functions of one file, and what they share."""
 
@@ -98,12 +136,16 @@ class ModuleModel:
         tree: cst.Module,
         source: bytes,
         *,
-        text_of: Callable[[cst.CSTNode], str] | None = None,
+        outline: Outline | None = None,
     ) -> None:
         self.tree = tree
         self.source = source
-        self._text_of = text_of
-        self.scopes = Scopes(tree)
+        self._text_of = None if outline is None else outline.text
+        self.scopes = Scopes(tree, None if outline is None else outline.top)
+        self.provenance: Provenance | None = None
+        """Where tensors come from, judged before functions are read; None if it can't be told."""
+        if outline is not None and outline.top is not None:
+            self.provenance = Provenance(self.scopes, outline.python)
         self.near = Nearness(self.scopes)
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
@@ -113,12 +155,22 @@ class ModuleModel:
         self._attributes: dict[tuple[str, str], Values] = {}
         self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
         self._interned: dict[Hashable, int] = {}
+        self._origins: dict[int, Hashable] = {}
         self.unrecorded: set[int] = set()
         """The nodes whose result has no graph because nothing is recorded there."""
+        self._depth = 0
         self._returns_optimizer: dict[int, bool] = {}
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
         """What rules have found out and want to know again."""
+
+    @property
+    def uses_engine(self) -> bool:
+        """Tell whether an engine manages the training loop: Lightning does, its Fabric doesn't."""
+        if not self.scopes.uses_engine:
+            return False
+        is_fabric = b"Fabric(" in self.source and self.scopes.imported_engines <= {"lightning"}
+        return not is_fabric or b"LightningModule" in self.source
 
     def release(self) -> None:
         """Let go of everything, so that nothing of the tree waits for the garbage collector.
@@ -214,6 +266,8 @@ class ModuleModel:
             GradMode.ENABLED,
             Recorder(interned=self._interned, unrecorded=self.unrecorded),
         )
+        if owner is not None:
+            _bind_self(reading, owner)
         found = NOTHING
         for source in sources:
             if source is not None:
@@ -253,6 +307,51 @@ class ModuleModel:
                     all_are(event.values, Kind.PLAIN) for event in returns
                 )
         return bool(self.memo[key])
+
+    def intern(self, key: Hashable) -> int:
+        """Return the site that stands for ``key``, as a recorder's."""
+        return self._interned.setdefault(key, -1 - len(self._interned))
+
+    def taken_from(self, site: int) -> tuple[str, int, Hashable] | None:
+        """Return how a site was taken from another, which, and by what name, if it was."""
+        if site >= 0:
+            return None
+        if len(self._origins) < len(self._interned):
+            self._origins = {made: key for key, made in self._interned.items()}
+        key = self._origins.get(site)
+        is_part = isinstance(key, tuple) and key[0] in {"item", "attribute"}
+        return key if is_part and isinstance(key[1], int) else None  # type: ignore[index, return-value]
+
+    def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
+        """Return what a function of the file returns, as far as it matters to a caller.
+
+        It does where gradients are computed near the caller; elsewhere nothing is looked up.
+        Functions that call one another in a circle or a long chain say nothing.
+        """
+        key = ("returned by", id(scope))
+        if key not in self.memo:
+            if self._depth >= _MOST_CALLS or not self.near.has(caller, BACKWARD):
+                return NOTHING
+            self.memo[key] = NOTHING
+            if not isinstance(scope.node, cst.Module) and returns_plainly(scope):
+                self._depth += 1
+                self.memo[key] = returned_by(self._block_for_caller(scope))
+                self._depth -= 1
+        found: Values = self.memo[key]
+        return found
+
+    def _block_for_caller(self, scope: FunctionScope) -> Block:
+        around = scope.parent
+        if around is None or id(around) in self._finished:
+            return self.function(scope).block
+        # Not kept: what is known of the functions around it may not be complete yet.
+        mode = initial_mode(self.scopes, scope)
+        recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
+        reading = Reading(scope, self, mode, recorder)
+        _bind_parameters(reading)
+        assert not isinstance(scope.node, cst.Module)
+        StatementReader(reading).read_body(scope.node.body)
+        return recorder.block
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:
         """Tell whether a function of the file returns an optimizer of torch, whatever happens."""
@@ -371,6 +470,26 @@ def _bind_parameters(reading: Reading) -> None:
         )
         reading.bind(first, frozenset({value}))
         reading.recorder.holders.add(value.site)
+        reading.own_site = value.site
+        reading.family = _family(reading, owner)
+
+
+def _bind_self(reading: Reading, owner: ClassScope) -> None:
+    """Let ``self`` be the object of a class where nothing else is known."""
+    key = ("self", _family(reading, owner))
+    value = reading.recorder.value(
+        Kind.INSTANCE,
+        owner.node,
+        site=reading.recorder.intern(key),
+        name=owner.name.rpartition(".")[2],
+        origin=Origin.ARGUMENT,
+    )
+    reading.state.bind("self", frozenset({value}))
+    reading.own_site, reading.family = value.site, _family(reading, owner)
+
+
+def _family(reading: Reading, owner: ClassScope) -> str:
+    return [scope.name for scope in reading.scopes.lineage(owner)][-1]
 
 
 def _argument(reading: Reading, parameter: cst.Param) -> Values:
@@ -390,6 +509,8 @@ def _collect_attributes(
     if first is None or isinstance(method.node, cst.Module):
         return
     prefix = first + "."
+    if not method.may_bind_attributes:
+        return
     for node in _nodes_with_nested(method):
         if type(node) not in _BINDING:
             continue
@@ -402,14 +523,31 @@ def _collect_attributes(
         elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
             name, parameter = _registered(node)
             found.setdefault(name, []).append(parameter)
-        for target in targets:
+        for target, held in _paired(targets, source):
             simple = isinstance(target, cst.Attribute)
             for name in bound_names(target):
                 if not name.startswith(prefix) or name.count(".") != 1:
                     continue
                 attribute = name.removeprefix(prefix)
                 if not isinstance(node, cst.AugAssign):
-                    found.setdefault(attribute, []).append(source if simple else None)
+                    found.setdefault(attribute, []).append(held if simple else None)
+
+
+def _paired(
+    targets: list[cst.BaseExpression], source: cst.BaseExpression | None
+) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
+    """Yield each target with what it is bound to: ``self.a, self.b = [], []`` binds two."""
+    for target in targets:
+        sides = (target, source)
+        if all(isinstance(side, cst.Tuple) for side in sides):
+            left, right = (side.elements for side in sides if isinstance(side, cst.Tuple))
+            elements = [*left, *right]
+            if len(left) == len(right) and all(type(one) is cst.Element for one in elements):
+                yield from (
+                    (one.value, other.value) for one, other in zip(left, right, strict=True)
+                )
+                continue
+        yield target, source
 
 
 _RETURNING = frozenset({cst.Return, cst.Assign})

@@ -51,8 +51,20 @@ LEAF: Final = Sought(
 )
 """What makes a leaf that requires grad, or reaches one."""
 
+ANY_MODE: Final = Sought(
+    lambda word: word.endswith("_grad") or "grad_enabled" in word or word == "inference_mode"
+)
+"""What may turn recording on or off."""
+
 MODE: Final = Sought(_is_mode_word)
 """What may turn recording on."""
+
+BACKWARD: Final = Sought(lambda word: "backward" in word)
+"""What differentiates."""
+
+STEPS: Final = frozenset({"step", "first_step", "second_step"})
+STEP: Final = Sought(STEPS.__contains__)
+"""What may be the step of an optimizer, a scheduler or a scaler."""
 
 
 class Nearness:
@@ -69,6 +81,10 @@ class Nearness:
         if known is None:
             known = self._known[sought] = self._all_with(sought)
         return id(scope) in known
+
+    def has_itself(self, scope: FunctionScope, sought: Sought) -> bool:
+        """Tell whether the source of a function, or of its class, has a word of some kind."""
+        return self._has_itself(scope, sought, self._scopes.aliases_of(sought.is_one))
 
     def _all_with(self, sought: Sought) -> frozenset[int]:
         aliases = self._scopes.aliases_of(sought.is_one)

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import libcst as cst
 
+from gradcheck_lint.model.arguments import parameters_given
 from gradcheck_lint.model.flow import (
     Backward,
     Block,
@@ -27,7 +29,8 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
+from gradcheck_lint.model.values import sites
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -45,6 +48,7 @@ PROTOCOL: Final = (
 )
 """What belongs to the order of a training step."""
 
+_WORDS: Final = re.compile(r"\w+")
 _MOST_PATHS: Final = 64
 _MOST_CALLS: Final = 5
 
@@ -79,7 +83,7 @@ class Occurrence:
         """Return what identifies the objects in ``values``, across functions of the file."""
         found: set[Hashable] = set()
         for value in values:
-            found.update(self.binding.get(value.site, (value.site,)))
+            found.update(in_caller(value.site, self.binding, self.owner))
         scope = self.owner.scope
         first = scope.first_parameter
         if receiver and first and scope.owner and receiver.startswith(first + "."):
@@ -91,8 +95,23 @@ class Occurrence:
         found: set[int] = set()
         for value in values:
             for site in value.holds:
-                found.update(self.binding.get(site, (site,)))
+                found.update(in_caller(site, self.binding, self.owner))
         return frozenset(found)
+
+
+def in_caller(site: int, binding: Binding, called: FunctionModel) -> frozenset[int]:
+    """Return what a site of a called function is to its caller, also ``state["opt"].x``."""
+    known = binding.get(site)
+    if known is not None or not binding:
+        return known or frozenset({site})
+    key = called.module.taken_from(site)
+    if key is None:
+        return frozenset({site})
+    how, base, *rest = key
+    bases = in_caller(base, binding, called)
+    if bases == {base}:
+        return frozenset({site})
+    return frozenset(called.module.intern((how, one, *rest)) for one in bases)
 
 
 Path: TypeAlias = "tuple[Occurrence, ...]"
@@ -140,15 +159,64 @@ def turns(loop: Loop, function: FunctionModel) -> list[Path]:
         return []
     ways = [way for way in _distinct(once) if way.left_by is not JumpKind.RAISE]
     first = [way for way in ways if way.left_by in {None, JumpKind.CONTINUE} and not way.returned]
+    changing = loop.targets | _assigned_in(loop.node)
     pairs = [
         (left, right)
         for left in first
         for right in ways
-        if _agree(left.decisions, right.decisions, loop)
+        if _agree(left.decisions, right.decisions, changing)
     ]
     if len(pairs) > _MOST_PATHS * 4:
         pairs = [(way, way) for way in first]
-    return [(*left.events, *(item.again(1) for item in right.events)) for left, right in pairs]
+    paths = [(*left.events, *(item.again(1) for item in right.events)) for left, right in pairs]
+    return _with_step_after(paths, loop, function)
+
+
+def _with_step_after(paths: list[Path], loop: Loop, function: FunctionModel) -> list[Path]:
+    """Lengthen the paths of a loop that makes no step by what leads to the step after it."""
+    if any(isinstance(item.event, Step) for path in paths for item in path):
+        return paths
+    following = _items_after(function.block, loop)
+    if not following:
+        return paths
+    try:
+        ways = _block(Block(following), _start(function), [_Partial()])
+    except TooManyPathsError:
+        return paths
+    tails: dict[tuple[int, ...], Path] = {}
+    for way in ways:
+        tail = _up_to_step(way.events)
+        tails[tuple(id(item.event) for item in tail)] = tail
+    if len(paths) * len(tails) > _MOST_PATHS:
+        return paths
+    return [(*path, *tail) for path in paths for tail in tails.values()]
+
+
+def _up_to_step(path: Path) -> Path:
+    """Return what lies before the first step, and that; nothing if other gradients come first."""
+    for index, item in enumerate(path):
+        if isinstance(item.event, Step):
+            return tuple(known.again(1) for known in path[: index + 1])
+        if isinstance(item.event, (Backward, ZeroGrad)):
+            break
+    return ()
+
+
+def _items_after(block: Block, loop: Loop) -> list[Event | Branch | Loop] | None:
+    """Return what follows a loop in its own block; None if the block does not hold it."""
+    for index, item in enumerate(block.items):
+        inner: list[Block] = []
+        if isinstance(item, Loop):
+            if item is loop:
+                return block.items[index + 1 :]
+            inner = [item.body, item.otherwise]
+        elif isinstance(item, Branch):
+            inner = item.arms
+        for below in inner:
+            found = _items_after(below, loop)
+            if found is not None:
+                return found
+    return None
 
 
 def once(function: FunctionModel) -> list[Path]:
@@ -168,17 +236,30 @@ def _distinct(ways: Sequence[_Partial]) -> list[_Partial]:
     return list({(*way.key, way.decisions): way for way in ways}.values())
 
 
-def _agree(left: Sequence[tuple[str, int]], right: Sequence[tuple[str, int]], loop: Loop) -> bool:
+def _assigned_in(loop: cst.CSTNode) -> frozenset[str]:
+    """Return the last words of what a loop binds, which may differ in each iteration."""
+    found: set[str] = set()
+    for node in walk(loop):
+        if isinstance(node, (cst.AssignTarget, cst.AugAssign, cst.NamedExpr)):
+            found.update(bound_names(node.target))
+    return frozenset(name.rpartition(".")[2] for name in found)
+
+
+def _agree(
+    left: Sequence[tuple[str, int]], right: Sequence[tuple[str, int]], changing: frozenset[str]
+) -> bool:
     """Tell whether two iterations decide alike where a test can't change between them."""
     known = dict(left)
-    return all(known.get(text, arm) == arm for text, arm in right if not _may_change(text, loop))
+    return all(
+        known.get(text, arm) == arm for text, arm in right if not _may_change(text, changing)
+    )
 
 
-def _may_change(text: str, loop: Loop) -> bool:
+def _may_change(text: str, changing: frozenset[str]) -> bool:
     return (
         "%" in text
         or "(" in text
-        or any(name in text for name in loop.targets)
+        or not changing.isdisjoint(_WORDS.findall(text))
         or (any(mark in text for mark in "<>=") and " is " not in text)
     )
 
@@ -307,6 +388,8 @@ def _call(call: Call, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
     if id(scope) in walk.seen:
         return ways
     called = walk.function.module.function(scope)
+    if any(isinstance(event, Call) and event.suspends for event in called.events()):
+        return _extend(ways, _occurrence(call, walk))
     if not _may_matter(called, walk):
         return ways
     if len(walk.seen) > _MOST_CALLS:
@@ -346,31 +429,17 @@ def _may_matter(called: FunctionModel, walk: _Walk) -> bool:
 
 def bound_parameters(call: Call, called: FunctionModel) -> Binding:
     """Say which sites of the caller the parameters of a called function stand for."""
-    node = called.scope.node
-    if isinstance(node, cst.Module):
-        return {}
-    ordered = [*node.params.posonly_params, *node.params.params]
-    if call.method is not None or (called.scope.owner and call.is_constructor):
-        ordered = ordered[1:]
-    named = {
-        parameter.name.value: parameter for parameter in (*ordered, *node.params.kwonly_params)
-    }
-    bound: dict[int, frozenset[int]] = {}
-    for place, values in call.arguments:
-        parameter = (
-            (ordered[place] if place < len(ordered) else None)
-            if isinstance(place, int)
-            else named.get(place)
-        )
-        if parameter is not None:
-            bound[id(parameter)] = frozenset(value.site for value in values)
-    return bound
+    is_method = call.method is not None or bool(called.scope.owner and call.is_constructor)
+    given = parameters_given(called.scope, call.arguments, is_method=is_method)
+    return {parameter: sites(values) for parameter, values in given.items()}
 
 
 def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:
     """Say which objects of the walk's first function the parameters of a called one are."""
     return {
-        parameter: frozenset().union(*(walk.binding.get(site, {site}) for site in found))
+        parameter: frozenset().union(
+            *(in_caller(site, walk.binding, walk.function) for site in found)
+        )
         for parameter, found in bound_parameters(call, called).items()
     }
 
@@ -379,10 +448,12 @@ def _is_unclear(call: Call, walk: _Walk) -> bool:
     """Tell whether a call that can't be looked into might do something to gradients."""
     if call.function is not None:
         return False
+    if call.suspends:
+        return True
     name = call.method
     if isinstance(call.node, cst.Call):
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
-    if name is not None and "backward" in name:
+    if name is not None and "backward" in name and not name.endswith(("_sync", "_hook")):
         return True
     return not call.harmless and bool(call.handed & walk.function.holders)
 

@@ -13,10 +13,11 @@ from gradcheck_lint.model.state import Recorder, State
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     import libcst as cst
 
+    from gradcheck_lint.model.nearness import Nearness
     from gradcheck_lint.model.scopes import FunctionScope, Scopes
 
 
@@ -24,6 +25,7 @@ class Surroundings(Protocol):
     """What a function can see of its module."""
 
     scopes: Scopes
+    near: Nearness
     may_freeze: bool
     """Whether the file turns ``requires_grad`` off somewhere."""
 
@@ -41,6 +43,10 @@ class Surroundings(Protocol):
 
     def returns_no_graph(self, scope: FunctionScope) -> bool:
         """Tell whether nothing that a function of the file returns can have a graph."""
+        ...
+
+    def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
+        """Return what a function of the file returns, as far as it matters to a caller."""
         ...
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:
@@ -65,6 +71,10 @@ class Reading:
         """The expression that is a statement of its own, so that nobody uses its value."""
         self.notes_saves = Part.WRITE in scope.parts
         """Whether what operations save is of interest: only where something is written to."""
+        self.own_site = 0
+        """The site of ``self`` in a method, 0 elsewhere."""
+        self.family: Hashable = None
+        """What the class shares with its bases, so that attributes are the same in all methods."""
         self.reads_context = False
         """Whether the expression being read is what a ``with`` statement enters."""
 

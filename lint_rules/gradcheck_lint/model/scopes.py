@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.deferred import DeferredBlock, deferred_of
+from gradcheck_lint.model.deferred import Deferred, DeferredBlock, deferred_of
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
-from gradcheck_lint.model.syntax import child_list, dotted_name, walk
+from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from gradcheck_lint.model.deferred import Deferred
+    import ast
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Part(Enum):
@@ -62,6 +61,7 @@ class FunctionScope:
     _nodes: tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]] | None = None
     _parts: frozenset[Part] | None = None
     _words: frozenset[str] | None = None
+    _deferred: Deferred | None = None
 
     @property
     def nodes(self) -> tuple[cst.CSTNode, ...]:
@@ -73,7 +73,7 @@ class FunctionScope:
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Return which parts the function has; a file's top level counts as having all."""
+        """Return which parts the function has; a top level that can't be looked at has all."""
         if self._parts is None and (known := self._deferred) is not None:
             parts = set(itertools.chain.from_iterable(map(_parts_by_name, known.words)))
             if known.writes or not known.words.isdisjoint(_WRITING_KEYWORDS):
@@ -113,10 +113,21 @@ class FunctionScope:
         return None if known is None else known.text
 
     @property
-    def _deferred(self) -> Deferred | None:
-        if isinstance(self.node, cst.Module) or type(self.node.body) is not DeferredBlock:
-            return None
-        return deferred_of(self.node.body)
+    def may_bind_attributes(self) -> bool:
+        """Tell whether the body may assign to attributes, or register them by name."""
+        known = self._deferred
+        if known is None or known.attributes or known.defines:
+            return True
+        return "register_parameter" in known.words
+
+    @property
+    def statements(self) -> Sequence[ast.stmt] | None:
+        """Return the statements of the body as ``ast`` has them, None where they are not at hand.
+
+        Those of a file's top level are without its functions, classes and imports.
+        """
+        known = self._deferred
+        return None if known is None else known.nodes
 
     @property
     def _nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
@@ -146,6 +157,8 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
     while stack:
         current = stack.pop()
         found.append(current)
+        if type(current) in ATOMS:
+            continue
         below = child_list(current)
         below.reverse()
         for child in below:
@@ -201,8 +214,8 @@ def _parts_by_name(name: str) -> Iterator[Part]:
 class Scopes:
     """Hold the scopes and imports of one module."""
 
-    def __init__(self, module: cst.Module) -> None:
-        self.top = FunctionScope("<module>", module)
+    def __init__(self, module: cst.Module, top: Deferred | None = None) -> None:
+        self.top = FunctionScope("<module>", module, _deferred=top)
         self.functions: list[FunctionScope] = [self.top]
         self.classes: dict[str, ClassScope] = {}
         self._imports: dict[str, str] = {}
@@ -241,10 +254,16 @@ class Scopes:
         )
 
     @property
+    def imported_engines(self) -> frozenset[str]:
+        """Return the packages of engines that the file imports."""
+        packages = {name.partition(".")[0] for name in self._imported}
+        return frozenset(packages & ENGINE_PACKAGES)
+
+    @property
     def uses_engine(self) -> bool:
         """Tell whether the file imports an engine that manages the training loop."""
         return any(
-            name.partition(".")[0] in ENGINE_PACKAGES
+            (name.partition(".")[0] in ENGINE_PACKAGES and not name.startswith("lightning.fabric"))
             or any(name == module or name.startswith(module + ".") for module in ENGINE_MODULES)
             for name in self._imported
         )
@@ -308,13 +327,14 @@ class Scopes:
         self, node: cst.FunctionDef, parent: FunctionScope, owner: ClassScope | None, prefix: str
     ) -> None:
         name = f"{prefix}{node.name.value}"
-        scope = FunctionScope(name, node, owner=owner, parent=parent)
+        known = deferred_of(node.body) if type(node.body) is DeferredBlock else None
+        scope = FunctionScope(name, node, owner=owner, parent=parent, _deferred=known)
         self.functions.append(scope)
         if owner is None:
             parent.nested[node.name.value] = scope
         else:
             owner.methods[node.name.value] = scope
-        if type(node.body) is DeferredBlock and not deferred_of(node.body).defines:
+        if known is not None and not known.defines:
             return
         self._collect(node.body, scope, None, f"{name}.")
 

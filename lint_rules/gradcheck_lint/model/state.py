@@ -103,6 +103,13 @@ class Recorder:
         self.unrecorded.add(id(node))
         return node
 
+    def hold(self, values: Values) -> None:
+        """Note that these own parameters, and so does whatever they were taken from."""
+        for value in values:
+            self.holders.add(value.site)
+            if value.origin in {Origin.ATTRIBUTE, Origin.ELEMENT}:
+                self.holders.update(value.holds)
+
     def event(self, kind: type[E], node: cst.CSTNode, mode: GradMode, **details: Any) -> E:
         """Record that something happens at ``node``."""
         made = kind(node, mode, self.loops, self.arms, self.expects_error, **details)

@@ -33,8 +33,17 @@ from gradcheck_lint.model.syntax import (
     integer,
     is_literal,
     is_none,
+    string_index,
 )
-from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are, join_all, through_all
+from gradcheck_lint.model.values import (
+    NOTHING,
+    Kind,
+    Values,
+    all_are,
+    join_all,
+    through_all,
+    with_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -196,12 +205,15 @@ class StatementReader:
             held = reading.look_up(path)
             if all_are(held, Kind.CONTAINER):
                 self._store(target, path, values, source, held=held, how=StoreKind.APPEND)
+        key = string_index(target)
         for value in base:
-            if value.kind is Kind.CONTAINER or (
+            if key is not None and value.kind in {Kind.CONTAINER, Kind.UNKNOWN}:
+                reading.state.replace_site(value.site, lambda known: with_entry(known, key, values))
+            elif value.kind is Kind.CONTAINER or (
                 value.kind is Kind.PLAIN and not all_are(values, Kind.PLAIN, Kind.NUMBER)
             ):
                 changed = Kind.CONTAINER if value.kind is Kind.CONTAINER else Kind.UNKNOWN
-                reading.state.replace_site(value.site, as_kind(changed, parts=()))
+                reading.state.replace_site(value.site, as_kind(changed, parts=(), entries=()))
 
     def _index_values(self, target: cst.Subscript) -> Values:
         return join_all(

@@ -17,13 +17,24 @@ from gradcheck_lint.model.flow import (
     SchedulerStep,
     Step,
     Unscale,
+    ZeroGrad,
 )
-from gradcheck_lint.model.knowledge import SCALED
-from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, is_none, keyword, positional
+from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE, SCALED
+from gradcheck_lint.model.syntax import (
+    boolean,
+    dotted_name,
+    has_star,
+    is_none,
+    keyword,
+    last_word,
+    place_name,
+    positional,
+)
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
+    from gradcheck_lint.model.scopes import FunctionScope
 
 _OPTIMIZER_NAME = re.compile(r"optim(?!.*sched)|(?:^|_)opt(?:$|_|\d)")
 
@@ -35,6 +46,10 @@ def read_backward(
     if method_of(reading, receiver, "backward") is not None:
         return None
     ordered = positional(node)
+    assert isinstance(node.func, cst.Attribute)
+    owner = last_word(place_name(node.func.value)).lower()
+    if ordered and BACKWARD_BY_ENGINE.search(owner) is not None:
+        return read_backward_by_engine(reading, node, receiver, arguments)
     if ordered and not _is_cotangent(reading, ordered[0], arguments):
         # `engine.backward(loss)`: somebody else's backward, with rules of its own.
         return None
@@ -47,6 +62,25 @@ def read_backward(
         creates_graph=_is_true(keyword(node, "create_graph")),
         scaled=any(value.name == SCALED for value in receiver),
         partial=keyword(node, "inputs") is not None,
+    )
+    return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def read_backward_by_engine(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``accelerator.backward(loss)`` and ``self.manual_backward(loss)``."""
+    assert isinstance(node.func, cst.Attribute)
+    if not arguments.positional or method_of(reading, receiver, node.func.attr.value) is not None:
+        return None
+    reading.recorder.event(
+        Backward,
+        node,
+        reading.state.mode,
+        values=arguments.positional[0],
+        retains_graph=retains_graph(node),
+        creates_graph=_is_true(keyword(node, "create_graph")),
+        by_engine=True,
     )
     return reading.recorder.unknown(node, origin=Origin.CALL)
 
@@ -86,7 +120,7 @@ def read_step(
             SchedulerStep,
             node,
             reading.state.mode,
-            receiver=dotted_name(target),
+            receiver=place_name(target),
             values=receiver,
             proof=Proof.PROVEN if all_are(receiver, Kind.SCHEDULER) else Proof.NAMED,
         )
@@ -112,14 +146,57 @@ def read_step(
         Step,
         node,
         reading.state.mode,
-        receiver=dotted_name(target),
+        receiver=place_name(target),
         values=values,
         proof=proof,
         scaler=scaler,
         closure=closure is not None and not is_none(closure),
     )
-    reading.recorder.holders.update(value.site for value in values)
+    reading.recorder.hold(values)
     return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def read_half_step(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``optimizer.first_step(zero_grad=True)``, half a step of sharpness-aware descent."""
+    assert isinstance(node.func, cst.Attribute)
+    target = node.func.value
+    proof = _proof(target, receiver)
+    if proof is None or has_star(node):
+        return None
+    method = method_of(reading, receiver, node.func.attr.value)
+    receiver_name = place_name(target)
+    reading.recorder.event(
+        Step, node, reading.state.mode, receiver=receiver_name, values=receiver, proof=proof
+    )
+    reading.recorder.hold(receiver)
+    zeroes = _half_step_zeroes(node, method)
+    if zeroes is not False:
+        reading.recorder.event(
+            ZeroGrad,
+            node,
+            reading.state.mode,
+            receiver=receiver_name,
+            values=receiver,
+            clears=bool(zeroes),
+        )
+    del arguments
+    return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _half_step_zeroes(node: cst.Call, method: FunctionScope | None) -> bool | None:
+    """Tell whether a half step zeroes the gradients; None if that is not known."""
+    handed = positional(node)
+    wanted = handed[0] if handed else keyword(node, "zero_grad")
+    if wanted is not None:
+        return boolean(wanted)
+    if method is None or isinstance(method.node, cst.Module):
+        return False
+    for parameter in (*method.node.params.params, *method.node.params.kwonly_params):
+        if parameter.name.value == "zero_grad":
+            return boolean(parameter.default)
+    return None if any("zero" in word or word == "grad" for word in method.words) else False
 
 
 def is_scaler(target: cst.BaseExpression, values: Values) -> bool:
@@ -137,7 +214,7 @@ def _is_or_is_named(target: cst.BaseExpression, values: Values, kind: Kind, word
         return True
     if any(value.kind not in {Kind.UNKNOWN, Kind.NUMBER, kind} for value in values):
         return False
-    return word in (dotted_name(target) or "").rpartition(".")[2].lower()
+    return word in last_word(place_name(target)).lower()
 
 
 def read_unscale(
@@ -187,11 +264,11 @@ def read_mode_switch(
         ModeSwitch,
         node,
         reading.state.mode,
-        receiver=dotted_name(node.func.value),
+        receiver=place_name(node.func.value),
         values=receiver,
         training=training,
     )
-    reading.recorder.holders.update(value.site for value in receiver)
+    reading.recorder.hold(receiver)
     return receiver
 
 
@@ -217,7 +294,7 @@ def _proof(target: cst.BaseExpression, values: Values) -> Proof | None:
     if all_are(values, Kind.OPTIMIZER):
         return Proof.PROVEN
     kinds = {value.kind for value in values}
-    last = (dotted_name(target) or "").rpartition(".")[2]
+    last = last_word(place_name(target))
     if kinds - {Kind.UNKNOWN, Kind.OPTIMIZER} or not _OPTIMIZER_NAME.search(last.lower()):
         return None
     open_origins = {Origin.ARGUMENT, Origin.ATTRIBUTE, Origin.ELEMENT}

@@ -55,12 +55,14 @@ class Value:
     ``site`` identifies where it was made: two names with the same site are aliases. ``loops`` are
     the loops it was made in, outermost first. ``carries`` are the sites whose graph this value
     holds on to if they have one; ``implies`` are the sites that must have a graph if this value has
-    one; ``mentions`` are all sites that flowed into it; ``holds`` are the objects that somebody
-    who is handed this value can reach. ``parts`` are the elements of a tuple, or the one set of
-    possible elements of a container. ``certain`` is False where frozen parameters are possible.
-    ``through`` are the sites of the models that its graph may go through; ``cut`` is the call that
-    took the graph away, if one did; ``result_of`` is the call of a model that returned it, alone
-    or with others. ``aliases`` are the sites of tensors whose memory it has, or may have.
+    one; ``mentions`` are all sites that flowed into it; ``holds`` are the objects that somebody who
+    is handed this value can reach. ``parts`` are the elements of a tuple, or the one set of
+    possible elements of a container; ``entries`` what a dictionary has under known keys.
+    ``certain`` is False where frozen parameters are possible. ``through`` are the sites of the
+    models that its graph may go through; ``cut`` is the call that took the graph away, if one did;
+    ``result_of`` is the call of a model that returned it, alone or with others. ``aliases`` are the
+    sites of tensors whose memory it has, or may have. ``spent`` is the ``backward()`` in a called
+    function that has used up its graph, if one has.
     """
 
     kind: Kind
@@ -74,12 +76,14 @@ class Value:
     mentions: frozenset[int] = frozenset()
     holds: frozenset[int] = frozenset()
     parts: tuple[frozenset[Value], ...] = ()
+    entries: tuple[tuple[str, frozenset[Value]], ...] = ()
     certain: bool = True
     through: frozenset[int] = field(default=frozenset(), compare=False)
     cut: cst.CSTNode | None = field(default=None, compare=False, repr=False)
     result_of: int = field(default=0, compare=False)
     function: FunctionScope | None = field(default=None, compare=False, repr=False)
     aliases: frozenset[int] = field(default=frozenset(), compare=False)
+    spent: cst.CSTNode | None = field(default=None, repr=False)
 
     def __hash__(self) -> int:
         """Hash the site alone: nearly all that differ have different ones."""
@@ -119,17 +123,44 @@ def _merge(left: Value, right: Value) -> Value:
         mentions=left.mentions | right.mentions,
         holds=left.holds | right.holds,
         parts=parts,
+        entries=_common_entries(left, right),
         certain=left.certain and right.certain,
         through=left.through | right.through,
         cut=left.cut or right.cut,
         result_of=left.result_of or right.result_of,
         aliases=left.aliases | right.aliases,
+        spent=left.spent if right.spent is not None else None,
     )
 
 
 def _shallow(left: Values, right: Values) -> Values:
     # Elements of elements are not followed, so that joining always comes to an end.
-    return frozenset(replace(value, parts=()) for value in join(left, right))
+    return shallow(join(left, right))
+
+
+def shallow(values: Values) -> Values:
+    """Return these values without what is known of their elements."""
+    return frozenset(
+        replace(value, parts=(), entries=()) if value.parts or value.entries else value
+        for value in values
+    )
+
+
+def _common_entries(left: Value, right: Value) -> tuple[tuple[str, frozenset[Value]], ...]:
+    if left.entries == right.entries:
+        return left.entries
+    others = dict(right.entries)
+    return tuple(
+        (key, values if values == others[key] else _shallow(values, others[key]))
+        for key, values in left.entries
+        if key in others
+    )
+
+
+def with_entry(value: Value, key: str, held: Values) -> Value:
+    """Return a dictionary that has ``held`` under ``key``, and whose other elements may be any."""
+    kept = tuple(entry for entry in value.entries if entry[0] != key)
+    return replace(value, parts=(), entries=(*kept, (key, shallow(held))))
 
 
 def join_all(sets: Iterable[Values]) -> Values:
@@ -191,6 +222,14 @@ def cut_of(*sets: Values) -> cst.CSTNode | None:
         for value in sorted(values, key=lambda value: value.site):
             if value.cut is not None:
                 return value.cut
+    return None
+
+
+def spent_by(*operands: Values) -> cst.CSTNode | None:
+    """Return the backward() that has used up the graph of one operand, whatever that is."""
+    for values in operands:
+        if values and all(value.spent is not None for value in values):
+            return min(values, key=lambda value: value.site).spent
     return None
 
 

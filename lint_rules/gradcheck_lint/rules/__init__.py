@@ -18,6 +18,7 @@ from gradcheck_lint.rules._signs import (
     OUTPUT_SAVING_CALL,
     STEP_CALL,
     SUBSCRIPT_WRITE,
+    TRAINING_STEP,
     UNSCALE_CALL,
     WRITE_IN_PLACE,
     Pattern,
@@ -126,7 +127,7 @@ RULES: Final = (
         "graph-kept",
         "gradcheck_lint.rules.graph_kept",
         "GraphKept",
-        ((BACKWARD_CALL,), (b"for", b"while")),
+        ((BACKWARD_CALL, TRAINING_STEP), (b"for", b"while", b"class")),
     ),
     RuleReference(
         "GCS202",
@@ -168,14 +169,14 @@ RULES: Final = (
         "hook-keeps-graph",
         "gradcheck_lint.rules.hook_keeps_graph",
         "HookKeepsGraph",
-        ((b"_hook(",), (b"append(",)),
+        ((b"register_forward_hook", b"register_full_backward_hook"), (b"append(",)),
     ),
     RuleReference(
         "GCS301",
         "missing-zero-grad",
         "gradcheck_lint.rules.missing_zero_grad",
         "MissingZeroGrad",
-        ((BACKWARD_CALL,), (b"step",), (b"for", b"while")),
+        ((BACKWARD_CALL,), (b"step",), (b"for", b"while", b"def training_step")),
     ),
     RuleReference(
         "GCS302",
@@ -245,14 +246,17 @@ RULES: Final = (
         "graph-broken",
         "gradcheck_lint.rules.graph_broken",
         "GraphBroken",
-        ((BACKWARD_CALL,), (b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"==")),
+        (
+            (BACKWARD_CALL, TRAINING_STEP),
+            (b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"=="),
+        ),
     ),
     RuleReference(
         "GCS402",
         "forward-under-no-grad",
         "gradcheck_lint.rules.forward_under_no_grad",
         "ForwardUnderNoGrad",
-        ((BACKWARD_CALL,), (b"no_grad", b"inference_mode", b"set_grad_enabled")),
+        ((BACKWARD_CALL, TRAINING_STEP), (b"no_grad", b"inference_mode", b"set_grad_enabled")),
     ),
     RuleReference(
         "GCS404",
@@ -266,7 +270,7 @@ RULES: Final = (
         "forced-requires-grad",
         "gradcheck_lint.rules.forced_requires_grad",
         "ForcedRequiresGrad",
-        ((BACKWARD_CALL,), (b"requires_grad",)),
+        ((BACKWARD_CALL, TRAINING_STEP), (b"requires_grad",)),
     ),
     RuleReference(
         "GCS406",

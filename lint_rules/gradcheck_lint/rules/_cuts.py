@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, Forward
 from gradcheck_lint.model.values import Kind, all_are, cut_of
+from gradcheck_lint.rules._repeating import differentiated_later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def cut_backwards(function: FunctionModel) -> Iterator[tuple[Backward, cst.CSTNode]]:
     """Yield every backward of a value that surely has no graph, and where it lost it."""
-    for event in function.events():
+    for event in (*function.events(), *differentiated_later(function)):
         if not isinstance(event, Backward) or event.expects_error:
             continue
         cut = cut_of(event.values)

@@ -24,11 +24,32 @@ def kept_by_store(
     function: FunctionModel, store: Store, proofs: list[Backward], *, certain: bool
 ) -> Violation:
     """Say that a store keeps the graph; ``certain`` if backward() is called on what it keeps."""
-    tree = function.module.tree
     proof = next((known for known in proofs if always_meets(known, store)), proofs[0])
-    is_differentiated = certain
     met = "backward() is called on it here" if certain else "backward() goes through it here"
-    certain = certain and always_meets(proof, store) and is_known_container(store)
+    if isinstance(proof.node, cst.Return):
+        met = "the engine calls backward() on what is returned here"
+    is_error = certain and always_meets(proof, store) and is_known_container(store)
+    fix = _detached(function, store, safe=is_error) if certain else None
+    return _kept(function, store, (proof.node, met), fix, is_error=is_error)
+
+
+def kept_when_spent(function: FunctionModel, store: Store, backward: cst.CSTNode) -> Violation:
+    """Say that a store keeps the graph of what a called function has called backward() on."""
+    is_error = is_known_container(store)
+    met = "the called function calls backward() on it here"
+    fix = _detached(function, store, safe=is_error)
+    return _kept(function, store, (backward, met), fix, is_error=is_error)
+
+
+def _kept(
+    function: FunctionModel,
+    store: Store,
+    proof: tuple[cst.CSTNode, str],
+    fix: Fix | None,
+    *,
+    is_error: bool,
+) -> Violation:
+    tree = function.module.tree
     what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
     if store.how is StoreKind.ACCUMULATE:
         message = (
@@ -46,16 +67,17 @@ def kept_by_store(
     return Violation(
         store.node,
         message,
-        Severity.ERROR if certain else Severity.WARNING,
+        Severity.ERROR if is_error else Severity.WARNING,
         hint,
-        ((proof.node, f"it has a graph: {met}"),),
-        fix=_detached(function, store, safe=certain) if is_differentiated else None,
+        ((proof[0], f"it has a graph: {proof[1]}"),),
+        fix=fix,
     )
 
 
-def kept_by_callee(function: FunctionModel, keeper: Keeper, proofs: list[Backward]) -> Violation:
+def kept_by_callee(
+    function: FunctionModel, keeper: Keeper, backward: cst.CSTNode, *, certain: bool
+) -> Violation:
     """Say that a call hands a value to a function or method that keeps it with its graph."""
-    proof = next((known for known in proofs if always_meets(known, keeper.call)), proofs[0])
     call = keeper.call.node
     given = call.args if isinstance(call, cst.Call) else ()
     value = next(
@@ -75,11 +97,11 @@ def kept_by_callee(function: FunctionModel, keeper: Keeper, proofs: list[Backwar
         call,
         f"this call {verb} `{what}` with its graph into `{keeper.store.target}`, so the graphs "
         "of all iterations stay in memory as long as that does",
-        Severity.ERROR if always_meets(proof, keeper.call) else Severity.WARNING,
+        Severity.ERROR if certain else Severity.WARNING,
         hint,
         (
             (keeper.store.node, "it is kept here"),
-            (proof.node, "it has a graph: backward() is called on it here"),
+            (backward, "it has a graph: backward() is called on it here"),
         ),
     )
 

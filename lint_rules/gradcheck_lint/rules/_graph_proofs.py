@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import libcst as cst
+
 from gradcheck_lint.model.flow import GradMode, StoreKind
-from gradcheck_lint.model.values import Kind, Values, implied_by_all, through_all
+from gradcheck_lint.model.values import Kind, Value, Values, implied_by_all, through_all
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.flow import Backward, Call, Store
@@ -14,8 +16,9 @@ _WITH_GRAPH = frozenset({Kind.UNKNOWN, Kind.HISTORY})
 
 
 def proves_graph(backward: Backward, at: Store | Call, kept: Values, how: StoreKind) -> bool:
-    """Tell whether ``backward`` is called, in a loop with ``at``, on what is kept there."""
-    if not set(backward.loops) & set(at.loops) or _exclude_each_other(backward, at):
+    """Tell whether ``backward`` is called, in one loop with ``at``, on what is kept there."""
+    apart = (backward.loops or at.loops) and not set(backward.loops) & set(at.loops)
+    if apart or _exclude_each_other(backward, at):
         return False
     if how is StoreKind.ACCUMULATE and at.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
         return False
@@ -36,10 +39,21 @@ def shares_forward(backward: Backward, store: Store) -> bool:
         store.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}
         and bool(store.stored)
         and all(
-            value.cut is None and value.kind in _WITH_GRAPH and value.through & forwards
+            value.cut is None
+            and value.kind in _WITH_GRAPH
+            and value.through & forwards
+            and not _is_beside_loss(value)
             for value in store.stored
         )
     )
+
+
+def _is_beside_loss(value: Value) -> bool:
+    """Tell whether this comes with a loss out of a call, as in ``loss, parts = criterion(out, y)``.
+
+    What is meant for a log is mostly detached there already.
+    """
+    return isinstance(value.node, cst.BaseElement) and not value.result_of
 
 
 def _exclude_each_other(left: Backward, right: Store | Call) -> bool:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.model.flow import (
     Call,
     Clip,
+    ScalerUpdate,
     SchedulerStep,
     Step,
     Unscale,
     ZeroGrad,
 )
+from gradcheck_lint.model.nearness import STEPS, Sought
 from gradcheck_lint.model.paths import Path, matters, once, turns
 from gradcheck_lint.rules._clipping import judge_clip
-from gradcheck_lint.rules._scaling import judge_unscale
+from gradcheck_lint.rules._scaling import judge_unscale, judge_update
 from gradcheck_lint.rules._stepping import judge_scheduler, judge_step, judge_zero
 from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit
 
@@ -36,10 +38,13 @@ def problems(function: FunctionModel, code: str) -> list[Problem]:
 
 def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
     found: dict[tuple[str, int], list[Problem]] = defaultdict(list)
-    if module.scopes.uses_engine:
+    is_managed = module.uses_engine
+    if is_managed and b"manual_backward" not in module.source:
         return found
     reported: set[tuple[str, int]] = set()
     for function in list(module.functions()):
+        if is_managed and "manual_backward" not in function.scope.words:
+            continue
         if not _is_candidate(function):
             continue
         for problem in _problems_of(function):
@@ -51,7 +56,17 @@ def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
     return found
 
 
+def _trains(word: str) -> bool:
+    return word in STEPS or word == "unscale_" or "clip_grad" in word
+
+
+_TRAINING = Sought(_trains)
+"""What is judged here, save for what is judged with it."""
+
+
 def _is_candidate(function: FunctionModel) -> bool:
+    if not function.module.near.has(function.scope, _TRAINING):
+        return False
     if matters(function):
         return True
     # A loop that only calls functions of the file: `for x in data: self.step(x)`.
@@ -92,6 +107,7 @@ _JUDGES = {
     Step: judge_step,
     Clip: judge_clip,
     Unscale: judge_unscale,
+    ScalerUpdate: judge_update,
     SchedulerStep: judge_scheduler,
     ZeroGrad: judge_zero,
 }

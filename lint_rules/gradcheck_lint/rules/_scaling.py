@@ -13,7 +13,8 @@ from gradcheck_lint.model.flow import (
     Unscale,
 )
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.rules._verdicts import Problem, Unit, last_of, same
+from gradcheck_lint.model.values import Kind, all_are, sites
+from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, is_window, last_of, same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +38,28 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
         return (None, None)
     wrong: Problem | None = None
     if backward.scaled and not step.scaler and not step.closure:
-        unscaled = any(isinstance(other.event, Unscale) for other in between)
+        unscaled = [other for other in between if isinstance(other.event, Unscale)]
         others_step = any(isinstance(other.event, Step) for other in between)
         if not unscaled and not others_step and not _some_unscaled(path):
-            wrong = Problem("GCS310", "step", step, item.owner, (backward,))
+            sure = all(value.certain for value in backward.values)
+            wrong = Problem("GCS310", "step", step, item.owner, (backward,), certain=sure)
+        elif unscaled and not others_step and _is_beside(unscaled[-1], item):
+            others = (unscaled[-1].event,)
+            wrong = Problem("GCS310", "unchecked-step", step, item.owner, others, certain=False)
     elif step.scaler and not backward.scaled and _knows_scaling(before):
         wrong = Problem("GCS310", "unscaled-backward", step, item.owner, (backward,))
     return (wrong, _twice(path, index))
+
+
+def _is_beside(unscaled: Occurrence, step: Occurrence) -> bool:
+    """Tell whether an unscaling and the step of its optimizer happen on the same paths."""
+    assert isinstance(unscaled.event, Unscale)
+    assert isinstance(step.event, Step)
+    return (
+        unscaled.owner is step.owner
+        and unscaled.event.arms == step.event.arms
+        and same(unscaled, unscaled.event.values, step, step.event.values)
+    )
 
 
 def _some_unscaled(path: Path) -> bool:
@@ -73,15 +89,14 @@ def _twice(path: Path, index: int) -> Problem | None:
     """Judge a scaled step or an unscaling: is there an update since the last one?"""
     item = path[index]
     event = item.event
-    scaler = event.scaler if isinstance(event, (Step, Unscale)) else frozenset()
-    if not scaler:
+    assert isinstance(event, (Step, Unscale))
+    if not event.scaler:
         return None
-    values = event.values if isinstance(event, (Step, Unscale)) else frozenset()
     for other in reversed(path[:index]):
-        if other.is_unclear or isinstance(other.event, ScalerUpdate):
+        if other.is_unclear or _updates(other, item):
             return None
         if isinstance(other.event, (Step, Unscale)) and same(
-            other, other.event.values, item, values
+            other, other.event.values, item, event.values
         ):
             is_step = isinstance(event, Step)
             if is_step and isinstance(other.event, Unscale):
@@ -91,11 +106,94 @@ def _twice(path: Path, index: int) -> Problem | None:
                 kind = "unscale-after-step" if other.turn == item.turn else "no-update"
             blamed = other.event if kind == "no-update" else event
             owner = other.owner if kind == "no-update" else item.owner
-            return Problem("GCS310", kind, blamed, owner, (other.event, event))
-    return None
+            sure = all_are(event.scaler, Kind.SCALER)
+            return Problem("GCS310", kind, blamed, owner, (other.event, event), certain=sure)
+    # Where the other iteration on the path makes no step, other paths tell.
+    return None if item.turn == 0 else ABSENT
+
+
+def _updates(item: Occurrence, of: Occurrence) -> bool:
+    """Tell whether this updates the scaler of a step or an unscaling, or may do so."""
+    assert isinstance(of.event, (Step, Unscale))
+    if not isinstance(item.event, ScalerUpdate):
+        return False
+    updated, own = item.event.scaler, of.event.scaler
+    known = all_are(updated, Kind.SCALER) and all_are(own, Kind.SCALER)
+    return not known or bool(sites(updated) & sites(own))
 
 
 def judge_unscale(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
     if path[index].turn != unit.turn:
         return ()
-    return (_twice(path, index),)
+    return (_twice(path, index), _each_micro_batch(path, index, unit))
+
+
+def _each_micro_batch(path: Path, index: int, unit: Unit) -> Problem | None:
+    """Judge an unscaling in each iteration of a window at whose end alone the scaler steps."""
+    item = path[index]
+    event = item.event
+    assert isinstance(event, Unscale)
+    if unit.loop is None or any(other.is_unclear for other in path[:index]):
+        return None
+    earlier = [other for other in path[:index] if other.turn == 0]
+    if any(isinstance(other.event, (Step, ScalerUpdate)) for other in earlier):
+        return ABSENT
+    if not any(other.event is event for other in earlier):
+        return None
+    steps = [other for other in path[index:] if isinstance(other.event, Step)]
+    if not steps or not is_window(steps[0], unit):
+        return None if steps else ABSENT
+    others = (steps[0].event,)
+    return Problem("GCS310", "unscale-each", event, item.owner, others, certain=False)
+
+
+def judge_update(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
+    """Judge an update: is there a step of the scaler since the last one?"""
+    item = path[index]
+    event = item.event
+    assert isinstance(event, ScalerUpdate)
+    if item.turn != unit.turn:
+        return ()
+    before = path[:index]
+    later = [other for other in path[index + 1 :] if isinstance(other.event, Step)]
+    seen_backward = False
+    for other in reversed(before):
+        if other.is_unclear:
+            return (None,)
+        if isinstance(other.event, (Step, Unscale)) and other.event.scaler:
+            if seen_backward:
+                break
+            is_every = other.turn == item.turn and not is_window(other, unit)
+            return (None,) if is_every else (ABSENT,)
+        if isinstance(other.event, ScalerUpdate):
+            break
+        seen_backward = seen_backward or (isinstance(other.event, Backward) and other.event.scaled)
+    if not seen_backward:
+        return (None,)
+    if later and isinstance(later[0].event, Step) and later[0].event.scaler:
+        follows = not any(
+            isinstance(other.event, Backward) for other in path[index : path.index(later[0])]
+        )
+        if follows and later[0].event.arms == event.arms:
+            others = (later[0].event,)
+            sure = all_are(event.scaler, Kind.SCALER)
+            return (Problem("GCS310", "update-first", event, item.owner, others, certain=sure),)
+    return (_outside_window(path, index, unit),)
+
+
+def _outside_window(path: Path, index: int, unit: Unit) -> Problem | None:
+    """Judge an update in each iteration of a window at whose end alone the scaler steps."""
+    item = path[index]
+    if unit.loop is None:
+        return None
+    steps = [
+        other
+        for other in path
+        if isinstance(other.event, Step) and other.event.scaler and other.turn == 0
+    ]
+    if not steps:
+        return ABSENT
+    if not is_window(steps[0], unit):
+        return None
+    others = (steps[0].event,)
+    return Problem("GCS310", "update-each", item.event, item.owner, others, certain=False)

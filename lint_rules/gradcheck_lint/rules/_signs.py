@@ -34,6 +34,11 @@ class Pattern:
 BACKWARD_CALL: Final = Pattern((rb"backward\s*\((?<!def backward\()",), words=(b"backward",))
 """``loss.backward(``, ``torch.autograd.backward(``, ``self.manual_backward(``; no definition."""
 
+TRAINING_STEP: Final = Pattern(
+    (rb"def (?:training_step|compute_loss)\b",),
+    words=(b"def training_step", b"def compute_loss"),
+)
+"""The methods whose result Lightning and transformers differentiate."""
 STEP_CALL: Final = Pattern((rb"\.\s*step\s*\(",), words=(b"step",), enough=(b".step(",))
 UNSCALE_CALL: Final = Pattern((rb"\bunscale_\s*\(",), words=(b"unscale_",))
 OPTIMIZER_NAME: Final = Pattern(

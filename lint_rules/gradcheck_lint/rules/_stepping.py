@@ -19,10 +19,10 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.syntax import dotted_name, first_word, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._scaling import judge_scaled_step
-from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, covers, last_of, same
+from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, covers, is_window, last_of, same
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +35,35 @@ def judge_step(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     item = path[index]
     if item.turn != unit.turn:
         return ()
-    return (_misplaced(path, index, unit), *judge_scaled_step(path, index, unit))
+    return (
+        _misplaced(path, index, unit),
+        *judge_scaled_step(path, index, unit),
+        _used_again(path, index, unit),
+    )
+
+
+def _used_again(path: Path, index: int, unit: Unit) -> Problem | None:
+    """Judge a second step of an iteration: does it use what the first one has used already?"""
+    item = path[index]
+    step = item.event
+    assert isinstance(step, Step)
+    segment = _since_last_step(path, index)
+    previous = index - len(segment) - 1
+    if previous < 0:
+        # Where the iteration has made no step, other paths tell.
+        return ABSENT if unit.loop is not None else None
+    first = path[previous].event
+    assert isinstance(first, Step)
+    if first is step or first.closure or step.closure or step.expects_error:
+        return None
+    last = last_of(segment, Backward)
+    if last is None or any(
+        other.is_unclear or (isinstance(other.event, ZeroGrad) and covers(other, item) is not False)
+        for other in segment
+    ):
+        return None
+    others = (first, segment[last].event)
+    return Problem("GCS301", "used-again", step, item.owner, others)
 
 
 def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
@@ -145,7 +173,7 @@ def _without_backward(
 
 def _trains(loop: Loop, step: Step) -> bool:
     """Tell whether a loop trains a model, and does not go through a collection of optimizers."""
-    if (step.receiver or "").partition(".")[0] in loop.targets:
+    if first_word(step.receiver) in loop.targets:
         return False
     return any(isinstance(event, (Forward, ZeroGrad)) for event in loop.body.events())
 
@@ -252,6 +280,9 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     assert isinstance(event, ZeroGrad)
     if unit.loop is None or item.turn != 1 or not event.clears:
         return ()
+    if item.leading.arms != unit.loop.arms or (item.event is not item.leading and event.arms):
+        # `if i % 4 == 0: optimizer.zero_grad()` begins a window.
+        return ()
     if any(other.is_unclear for other in path):
         return (None,)
     first = [other for other in path if other.turn == 0]
@@ -262,7 +293,7 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     if not steps or not own or steps[0].event.expects_error:
         return (ABSENT,)
     step = steps[0]
-    if not _surely_clears(item, step, path) or not _is_window(step, unit):
+    if not _surely_clears(item, step, path) or not is_window(step, unit):
         return (None,)
     if any(
         isinstance(other.event, ZeroGrad) and other.event is event for other in path[index + 1 :]
@@ -273,25 +304,6 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     )
 
 
-def _is_window(step: Occurrence, unit: Unit) -> bool:
-    """Tell whether a step happens every so many iterations."""
-    assert unit.loop is not None
-    tests = unit.function.module.memo.setdefault("tests", {})
-    key = id(unit.loop)
-    if key not in tests:
-        tests[key] = {
-            id(node): node.test for node in walk(unit.loop.node) if isinstance(node, cst.If)
-        }
-    for branch, _ in step.leading.arms:
-        test = tests[key].get(branch)
-        if test is not None and any(
-            isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo)
-            for node in walk(test)
-        ):
-            return True
-    return False
-
-
 def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
     item = path[index]
     event = item.event
@@ -300,9 +312,7 @@ def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None,
         return (ABSENT,)
     if unit.loop is None or event.expects_error:
         return (None,)
-    if item.leading.arms != unit.loop.arms or item.event.arms[: len(item.event.arms)] != (
-        item.leading.arms if item.event is item.leading else ()
-    ):
+    if item.event is not item.leading and item.event.arms:
         return (None,)
     steps = [
         other
@@ -313,6 +323,11 @@ def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None,
         return (None,)
     earlier = [other for other in path[:index] if isinstance(other.event, Step)]
     if not steps or any(_may_drive(item, other) for other in earlier):
+        return (None,)
+    if item.leading.arms != unit.loop.arms and any(
+        step.leading.arms != item.leading.arms for step in steps
+    ):
+        # On some paths the scheduler does not step, so that the optimizer may be first.
         return (None,)
     before_loop = any(
         isinstance(other, Step) and unit.loop.identity not in other.loops

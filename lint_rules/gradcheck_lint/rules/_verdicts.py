@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.values import Kind, Values
+from gradcheck_lint.model.syntax import bound_names, dotted_name, last_word, walk
+from gradcheck_lint.model.values import Kind, Origin, Value, Values, held_by, mentioned_by, sites
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,6 +85,8 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
         return True
     if zero.held(values) & step.held(stepped):
         return None
+    if _is_of_other_model(zero, step):
+        return False
     if not all(_is_optimizer(value.kind, zero.event.receiver) for value in values):
         return None
     if not step.event.receiver or zero.event.receiver == step.event.receiver:
@@ -94,8 +98,56 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
     return False
 
 
+def _is_of_other_model(zero: Occurrence, step: Occurrence) -> bool:
+    """Tell whether a reset is of a model that was made apart from all that the optimizer owns."""
+    assert isinstance(zero.event, ZeroGrad)
+    assert isinstance(step.event, Step)
+    values, stepped = zero.event.values, step.event.values
+    if zero.owner is not step.owner or not all(map(_is_made_here, values)):
+        return False
+    if not all(value.kind is Kind.OPTIMIZER for value in stepped):
+        return False
+    owned = frozenset[int]().union(*(value.holds for value in stepped)) - sites(stepped)
+    models = {
+        value for bound in zero.owner.bindings.values() for value in bound if value.site in owned
+    }
+    if {value.site for value in models} != owned or not all(map(_is_made_here, models)):
+        return False
+    made = frozenset(models)
+    flowed, own = mentioned_by(values) | held_by(values), mentioned_by(made) | held_by(made)
+    if flowed & owned or own & sites(values):
+        return False
+    return all(_is_setting(site, zero.owner) for site in flowed & own)
+
+
+def _is_setting(site: int, function: FunctionModel) -> bool:
+    """Tell by its name whether what two models were made of is a device or a set of options.
+
+    What both were made of in different statements has a name, or is an attribute of what has one.
+    """
+    taken = function.module.taken_from(site)
+    if taken is not None:
+        return _is_setting(taken[1], function)
+    names = [
+        name
+        for name, bound in function.bindings.items()
+        if any(value.site == site for value in bound)
+    ]
+    return all(_SETTINGS.fullmatch(name) for name in names)
+
+
+_SETTINGS = re.compile(
+    r"device|opt|args|cfg|config|conf|hparams|hps?|dtype|\w+_(?:dim|size)|n[a-z]?"
+)
+
+
+def _is_made_here(value: Value) -> bool:
+    """Tell whether a value is made by a call that stands in the function."""
+    return isinstance(value.node, cst.Call) and value.origin in {Origin.CALL, Origin.OTHER}
+
+
 def _is_optimizer(kind: Kind, receiver: str) -> bool:
-    last = receiver.rpartition(".")[2].lower()
+    last = last_word(receiver).lower()
     return kind is Kind.OPTIMIZER or (kind is Kind.UNKNOWN and "opt" in last)
 
 
@@ -104,3 +156,38 @@ def last_of(segment: Sequence[Occurrence], kind: type[Event]) -> int | None:
         if isinstance(segment[index].event, kind):
             return index
     return None
+
+
+def is_window(step: Occurrence, unit: Unit) -> bool:
+    """Tell whether a step happens every so many iterations, or after all of a loop."""
+    if unit.loop is None:
+        return False
+    if unit.loop.identity not in step.leading.loops:
+        return True
+    tests = unit.function.module.memo.setdefault("tests", {})
+    key = id(unit.loop)
+    if key not in tests:
+        tests[key] = _tests_in(unit.loop.node)
+    for branch, _ in step.leading.arms:
+        test = tests[key].get(branch)
+        if test is not None and any(
+            isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo)
+            for node in walk(test)
+        ):
+            return True
+    return False
+
+
+def _tests_in(loop: cst.CSTNode) -> dict[int, cst.CSTNode]:
+    """Return the tests of a loop's branches, or what the loop binds the name to that is tested."""
+    tests: dict[int, cst.CSTNode] = {}
+    bound: dict[str, cst.BaseExpression] = {}
+    for node in walk(loop):
+        if isinstance(node, cst.Assign):
+            bound.update((name, node.value) for name in bound_names(node.targets[0].target))
+        elif isinstance(node, cst.If):
+            test: cst.BaseExpression = node.test
+            while isinstance(test, cst.UnaryOperation):
+                test = test.expression
+            tests[id(node)] = bound.get(dotted_name(test) or "", test)
+    return tests

@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
+from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, held_by, sites, through_all
@@ -236,7 +237,8 @@ def _switched(
 ) -> ModeSwitch | None:
     """Return what put a model that runs into evaluation mode, or the one that it's a wrapper of."""
     if isinstance(event, Call):
-        return _switched_for_acting(event, switched, function)
+        acting = _switched_for_acting(event, switched, function)
+        return acting or _switched_for_callee(event, switched, function)
     known = switched.get(event.receiver)
     if known is not None:
         return known
@@ -273,6 +275,27 @@ def _switched_for_acting(
     if called is not None and called.mode is GradMode.DISABLED:
         return None
     return next((event for event in switched.values() if sites(event.values) & call.on), None)
+
+
+def _switched_for_callee(
+    call: Call, switched: dict[str, ModeSwitch], function: FunctionModel
+) -> ModeSwitch | None:
+    """Return what switched the model that a function of the file runs and records."""
+    if not switched or call.function is None or call.referenced or call.is_constructor:
+        return None
+    called = function.module.function(call.function)
+    if called is function or called.mode is not GradMode.AMBIENT or _differentiates(called):
+        return None
+    binding = bound_parameters(call, called)
+    ran = frozenset[int]().union(
+        *(
+            in_caller(value.site, binding, called)
+            for event in called.events()
+            if isinstance(event, Forward) and event.mode is GradMode.AMBIENT
+            for value in event.values
+        )
+    )
+    return next((event for event in switched.values() if sites(event.values) & ran), None)
 
 
 _ACTS = frozenset({"get_action", "get_actions", "get_action_and_value", "get_value"})

@@ -24,6 +24,11 @@ class FrozenParameter(Rule):
 
     entry = catalogue.FROZEN_PARAMETER
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function looks at how a name starts and at what requires a gradient."""
+        words = function.scope.words
+        return "startswith" in words and not words.isdisjoint({"requires_grad", "requires_grad_"})
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `name.startswith("layers.1")` that decides what is frozen."""
         for node in body_of(function.scope):

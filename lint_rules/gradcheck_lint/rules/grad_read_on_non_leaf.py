@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -23,6 +24,11 @@ class GradReadOnNonLeaf(Rule):
     """``.grad`` is read from an intermediate, which does not keep its gradient."""
 
     entry = catalogue.GRAD_READ_ON_NON_LEAF
+    part = Part.BACKWARD
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function reads a gradient as well."""
+        return "grad" in function.scope.words
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every read of the gradient of a model's output."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from gradcheck_lint.model.flow import Backward, Store
+from gradcheck_lint.model.flow import Backward, Call, GradMode, Store, StoreKind
+from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store
-from gradcheck_lint.rules._graph_proofs import proves_graph, shares_forward
+from gradcheck_lint.model.values import spent_by
+from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store, kept_when_spent
+from gradcheck_lint.rules._graph_proofs import always_meets, proves_graph, shares_forward
 from gradcheck_lint.rules._keepers import keepers
 from gradcheck_lint.rules._outliving import consumes, escapes, is_of_this_iteration, keeps
+from gradcheck_lint.rules._repeating import (
+    differentiated_later,
+    is_training_step,
+    kept_by_closure,
+    kept_by_object,
+)
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -24,16 +32,31 @@ class GraphKept(Rule):
     """A loss is stored with its graph, which then lives as long as what it's stored in."""
 
     entry = catalogue.GRAPH_KEPT
-    part = Part.BACKWARD
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether backward() is called there, or by what a loop calls."""
+        scope = function.scope
+        if Part.BACKWARD in scope.parts or is_training_step(function):
+            return True
+        return (Part.LOOP in scope.parts or scope.owner is not None) and function.module.near.has(
+            scope, BACKWARD
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every store of a value that ``backward()`` is called on in the same loop."""
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
-        if not backwards:
-            return
+        backwards.extend(differentiated_later(function))
         for store in events:
-            if not isinstance(store, Store) or not store.loops:
+            if not isinstance(store, Store):
+                continue
+            if not store.loops:
+                yield from _of_object(function, store, backwards)
+                continue
+            if (spent := spent_by(store.stored)) is not None:
+                is_kept = _records(store, store.how) and keeps(store)
+                if is_kept and not is_of_this_iteration(function, store):
+                    yield kept_when_spent(function, store, spent)
                 continue
             proofs = [
                 backward
@@ -50,16 +73,60 @@ class GraphKept(Rule):
             if any(proof.retains_graph for proof in proofs) and escapes(function, store):
                 continue
             yield kept_by_store(function, store, proofs, certain=certain)
-        for keeper in keepers(function):
-            kept = [
-                backward
-                for backward in backwards
-                if proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
-            ]
-            if kept and not any(proof.retains_graph for proof in kept):
-                yield kept_by_callee(function, keeper, kept)
+        yield from _by_callees(function, backwards)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+import torch
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model = model
+        self.optimizer = optimizer
+        self.history = []
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss, "size": len(x)}
+
+    def fit(self, loader):
+        total = 0.0
+        for x in loader:
+            result = self.step(x)
+            self.history.append(result["loss"])
+            total += result["loss"] * result["size"]
+        return total
+""",
+            lines=(20, 21),
+            fixed="""\
+import torch
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model = model
+        self.optimizer = optimizer
+        self.history = []
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss, "size": len(x)}
+
+    def fit(self, loader):
+        total = 0.0
+        for x in loader:
+            result = self.step(x)
+            self.history.append(result["loss"])
+            total += (result["loss"] * result["size"]).detach()
+        return total
+""",
+        ),
         Invalid(
             """\
 import torch
@@ -283,6 +350,35 @@ def train(model, loader, optimizer):
             """\
 import torch
 
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+def kept(model, x):
+    loss = model(x).mean()
+    loss.backward(retain_graph=True)
+    return loss
+
+def train(model, optimizer, loader):
+    numbers, terms, total, last = [], [], 0.0, None
+    for x in loader:
+        numbers.append(step(model, optimizer, x).item())
+        last = step(model, optimizer, x)
+        with torch.no_grad():
+            total += step(model, optimizer, x) * len(x)
+        terms.append(kept(model, x))
+    torch.stack(terms).mean().backward()
+    return numbers, total, last
+""",
+            why="the number alone is kept, or the last loss, or one that is differentiated again",
+        ),
+        Valid(
+            """\
+import torch
+
 class Meter:
     def __init__(self):
         self.values = []
@@ -451,3 +547,49 @@ def train(model, loader, optimizer):
             why="integers and truths have no graph",
         ),
     )
+
+
+def _by_callees(function: FunctionModel, backwards: list[Backward]) -> Iterator[Violation]:
+    """Yield the calls that hand a value with its graph to what keeps it."""
+    for keeper in keepers(function):
+        if (spent := spent_by(keeper.handed)) is not None:
+            if not _records(keeper.call, keeper.store.how):
+                continue
+            yield kept_by_callee(function, keeper, spent, certain=not keeper.call.arms)
+            continue
+        kept = [
+            backward
+            for backward in backwards
+            if proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
+        ]
+        if kept and not any(proof.retains_graph for proof in kept):
+            proof = next((known for known in kept if always_meets(known, keeper.call)), kept[0])
+            certain = always_meets(proof, keeper.call)
+            yield kept_by_callee(function, keeper, proof.node, certain=certain)
+
+
+def _of_object(
+    function: FunctionModel, store: Store, backwards: list[Backward]
+) -> Iterator[Violation]:
+    """Yield what a method that repeats keeps in its object."""
+    spent = spent_by(store.stored)
+    proofs = [
+        backward
+        for backward in backwards
+        if not backward.retains_graph
+        and proves_graph(backward, store, store.stored, store.how)
+        and always_meets(backward, store)
+    ]
+    if (spent is None and not proofs) or not _records(store, store.how):
+        return
+    is_kept = kept_by_object(function, store) or kept_by_closure(function, store)
+    if is_kept and not any(consumes(backward, store) for backward in backwards):
+        if spent is not None:
+            yield kept_when_spent(function, store, spent)
+        else:
+            yield kept_by_store(function, store, proofs, certain=True)
+
+
+def _records(at: Store | Call, how: StoreKind) -> bool:
+    """Tell whether what is made of a value with a graph has one there, too."""
+    return how is StoreKind.APPEND or at.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}

@@ -31,10 +31,16 @@ class InplaceOnSavedOutput(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the output of such an operation can reach the function."""
-        return function.may_record and function.module.near.has(function.scope, _OUTPUT_SAVER)
+        if not function.may_record or not function.module.near.has(function.scope, _OUTPUT_SAVER):
+            return False
+        near = function.module.near
+        return near.has_itself(function.scope, _SEQUENTIAL) or function.may_write_to(_is_saver)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""
+        yield from _sequences(function)
+        if not function.may_write_to(_is_saver):
+            return
         for event in function.events():
             if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
                 continue
@@ -50,7 +56,6 @@ class InplaceOnSavedOutput(Rule):
                 Severity.WARNING if event.arms else Severity.ERROR,
                 "use the form that makes a new tensor",
             )
-        yield from _sequences(function)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -106,11 +111,20 @@ _SAVED = frozenset(
 _SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax"})
 
 
-def _saves_output(word: str) -> bool:
-    return word in _SAVED or word == "Sequential"
+def _is_saver(word: str) -> bool:
+    return word in _SAVED
 
 
-_OUTPUT_SAVER = Sought(_saves_output)
+def _is_sequential(word: str) -> bool:
+    return word == "Sequential"
+
+
+def _is_either(word: str) -> bool:
+    return _is_saver(word) or _is_sequential(word)
+
+
+_OUTPUT_SAVER = Sought(_is_either)
+_SEQUENTIAL = Sought(_is_sequential)
 
 
 def _maker(node: cst.CSTNode | None) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import ast
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF, MODE
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import libcst as cst
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class LeafInplace(Rule):
@@ -32,7 +35,15 @@ class LeafInplace(Rule):
         near = function.module.near
         # What an unknown decorator does is unknown, and no reason to speak.
         may_raise = function.mode is not GradMode.UNKNOWN or near.has(function.scope, MODE)
-        return may_raise and function.may_record and near.has(function.scope, LEAF)
+        if not may_raise or not function.may_record or not near.has(function.scope, LEAF):
+            return False
+        writes = function.writes
+        if writes is None or _turns_into_leaf(function):
+            return True
+        return any(
+            not _is_no_leaf(write.target) and function.may_be_made_by(LEAF.is_one, write.target)
+            for write in writes
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""
@@ -227,6 +238,30 @@ with torch.no_grad():
             why="its only caller records nothing",
         ),
     )
+
+
+def _turns_into_leaf(function: FunctionModel) -> bool:
+    """Tell whether tensors are made leaves afterwards, under each of the names that they have."""
+    scope: FunctionScope | None = function.scope
+    while scope is not None:
+        if scope.text is None or _TURNS_GRAD_ON.search(scope.text) is not None:
+            return True
+        scope = scope.parent
+    return False
+
+
+_TURNS_GRAD_ON: Final = re.compile(
+    r"\.[\s\\]*requires_grad_\s*\(\s*(?!False\b)|\.[\s\\]*requires_grad\s*=(?!=)\s*(?!False\b)"
+)
+
+
+def _is_no_leaf(node: ast.expr) -> bool:
+    """Tell whether this is the data or the gradient of something, or a part of it."""
+    while isinstance(node, (ast.Subscript, ast.Call)):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+        if isinstance(node, ast.Attribute) and node.attr not in {"data", "grad"}:
+            node = node.value
+    return isinstance(node, ast.Attribute) and node.attr in {"data", "grad"}
 
 
 def _severity(function: FunctionModel, event: InPlace) -> Severity | None:

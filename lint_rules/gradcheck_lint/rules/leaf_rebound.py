@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
@@ -29,14 +30,12 @@ class LeafRebound(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function updates something by a gradient, or makes a parameter."""
-        scope = function.scope
-        is_top = scope is function.module.scopes.top
-        return is_top or "grad" in scope.words or function.module.near.has(scope, _PARAMETER)
+        return _may_update(function) or function.module.near.has_itself(function.scope, _PARAMETER)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
         yield from _converted(function)
-        if Part.LOOP not in function.scope.parts:
+        if not _may_update(function):
             return
         for loop in function.loops():
             for node in walk(loop.node):
@@ -126,6 +125,21 @@ class Scale(nn.Module):
             why="converted before it becomes a parameter",
         ),
     )
+
+
+def _may_update(function: FunctionModel) -> bool:
+    """Tell whether the text of a loop may update a name by its own gradient."""
+    scope = function.scope
+    if Part.LOOP not in scope.parts or "grad" not in scope.words:
+        return False
+    text = scope.text
+    if text is None:
+        return True
+    return not set(_GRADIENT_OF.findall(text)).isdisjoint(_BOUND.findall(text))
+
+
+_GRADIENT_OF: Final = re.compile(r"(\w+)[\s\\]*\.[\s\\]*grad\b")
+_BOUND: Final = re.compile(r"(\w+)[\s\\]*=[^=]")
 
 
 def _is_parameter(word: str) -> bool:

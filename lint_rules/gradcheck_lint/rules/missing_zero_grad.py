@@ -17,10 +17,14 @@ from gradcheck_lint.model.flow import (
     can_repeat,
 )
 from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.nearness import BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
+from gradcheck_lint.model.syntax import first_word
 from gradcheck_lint.model.values import Kind, Origin
+from gradcheck_lint.rules._protocol import problems
+from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
-from gradcheck_lint.rules._verdicts import covers
+from gradcheck_lint.rules._verdicts import Problem, covers
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -48,11 +52,20 @@ class MissingZeroGrad(Rule):
 
     entry = catalogue.MISSING_ZERO_GRAD
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function, or what it calls, differentiates and steps."""
+        near = function.module.near
+        return near.has(function.scope, STEP) and near.has(function.scope, BACKWARD)
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""
-        if function.module.scopes.uses_engine:
+        if function.module.uses_engine:
+            yield from _of_training_step(function)
             return
         handled: set[int] = set()
+        for problem in problems(function, self.entry.code):
+            handled.add(id(problem.event))
+            yield _used_again(problem)
         for loop in reversed(list(function.loops())):
             effects = _effects_of(loop.body, function)
             if not effects.backwards:
@@ -76,6 +89,11 @@ class MissingZeroGrad(Rule):
         effects: _Effects,
         step: Step,
     ) -> Severity | None:
+        by_engine = any(backward.by_engine for _, backward in effects.backwards)
+        source = function.module.source
+        if by_engine and (b"eepspeed" in source or b"eepSpeed" in source):
+            # Its engines zero gradients when they step, also behind Accelerate and Fabric.
+            return None
         if not can_repeat(loop, leading):
             return None
         certain = any(
@@ -84,7 +102,8 @@ class MissingZeroGrad(Rule):
         if not certain:
             # The step happens on fewer paths than backward: a window, perhaps of the whole loop.
             return None if _zeroes_anywhere(function) else Severity.WARNING
-        return Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR
+        is_sure = step.proof is not Proof.OPAQUE and not by_engine
+        return Severity.ERROR if is_sure else Severity.WARNING
 
     def _violation(
         self,
@@ -365,6 +384,41 @@ def whole_epoch(model, loader, optimizer, last):
     )
 
 
+def _used_again(problem: Problem) -> Violation:
+    step = problem.event
+    assert isinstance(step, Step)
+    receiver = step.receiver or "the optimizer"
+    first, backward = problem.others
+    return Violation(
+        step.node,
+        "this step uses the gradients of the step before it once more: nothing zeroes them before "
+        "the backward() in between adds to them",
+        Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR,
+        f"call `{receiver}.zero_grad()` between the steps, before backward()",
+        ((first.node, "the step before"), (backward.node, "adds to what that step has used")),
+    )
+
+
+def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the steps of Lightning's manual optimization whose gradients nothing zeroes."""
+    if not is_training_step(function) or "manual_backward" not in function.scope.words:
+        return
+    effects = _effects_of(function.block, function)
+    if effects.unclear or not effects.backwards:
+        return
+    for _, step, owner in effects.steps:
+        if not _is_zeroed(step, owner, effects):
+            receiver = step.receiver or "the optimizer"
+            yield Violation(
+                step.node,
+                f"`{receiver}.step()` runs for each batch on gradients that nothing here zeroes, "
+                "so every step uses the sum of all backwards before it",
+                Severity.WARNING,
+                f"call `{receiver}.zero_grad()` before manual_backward()",
+                ((effects.backwards[0][1].node, "added to the gradients here, for each batch"),),
+            )
+
+
 def _is_zeroed(step: Step, owner: FunctionModel, effects: _Effects) -> bool:
     """Tell whether a reset in the loop clears, or may clear, what the step uses."""
     used = Occurrence(step, step, owner, {})
@@ -387,30 +441,36 @@ def _collect(
     event: Event,
     function: FunctionModel,
     seen: frozenset[int],
+    *,
+    inner: bool = False,
 ) -> None:
-    """Add one event, and what the functions that it calls do."""
+    """Add one event, and what the functions that it calls do.
+
+    What an ``inner`` loop of a called function steps is judged there.
+    """
     if isinstance(event, ZeroGrad):
         effects.zeroes.append((event, function))
+    elif inner and isinstance(event, (Backward, Step)):
+        return
     elif isinstance(event, Backward):
         effects.backwards.append((leading, event))
     elif isinstance(event, Step):
         effects.steps.append((leading, event, function))
     elif isinstance(event, Call):
         if event.function is None:
-            if not event.harmless and event.handed & function.holders:
+            if event.suspends or (not event.harmless and event.handed & function.holders):
                 effects.unclear = True
         elif id(event.function) not in seen:
             called = function.module.function(event.function)
             inside = seen | {id(event.function)}
             for item in called.events():
-                # A loop inside the called function is judged there.
-                if not (item.loops and isinstance(item, (Backward, Step))):
-                    _collect(effects, leading, item, called, inside)
+                is_inner = inner or bool(item.loops)
+                _collect(effects, leading, item, called, inside, inner=is_inner)
 
 
 def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel) -> bool:
     """Tell whether each iteration may have an optimizer of its own."""
-    root = (step.receiver or "").partition(".")[0]
+    root = first_word(step.receiver)
     if root in loop.targets or any(loop.identity in value.loops for value in step.values):
         return True
     if owner is function:

@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name, positional, walk
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -24,6 +25,10 @@ class NonFiniteGradient(Rule):
     """``torch.where`` picks the finite value, but its backward still goes through the other."""
 
     entry = catalogue.NON_FINITE_GRADIENT
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function calls where()."""
+        return function.module.near.has_itself(function.scope, _WHERE)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every where() that computes on the branch whose edge it excludes."""
@@ -86,6 +91,7 @@ def log(x):
     )
 
 
+_WHERE = Sought(lambda word: word == "where")
 _EDGED = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "acos", "asin", "reciprocal"})
 
 

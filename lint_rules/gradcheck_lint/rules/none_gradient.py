@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of, elements_of, function_with, returns
-from gradcheck_lint.model.syntax import integer
+from gradcheck_lint.model.function_class import (
+    body_of,
+    elements_of,
+    function_with,
+    names_in,
+    returns,
+)
+from gradcheck_lint.model.syntax import integer, is_none
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -44,6 +50,7 @@ class NoneGradient(Rule):
                 Severity.ERROR,
                 f"ask `ctx.needs_input_grad[{place}]`",
             )
+        yield from _lost(function, places)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -111,6 +118,28 @@ def _places(function: FunctionModel) -> dict[str, int]:
             if places.setdefault(element.value, place) != place:
                 clashes.add(element.value)
     return {name: place for name, place in places.items() if name not in clashes}
+
+
+def _lost(function: FunctionModel, places: dict[str, int]) -> Iterator[Violation]:
+    """Yield gradients that are computed where they are asked for, and then not returned."""
+    ways = [elements_of(node.value) for node in returns(function.scope)]
+    used = {name for node in returns(function.scope) for name in names_in(node)}
+    for node in body_of(function.scope):
+        index = _guarded_index(node)
+        if index is None or not isinstance(node, cst.If) or not ways:
+            continue
+        computed = _assigned(node)
+        if len(computed) != 1 or computed & (used | places.keys()):
+            continue
+        if all(index < len(way) and is_none(way[index]) for way in ways):
+            (name,) = computed
+            yield Violation(
+                node.test,
+                f"`{name}` is computed because input {index} needs a gradient, but backward "
+                f"returns None for it",
+                Severity.ERROR,
+                f"return `{name}` at place {index}",
+            )
 
 
 def _guarded_index(node: cst.CSTNode) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Attach, Step
+from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -21,6 +22,10 @@ class ParameterNotOptimized(Rule):
     """A layer is put into a model after the optimizer was made of its parameters."""
 
     entry = catalogue.PARAMETER_NOT_OPTIMIZED
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function steps."""
+        return not STEPS.isdisjoint(function.scope.words)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached between making an optimizer and its steps."""

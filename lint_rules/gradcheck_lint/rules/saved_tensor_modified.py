@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
+from gradcheck_lint.model.earlier_use import EarlierUse
 from gradcheck_lint.model.flow import Backward, Event, GradMode, InPlace, Return, Save
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import (
@@ -36,7 +37,13 @@ class SavedTensorModified(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function calls backward, or is the forward of a module."""
-        return Part.BACKWARD in function.scope.parts or function.scope.name.endswith(".forward")
+        scope = function.scope
+        if Part.BACKWARD not in scope.parts and not scope.name.endswith(".forward"):
+            return False
+        writes = function.writes
+        if writes is None or scope.statements is None:
+            return True
+        return bool(writes) and any(map(EarlierUse(scope.statements).is_possible, writes))
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to a saved tensor that a backward or the caller comes after."""

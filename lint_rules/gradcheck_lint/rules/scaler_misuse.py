@@ -142,6 +142,22 @@ _MESSAGES = {
     "no-update": (
         "no update() of the scaler follows this step before the next one: torch raises there"
     ),
+    "unchecked-step": (
+        "the optimizer steps without the scaler, which has unscaled its gradients: a step with "
+        "infinite or NaN gradients isn't skipped"
+    ),
+    "unscale-each": (
+        "unscale_() runs for each micro-batch, but the scaler steps once a window: the second "
+        "call before update() raises"
+    ),
+    "update-first": (
+        "update() comes before the scaler's step: it raises where nothing was unscaled, and the "
+        "step divides gradients by a factor that they don't have"
+    ),
+    "update-each": (
+        "update() runs for each micro-batch, but the scaler steps once a window: it raises where "
+        "no step came before it"
+    ),
     "unscale-twice": "unscale_() runs a second time before update(): torch raises here",
     "unscale-after-step": "unscale_() runs after the scaler's step: torch raises here",
 }
@@ -149,6 +165,10 @@ _HINTS = {
     "step": "call `scaler.step(optimizer)` and then `scaler.update()`",
     "unscaled-backward": "call `scaler.scale(loss).backward()`",
     "no-update": "call `scaler.update()` once, after all steps of the iteration",
+    "unchecked-step": "call `scaler.step(optimizer)`",
+    "unscale-each": "call it where the window ends, before clipping",
+    "update-first": "call `scaler.update()` once, after all steps of the iteration",
+    "update-each": "call it where the window ends, after the step",
     "unscale-twice": "call it once for each optimizer and step",
     "unscale-after-step": "call it between backward() and step()",
 }
@@ -158,7 +178,7 @@ def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
         _MESSAGES[problem.kind],
-        Severity.ERROR,
+        Severity.ERROR if problem.certain else Severity.WARNING,
         _HINTS[problem.kind],
         tuple(
             (event.node, "together with this")

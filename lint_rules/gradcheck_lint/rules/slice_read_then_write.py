@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import writes_items
+from gradcheck_lint.model.provenance import dotted
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional
 from gradcheck_lint.model.values import Kind, Value, Values
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.provenance import Write
 
 
 class SliceReadThenWrite(Rule):
@@ -31,6 +34,9 @@ class SliceReadThenWrite(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function computes what it assigns to an item of an item's neighbour."""
+        writes = function.writes
+        if writes is not None:
+            return any(map(_may_read_itself, writes))
         if function.scope is function.module.scopes.top:
             return True
         return any(
@@ -195,6 +201,24 @@ class Masked(nn.Module):
             why="a product with what needs no gradient saves that alone",
         ),
     )
+
+
+def _may_read_itself(write: Write) -> bool:
+    """Tell whether an item is written with what an operation makes of an item of the same."""
+    if write.index is None or write.source is None or not (name := dotted(write.target)):
+        return False
+    for node in ast.walk(write.source):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.MatMult)):
+            operands = [node.left, node.right]
+        elif isinstance(node, ast.Call):
+            operands = node.args
+        if any(
+            isinstance(operand, ast.Subscript) and dotted(operand.value) == name
+            for operand in operands
+        ):
+            return True
+    return False
 
 
 _SAVING = (cst.Multiply, cst.Divide, cst.MatrixMultiply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -33,13 +34,20 @@ class SliceWriteInLoop(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function has a loop and writes to items by an index that may change."""
         scope = function.scope
-        if scope is function.module.scopes.top:
-            return True
-        return (
-            Part.LOOP in scope.parts
-            and function.may_record
-            and any(has_name(target) for target, _ in writes_items(scope))
-            and function.module.near.has(scope, FACTORY)
+        if Part.LOOP not in scope.parts or not function.may_record:
+            return False
+        writes = function.writes
+        if writes is None:
+            return scope is function.module.scopes.top or (
+                any(has_name(target) for target, _ in writes_items(scope))
+                and function.module.near.has(scope, FACTORY)
+            )
+        return any(
+            write.in_loop
+            and write.moves
+            and not isinstance(write.source, ast.Constant)
+            and function.may_be_made_by(FACTORY.is_one, write.target)
+            for write in writes
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:

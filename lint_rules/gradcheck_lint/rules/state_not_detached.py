@@ -35,7 +35,8 @@ class StateNotDetached(Rule):
             if event.mode is GradMode.DISABLED:
                 continue
             own = id(event.node)
-            if not any(_is_carried(values, own, event.loops) for values in event.passed):
+            passed = [part for values in event.passed for part in _parts_of(values)]
+            if not any(_is_carried(values, own, event.loops) for values in passed):
                 continue
             proofs = [
                 backward
@@ -172,6 +173,14 @@ def train(model, batches, optimizer, k):
             why="detached at the end",
         ),
     )
+
+
+def _parts_of(values: Values) -> Iterator[Values]:
+    """Yield what is passed, and each part of a tuple such as ``(h, c)`` by itself."""
+    yield values
+    for value in values:
+        if value.kind is Kind.TUPLE:
+            yield from value.parts
 
 
 def _is_carried(values: Values, call: int, loops: tuple[int, ...]) -> bool:

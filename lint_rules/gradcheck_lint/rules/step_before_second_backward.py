@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
+from gradcheck_lint.model.nearness import STEPS
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -20,6 +22,11 @@ class StepBeforeSecondBackward(Rule):
     """An optimizer steps while a later backward still goes through the weights it changes."""
 
     entry = catalogue.STEP_BEFORE_SECOND_BACKWARD
+    part = Part.BACKWARD
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function steps as well."""
+        return not STEPS.isdisjoint(function.scope.words)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step between a model's forward and a backward through it."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Loop, ModeSwitch, Step
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.paths import bound_parameters
+from gradcheck_lint.model.nearness import STEP
+from gradcheck_lint.model.paths import bound_parameters, in_caller
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -22,10 +24,15 @@ class StuckInEval(Rule):
     """A loop puts the model in evaluation mode and trains on in it."""
 
     entry = catalogue.STUCK_IN_EVAL
+    part = Part.LOOP
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function, or what it calls, steps."""
+        return function.module.near.has(function.scope, STEP)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every eval() after which the next iteration trains."""
-        if function.module.scopes.uses_engine:
+        if function.module.uses_engine:
             return
         for loop in function.loops():
             events = list(_inside(loop, function))
@@ -248,7 +255,7 @@ class _Happening:
 
     def in_loop(self, found: frozenset[int]) -> frozenset[int]:
         """Return the sites of the loop's function that these are."""
-        return frozenset().union(*(self.binding.get(site, {site}) for site in found))
+        return frozenset().union(*(in_caller(site, self.binding, self.owner) for site in found))
 
     def always_happens(self, loop: Loop) -> bool:
         """Tell whether no branch lies between the loop and the event."""

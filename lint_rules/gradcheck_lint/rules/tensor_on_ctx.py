@@ -35,16 +35,10 @@ class TensorOnCtx(Rule):
         context = function.scope.first_parameter
         inputs = {item.name for item in known.inputs or []}
         for node in body_of(function.scope):
-            if not isinstance(node, cst.Assign) or not isinstance(node.value, cst.Name):
-                continue
-            name = node.value.value
-            what = _what(name, known, inputs, function)
-            if what is None:
-                continue
-            for target in node.targets:
-                attribute = target.target
+            for attribute, name in _bound_names(node):
+                what = _what(name, known, inputs, function)
                 if (
-                    isinstance(attribute, cst.Attribute)
+                    what is not None
                     and isinstance(attribute.value, cst.Name)
                     and attribute.value.value == context
                 ):
@@ -119,6 +113,20 @@ class Scale(Function):
             why="numbers and shapes belong on ctx",
         ),
     )
+
+
+def _bound_names(node: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
+    """Yield each attribute that a statement binds to a name, also several at once."""
+    if not isinstance(node, cst.Assign):
+        return
+    for known in node.targets:
+        pairs: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(known.target, node.value)]
+        if isinstance(known.target, cst.Tuple) and isinstance(node.value, cst.Tuple):
+            left, right = known.target.elements, node.value.elements
+            pairs = [(one.value, other.value) for one, other in zip(left, right, strict=False)]
+        for target, value in pairs:
+            if isinstance(target, cst.Attribute) and isinstance(value, cst.Name):
+                yield target, value.value
 
 
 def _what(

@@ -28,7 +28,7 @@ class TrainModeInEval(Rule):
         name = function.scope.name.rpartition(".")[2].lower()
         if b".eval()" in module.source or b"train(False)" in module.source:
             return
-        if module.scopes.uses_engine or not _EVALUATES.search(name):
+        if module.uses_engine or not _EVALUATES.search(name):
             return
         forwards = [
             event
@@ -109,10 +109,16 @@ def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> boo
         calls = any(
             isinstance(event, Call) and event.function is scope and event.loops for event in events
         )
-        if (
-            calls
-            and any(isinstance(event, Step) for event in events)
-            and any(isinstance(event, Backward) for event in events)
-        ):
+        if calls and _trains(caller):
             return True
     return False
+
+
+def _trains(caller: FunctionModel) -> bool:
+    """Tell whether a function, with those that it calls in loops, makes training steps."""
+    events = list(caller.events())
+    for event in list(events):
+        if isinstance(event, Call) and event.function is not None and event.loops:
+            events.extend(caller.module.function(event.function).events())
+    steps = any(isinstance(event, Step) for event in events)
+    return steps and any(isinstance(event, Backward) for event in events)

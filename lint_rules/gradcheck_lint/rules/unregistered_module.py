@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
@@ -25,6 +26,15 @@ class UnregisteredModule(Rule):
     """Layers or parameters are kept in a plain list, dict or tuple, unseen by ``parameters()``."""
 
     entry = catalogue.UNREGISTERED_MODULE
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function is a constructor that puts a container on an attribute."""
+        scope = function.scope
+        if scope.owner is None or not scope.name.endswith("__init__"):
+            return False
+        if scope.text is not None and _CONTAINER_ON_ATTRIBUTE.search(scope.text) is None:
+            return False
+        return function.module.scopes.derives_from(scope.owner, "torch.nn.")
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every plain container of layers that a module's ``__init__`` puts on self."""
@@ -340,6 +350,9 @@ class Network(nn.Module):
         ),
     )
 
+
+_CONTAINER_ON_ATTRIBUTE: Final = re.compile(r"\.[\s\\]*\w+[\s\\]*=[\s\\]*(?:[\[({#]|[^\n]*,)")
+"""``self.x = [``, ``self.x = (``, ``self.x = {``, ``self.x = a, b``."""
 
 _FORMS: dict[type[cst.CSTNode], str] = {
     cst.List: "list",

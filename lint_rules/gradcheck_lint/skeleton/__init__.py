@@ -38,11 +38,12 @@ class Skeleton:
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(source)
+            self.python = ast.parse(source)
         self._source = source
         self._lines: list[bytes] | None = None
         converter = Converter(self._split() if self._has_plain_lines() else None)
-        self.tree = converter.module(tree)
+        self.tree = converter.module(self.python)
+        self.top = converter.top_level(self.python)
         self._origins = converter.origins
 
     def text(self, node: cst.CSTNode) -> str:
@@ -70,6 +71,7 @@ class Skeleton:
     def _has_plain_lines(self) -> bool:
         """Tell whether lines and columns are those that ``ast`` counts, which is in UTF-8."""
         head = b"".join(self._source.split(b"\n", 2)[:2])
-        if re.search(rb"coding[=:]", head) is not None:
+        declared = re.search(rb"coding[=:]\s*([-\w.]*)", head)
+        if declared is not None and declared[1].lower() not in {b"utf-8", b"utf8"}:
             return False
         return self._source.count(b"\r") == self._source.count(b"\r\n")

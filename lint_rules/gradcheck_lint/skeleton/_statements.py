@@ -87,6 +87,20 @@ class Converter(ExpressionConverter):
         made: cst.Module = _module(self.statements(tree.body), "utf-8", "    ", "\n", True)
         return made
 
+    def top_level(self, tree: ast.Module) -> Deferred | None:
+        """Return what is known of the top level, without its functions, classes and imports."""
+        lines = self._lines
+        if lines is None:
+            return None
+        has_text = ast.get_docstring(tree, clean=False) is not None
+        nodes = [node for node in tree.body[has_text:] if not isinstance(node, _DEFINING)]
+
+        def read() -> str:
+            texts = [b"".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes]
+            return b"\n".join(texts).decode("utf-8")
+
+        return Deferred(nodes, self.statements, read)
+
     def statements(self, nodes: Sequence[ast.stmt]) -> list[Any]:
         """Convert a list of statements."""
         made = []
@@ -283,6 +297,7 @@ _TRY_STAR: Final[type | None] = getattr(ast, "TryStar", None)  # Python 3.11
 if _TRY_STAR is not None:
     _COMPOUND[_TRY_STAR] = Converter.read_try_star
 _DECORATED: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINING: Final = (*_DECORATED, ast.Import, ast.ImportFrom)
 
 
 def _alias(alias: ast.alias) -> Any:

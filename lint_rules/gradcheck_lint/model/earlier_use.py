@@ -1,0 +1,130 @@
+"""Tell whether a tensor can have been used between its making and a write, by names alone.
+
+A name that is bound to something new and not mentioned again until it is written to holds what no
+operation has saved. Nothing is read for that: lines are compared.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gradcheck_lint.model.knowledge import INPLACE_METHODS, MAYBE_ITSELF_METHODS, VIEW_METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradcheck_lint.model.provenance import Write
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A statement without its blocks: the names it mentions, and the one it binds if it's plain."""
+
+    names: Counter[str]
+    blocks: tuple[int, ...]
+    loops: tuple[int, ...]
+    bound: str | None
+    source: ast.expr | None
+
+
+class EarlierUse:
+    """The mentions of names in one function."""
+
+    def __init__(self, nodes: Sequence[ast.stmt]) -> None:
+        self._lines: list[_Line] = []
+        self._places: dict[int, int] = {}
+        self._collect(nodes, (), ())
+
+    def is_possible(self, write: Write) -> bool:
+        """Tell whether what is written to may have been used by an operation before."""
+        target = write.target
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        place = self._places.get(id(write.statement))
+        if not isinstance(target, ast.Name) or place is None:
+            return True
+        name, own = target.id, self._lines[place]
+        if own.names[name] > 1:
+            return True
+        made: _Line | None = None
+        for line in reversed(self._lines[:place]):
+            if line.bound == name and own.blocks[: len(line.blocks)] == line.blocks:
+                made = line
+                break
+            if name in line.names:
+                return True
+        if made is not None and (made.source is None or not _is_new(made.source)):
+            return True
+        around = own.loops[len(made.loops) if made is not None else 0 :]
+        return bool(around) and any(
+            name in line.names and around[0] in line.loops
+            for line in self._lines
+            if line is not own
+        )
+
+    def _collect(
+        self, nodes: Sequence[ast.stmt], blocks: tuple[int, ...], loops: tuple[int, ...]
+    ) -> None:
+        blocks = (*blocks, id(nodes))
+        for node in nodes:
+            names: Counter[str] = Counter()
+            inner: list[Sequence[ast.stmt]] = []
+            kind = type(node)
+            is_closed = kind in _DEFINITIONS
+            for field, value in node.__dict__.items():
+                if field in {"body", "orelse", "finalbody"} and not is_closed:
+                    inner.append(value)
+                elif field in {"handlers", "cases"}:
+                    inner.extend(part.body for part in value)
+                    _count(value, names, skip="body")
+                elif isinstance(value, (ast.AST, list)):
+                    _count(value, names)
+            bound, source = None, None
+            if kind is ast.Assign:
+                targets = node.targets  # type: ignore[attr-defined]
+                if len(targets) == 1 and isinstance(targets[0], ast.Name):
+                    bound, source = targets[0].id, node.value  # type: ignore[attr-defined]
+            within = (*loops, id(node)) if kind in _LOOPS else loops
+            self._places[id(node)] = len(self._lines)
+            self._lines.append(_Line(names, blocks, within, bound, source))
+            for block in inner:
+                if block:
+                    self._collect(block, blocks, within)
+
+
+def _count(value: Any, names: Counter[str], *, skip: str = "") -> None:
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        kind = type(current)
+        if kind is list:
+            waiting.extend(current)
+        elif kind is ast.Name:
+            names[current.id] += 1
+        elif isinstance(current, ast.AST) and kind is not ast.Constant:
+            waiting.extend(part for field, part in current.__dict__.items() if field != skip)
+
+
+def _is_new(node: ast.expr) -> bool:
+    """Tell whether an expression makes a tensor of its own, and hands on none that has a name."""
+    if isinstance(node, ast.Call):
+        func = node.func
+        if isinstance(func, ast.Attribute):
+            return func.attr not in _SHARING and not func.attr.endswith("_")
+        return isinstance(func, ast.Name) and func.id not in _SHARING
+    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant))
+
+
+_DEFINITIONS: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
+_LOOPS: Final = frozenset({ast.For, ast.AsyncFor, ast.While})
+_SHARING: Final = (
+    VIEW_METHODS
+    | MAYBE_ITSELF_METHODS
+    | INPLACE_METHODS
+    | {"detach", "chunk", "split", "unbind", "items", "values", "get", "pop", "scale", "data"}
+    | {"list", "tuple", "set", "dict", "sorted", "reversed", "iter", "next", "enumerate", "zip"}
+    | {"tqdm", "trange", "copy", "deepcopy", "chain", "getattr", "map", "filter", "max", "min"}
+)

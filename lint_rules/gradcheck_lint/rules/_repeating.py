@@ -1,0 +1,157 @@
+"""Tell which functions run again and again, and what their object keeps in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, StoreKind
+from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none
+from gradcheck_lint.model.values import Kind, Origin, Value, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.flow import Store
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+def repeats(function: FunctionModel) -> bool:
+    """Tell whether a loop of the file, or Lightning's own, runs a function in each iteration."""
+    module = function.module
+    if is_training_step(function):
+        return True
+    key = "functions that repeat"
+    if key not in module.memo:
+        module.memo[key] = frozenset(_repeating(module))
+    return id(function.scope) in module.memo[key]
+
+
+def is_training_step(function: FunctionModel) -> bool:
+    """Tell whether this is what an engine calls for each batch, and differentiates.
+
+    Lightning does it with ``training_step``, the Trainer of transformers with ``compute_loss``.
+    """
+    scope = function.scope
+    base = _ENGINES.get(scope.name.rpartition(".")[2])
+    return (
+        base is not None
+        and scope.owner is not None
+        and any(
+            name.rpartition(".")[2].endswith(base)
+            for known in function.module.scopes.lineage(scope.owner)
+            for name in known.bases
+        )
+    )
+
+
+_ENGINES = {"training_step": "LightningModule", "compute_loss": "Trainer"}
+
+
+def _repeating(module: ModuleModel) -> Iterator[int]:
+    called: dict[int, list[FunctionScope]] = {}
+    waiting: list[FunctionScope] = []
+    for caller in list(module.functions()):
+        if is_training_step(caller):
+            waiting.append(caller.scope)
+        for event in caller.events():
+            if isinstance(event, Call) and event.function is not None and not event.is_constructor:
+                if event.loops:
+                    waiting.append(event.function)
+                else:
+                    called.setdefault(id(caller.scope), []).append(event.function)
+    seen: set[int] = set()
+    while waiting:
+        scope = waiting.pop()
+        if id(scope) not in seen:
+            seen.add(id(scope))
+            yield id(scope)
+            waiting.extend(called.get(id(scope), ()))
+
+
+def differentiated_later(function: FunctionModel) -> Iterator[Backward]:
+    """Yield what an engine calls backward() on: what its step returns."""
+    if not is_training_step(function) or "manual_backward" in function.scope.words:
+        return
+    for event in function.events():
+        if isinstance(event, Return):
+            loss = _loss_in(event.values)
+            if loss:
+                yield Backward(
+                    event.node,
+                    GradMode.ENABLED,
+                    event.loops,
+                    event.arms,
+                    event.expects_error,
+                    values=loss,
+                    by_engine=True,
+                )
+
+
+def _loss_in(values: Values) -> Values:
+    """Return the loss itself, of a dictionary or of a tuple that begins with it."""
+    found: set[Value] = set()
+    for value in values:
+        if value.kind is Kind.TUPLE and value.parts:
+            found |= value.parts[0]
+        elif not is_none(value.node):
+            found |= dict(value.entries).get("loss", frozenset({value}))
+    return frozenset(found)
+
+
+def kept_by_object(function: FunctionModel, store: Store) -> bool:
+    """Tell whether a method that repeats stores something in its object, and never takes it out."""
+    root, _, attribute = store.target.partition(".")
+    scope = function.scope
+    if scope.owner is None or root != scope.first_parameter or not attribute.isidentifier():
+        return False
+    kinds = {Kind.CONTAINER}
+    if store.how is StoreKind.ACCUMULATE:
+        kinds.add(Kind.NUMBER)
+    if not store.target_values or any(
+        value.kind not in kinds or value.origin is Origin.BOUNDED for value in store.target_values
+    ):
+        return False
+    if any(_replaces(node, store.target) for node in scope.nodes) or not repeats(function):
+        return False
+    return not any(
+        loop in value.loops
+        for caller in function.module.functions()
+        for event in caller.events()
+        if isinstance(event, Call) and event.function is scope
+        for loop in event.loops[-1:]
+        for value in caller.bindings.get(store.target, ())
+    )
+
+
+def kept_by_closure(function: FunctionModel, store: Store) -> bool:
+    """Tell whether a function that a loop runs stores something in a list made outside of it."""
+    scope = function.scope
+    around = scope.parent
+    if around is None or store.how is not StoreKind.APPEND or not store.target.isidentifier():
+        return False
+    if store.target in function.bindings or any(
+        value.kind is not Kind.CONTAINER or value.origin is Origin.BOUNDED
+        for value in store.target_values
+    ):
+        return False
+    calls = [
+        event
+        for event in function.module.function(around).events()
+        if isinstance(event, Call) and event.function is scope and event.loops
+    ]
+    return bool(store.target_values) and any(
+        all(call.loops[-1] not in value.loops for value in store.target_values) for call in calls
+    )
+
+
+def _replaces(node: cst.CSTNode, target: str) -> bool:
+    """Tell whether this gives an attribute another value, or empties what it holds."""
+    if isinstance(node, cst.Assign):
+        return any(target in bound_names(known.target) for known in node.targets)
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        is_own = dotted_name(node.func.value) == target
+        return is_own and node.func.attr.value in {"clear", "pop", "popleft", "popitem"}
+    return isinstance(node, cst.Del)
