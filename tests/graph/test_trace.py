@@ -16,19 +16,28 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
 
-# Timed in a process of its own, as measuring coverage slows every line down.
-TIME_A_DEEP_GRAPH = """
+# Timed in a process of its own, as measuring coverage slows every line down. The two depths take
+# turns, so that a machine which changes its speed changes both.
+TIME_DEEP_GRAPHS = """
 import time
 import torch
 import gradcheck_suite as gs
 
-y = torch.ones(1, requires_grad=True)
-for _ in range(100_000):
-    y = y * 1.0
-gs.trace_graph(torch.ones(1, requires_grad=True) * 1.0)
-start = time.process_time()
-gs.trace_graph(y)
-print(time.process_time() - start)
+def chain(depth):
+    y = torch.ones(1, requires_grad=True)
+    for _ in range(depth):
+        y = y * 1.0
+    return y
+
+def seconds(y):
+    start = time.process_time()
+    gs.trace_graph(y)
+    return time.process_time() - start
+
+shallow, deep = chain(10_000), chain(100_000)
+seconds(shallow)
+pairs = [(seconds(shallow), seconds(deep)) for _ in range(3)]
+print(min(after / before for before, after in pairs))
 """
 
 
@@ -299,16 +308,16 @@ class TestLifetime:
 
         assert len(graph.nodes) == 100_001
 
-    def test_a_hundred_thousand_nodes_take_less_than_five_seconds(self):
+    def test_the_time_of_a_deep_graph_grows_with_its_nodes_alone(self):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
         done = subprocess.run(
-            [sys.executable, "-c", TIME_A_DEEP_GRAPH],
+            [sys.executable, "-c", TIME_DEEP_GRAPHS],
             env=environment,
             capture_output=True,
             text=True,
             check=True,
         )
-        assert float(done.stdout) < 5.0
+        assert float(done.stdout) < 20  # ten times the nodes; a quadratic walk takes 100
 
     def test_deep_chain_of_custom_functions(self, square):
         y = torch.ones(1, requires_grad=True)
