@@ -321,6 +321,14 @@ def saved_as(node: Node, packed: object) -> str | None:
     return None
 
 
+def saves_under(node: Node, name: str, packed: object) -> bool:
+    """Return whether ``node`` saved what a pack hook returned under this name (torch 2.13)."""
+    try:
+        return getattr(getattr(node, _RAW_SAVED + name, None), "data", None) is packed
+    except RuntimeError:  # already freed
+        return False
+
+
 def saved_input_edge(node: Node, name: str | None, tensor: Tensor) -> tuple[Node, int] | None:
     """Return the node and output number that the input saved under ``name`` came from (torch 2.13).
 

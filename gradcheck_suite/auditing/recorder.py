@@ -264,9 +264,10 @@ class Recorder:
         share = saved.checksum_seconds / max(now - self._began, 1e-9)
         last = min(self._last_checksums, self.turn)
         due = self.options.checksums_on(self.turn, last=last, share=share)
-        saved.take_fingerprints = due or saved.want_fingerprints or self.watch.armed
+        is_suspicious = saved.want_fingerprints or self.watch.armed
+        saved.take_fingerprints = due or is_suspicious
         saved.want_fingerprints = False
-        saved.begin_turn()
+        saved.begin_turn(self.turn, is_suspicious=is_suspicious)
         if saved.take_fingerprints:
             self._last_checksums = self.turn
 

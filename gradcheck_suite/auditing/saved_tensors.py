@@ -12,18 +12,20 @@ import sys
 import weakref
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from gradcheck_suite._torch_compat import (
     compare_memory,
+    copy_of_memory,
     current_node,
     dispatch_mode_is_active,
     inside_backward,
     jit_is_tracing,
     saved_as,
     saved_input_edge,
+    saves_under,
     version_of,
     without_dispatch_modes,
 )
@@ -31,8 +33,12 @@ from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.checksums import (
     COPIED,
     SMALL,
+    WIDTHS,
+    Columns,
+    columns_of,
     fingerprint,
     is_whole,
+    same_columns,
     same_content,
 )
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
@@ -65,10 +71,10 @@ _WRITTEN_BY_THEIR_OP = frozenset(
 )
 _COPIED_OF_ALL = 4 << 20
 """So many bytes of a turn may be kept as copies, where sums would take longer and no memory."""
-_LARGEST_COPY = 1 << 20
-"""A copy of more takes no less time than sums; halved after each turn that had no room for all."""
+_THOROUGH_TURNS = 3
+"""A mistake that happens once is likeliest in these; one that goes on is seen in turns after."""
 _OUTPUT_NAMES = ("result", "output", "out")
-_BATCH_NORM_STATISTICS = frozenset({"running_mean", "running_var"})
+_BATCH_NORM_STATISTICS = ("running_mean", "running_var")
 
 
 class SavedTensors:
@@ -80,6 +86,7 @@ class SavedTensors:
         saved: how many tensors were saved.
         used: how many times a backward has asked for one.
         fingerprinted: of how many the contents were noted.
+        is_thorough: whether that is to notice any edit, also one that is never made again.
         copied: how many bytes of this turn's contents were kept as they are.
         unread: how many contents could not be read, by reason.
         checksum_seconds: the time spent on contents so far.
@@ -93,8 +100,8 @@ class SavedTensors:
         self.used = 0
         self.fingerprinted = 0
         self.copied = 0
-        self._largest_copy = _LARGEST_COPY
-        self._lacked_room = False
+        self.is_thorough = True
+        self._width = 0
         self._shares = True
         self._recent: dict[int, weakref.ref[Holder]] = {}
         self._recent_birth: Birth | None = None
@@ -155,19 +162,17 @@ class SavedTensors:
         taken: Fingerprint | None = None
         first: Holder | None = None
         if address is not None and _may_read(tensor):
-            # Fingerprints that a watch compares with each other are all taken in one way.
-            room = SMALL
-            if not is_watched and (size := tensor.nbytes) > SMALL:
-                if self._shares:
+            size = tensor.nbytes
+            if size <= SMALL and address and _is_plain(tensor):
+                taken = copy_of_memory(address, size)
+            else:
+                # What a watch compares with each other is all noted in one way.
+                if size > SMALL and not is_watched and self._shares:
                     first = self._saved_before(holder, address)
-                if self.copied + size <= _COPIED_OF_ALL:
-                    room = self._largest_copy
-                elif size <= self._largest_copy:
-                    self._lacked_room = True
-            try:
-                taken = unseen(fingerprint, tensor, room) if first is None else first.fingerprint
-            except RuntimeError:  # zero tensors, or no memory left for the sums
-                taken = None
+                if first is None:
+                    taken = self._contents_of(holder, SMALL if is_watched else COPIED)
+                else:
+                    taken = first.fingerprint
         if taken is None or address is None:
             self.unread[_why_unread(tensor)] += 1
         else:
@@ -183,12 +188,27 @@ class SavedTensors:
                 self._recorder.watch.add(holder)
         self.checksum_seconds += perf_counter() - began
 
-    def begin_turn(self) -> None:
-        """Make room for the copies of a turn."""
+    def _contents_of(self, holder: Holder, most_copied: int) -> Fingerprint | None:
+        tensor = holder.tensor
+        size = tensor.nbytes
+        room = most_copied if self.copied + size <= _COPIED_OF_ALL else SMALL
+        try:
+            if size > room and not self.is_thorough:
+                # A leaf may be given other memory, and what it had is then to be free.
+                keep = holder.original is not None
+                columns = unseen(columns_of, tensor, WIDTHS[self._width], keep=keep)
+                if columns is not None:
+                    return columns
+            return unseen(fingerprint, tensor, room)
+        except RuntimeError:  # zero tensors, or no memory left for the sums
+            return None
+
+    def begin_turn(self, turn: int, *, is_suspicious: bool) -> None:
+        """Make room for the copies of a turn, and choose how its contents are noted."""
         self.copied = 0
-        if self._lacked_room:
-            self._lacked_room = False
-            self._largest_copy = max(self._largest_copy // 2, COPIED)
+        self.is_thorough = is_suspicious or turn < _THOROUGH_TURNS
+        if self.take_fingerprints:
+            self._width = (self._width + 1) % len(WIDTHS)
 
     def _saved_before(self, holder: Holder, address: int) -> Holder | None:
         """Return who has saved the same tensor since the last backward: mostly the op before."""
@@ -211,19 +231,15 @@ class SavedTensors:
         if tensor._version != holder.version:  # noqa: SLF001 - `version_of`, spared a call
             raise self._modified(holder, version_of(tensor))
         address = holder.address
-        if address is not None and tensor.data_ptr() != address:
-            self._look_closer(holder)
-        return tensor
-
-    def _look_closer(self, holder: Holder) -> None:
-        if holder.address != CHECKSUMMED:
+        if address is None:
+            return tensor
+        if address == CHECKSUMMED:
+            self._compare(holder)
+        elif tensor.data_ptr() != address:
             # Other memory with the same contents is harmless (sharded parameters do that): the
             # next step will tell.
             self.want_fingerprints = True
-        elif holder.tensor.data_ptr() != holder.checked_address:
-            self._compare(holder, change="memory")
-        else:
-            self._compare(holder)
+        return tensor
 
     def _modified(self, holder: Holder, version: int) -> RuntimeError:
         node = current_node() if inside_backward() else None
@@ -244,24 +260,28 @@ class SavedTensors:
             # A view that may not be modified in place: torch's own words on that.
             return error
 
-    def _compare(self, holder: Holder, change: Literal["content", "memory"] = "content") -> None:
+    def _compare(self, holder: Holder) -> None:
         began = perf_counter()
         tensor = holder.tensor
         first = holder.first or holder
         now = self._recorder.clock.moment
-        if change == "content" and first.proven_at is now:
+        in_place = tensor.data_ptr() == holder.checked_address
+        if in_place and first.proven_at is now:
             return
         unchanged = True
         content = holder.fingerprint
         if not inside_backward():
             pass
-        elif type(content) is bytes and change == "content":
+        elif type(content) is bytes and in_place:
             # A copy of memory that is still at its place: no operator is needed to compare them.
             unchanged = compare_memory(content, holder.checked_address, len(content)) == 0
             first.proven_at = now if unchanged else None
-        elif _may_read(tensor) and (change == "content" or is_whole(tensor)):
+        elif _may_read(tensor) and (in_place or is_whole(tensor)):
             try:
-                unchanged = unseen(same_content, content, tensor)
+                if in_place and type(content) is Columns and content.words is not None:
+                    unchanged = unseen(same_columns, content, content.words)
+                else:
+                    unchanged = unseen(same_content, content, tensor)
             except RuntimeError:
                 unchanged = True
             else:
@@ -286,7 +306,7 @@ class SavedTensors:
                 step=self._recorder.step,
                 node=None if node is None else node.name(),
                 producer=_producer_when_saved(holder, node),
-                change=change,
+                change="content" if in_place else "memory",
                 site=call_site(),
             )
         )
@@ -306,6 +326,13 @@ def _alias_of(self: Tensor) -> Tensor:
     """Alias a tensor out of sight of the user's dispatch modes; called ``self`` as above."""
     with without_dispatch_modes():
         return self.detach()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether the contents of ``tensor`` are the bytes side by side in the CPU's memory."""
+    return (
+        tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_nested or tensor.is_quantized)
+    )
 
 
 def _may_read(tensor: Tensor) -> bool:
@@ -335,18 +362,19 @@ def _why_unread(tensor: Tensor) -> str:
 
 
 def _is_rewritten_by_its_op(node: Node, holder: Holder) -> bool:
+    # In training mode the op itself rewrites the running statistics that it saves, without moving
+    # their version counter; backward does not read them then. In evaluation mode it does.
+    if getattr(node, "_saved_training", getattr(node, "_saved_train", False)) and any(
+        saves_under(node, name, holder) for name in _BATCH_NORM_STATISTICS
+    ):
+        return True
     name = saved_as(node, holder)
     if (operation_of(node.name()), name) in _WRITTEN_BY_THEIR_OP:
         return True
-    if name is not None and name.startswith(_OUTPUT_NAMES) and holder.tensor.dtype is torch.uint8:
-        # The workspace of a fused kernel, such as oneDNN's LSTM: bytes that nobody else is given,
-        # and that its backward uses as scratch memory.
-        return True
-    # In training mode the op itself rewrites the running statistics that it saves, without moving
-    # their version counter; backward does not read them then. In evaluation mode it does.
-    return name in _BATCH_NORM_STATISTICS and bool(
-        getattr(node, "_saved_training", getattr(node, "_saved_train", False))
-    )
+    # The workspace of a fused kernel, such as oneDNN's LSTM: bytes that nobody else is given, and
+    # that its backward uses as scratch memory.
+    is_output = name is not None and name.startswith(_OUTPUT_NAMES)
+    return is_output and holder.tensor.dtype is torch.uint8
 
 
 def _producer_when_saved(holder: Holder, node: Node | None) -> str | None:

@@ -14,9 +14,9 @@ __all__ = ["unseen"]
 _T = TypeVar("_T")
 
 
-def unseen(read: Callable[..., _T], *arguments: Any) -> _T:
-    """Return ``read(*arguments)``; no mode of the user's is told what that asks of tensors."""
+def unseen(read: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+    """Return ``read(*arguments, **options)``; no mode of the user's is told what that asks."""
     if function_mode_is_active():
         with without_torch_function():
-            return read(*arguments)
-    return read(*arguments)
+            return read(*arguments, **options)
+    return read(*arguments, **options)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcheck_suite.auditing.checksums import BLOCK, COPIED, SMALL, fingerprint, same_content
+from gradcheck_suite.auditing.checksums import (
+    BLOCK,
+    COPIED,
+    SMALL,
+    WIDTHS,
+    columns_of,
+    fingerprint,
+    same_columns,
+    same_content,
+)
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(1000, 1100), st.integers(4000, 9000))
 DTYPES = st.sampled_from(
@@ -25,20 +35,12 @@ def test_an_untouched_tensor_keeps_its_fingerprint(size, dtype, seed):
     assert same_content(taken, tensor.clone())
 
 
-@given(
-    size=st.integers(2, 9000),
-    seed=st.integers(0, 10**6),
-    edit=st.sampled_from(["one ulp", "negate", "flip", "swap", "zero", "scale"]),
-    most_copied=st.sampled_from([SMALL, COPIED]),
-)
-@settings(max_examples=120, deadline=None)
-def test_every_edit_shows(size, seed, edit, most_copied):
-    generator = torch.Generator().manual_seed(seed)
-    tensor = torch.randn(size, generator=generator)
+EDITS = st.sampled_from(["one ulp", "negate", "flip", "swap", "zero", "scale"])
+
+
+def edited(tensor, edit, place):
+    """Edit a tensor in place, and return whether that has changed it."""
     before = tensor.clone()
-    taken = fingerprint(tensor, most_copied)
-    assert taken is not None
-    place = seed % (size - 1)
     if edit == "one ulp":
         tensor[place] = torch.nextafter(tensor[place], torch.tensor(9.0))
     elif edit == "negate":
@@ -51,8 +53,63 @@ def test_every_edit_shows(size, seed, edit, most_copied):
         tensor.zero_()
     else:
         tensor.mul_(1.001)
-    changed = not torch.equal(tensor, before)
+    return not torch.equal(tensor, before)
+
+
+@given(
+    size=st.integers(2, 9000),
+    seed=st.integers(0, 10**6),
+    edit=EDITS,
+    most_copied=st.sampled_from([SMALL, COPIED]),
+)
+@settings(max_examples=120, deadline=None)
+def test_every_edit_shows(size, seed, edit, most_copied):
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randn(size, generator=generator)
+    taken = fingerprint(tensor, most_copied)
+    assert taken is not None
+    changed = edited(tensor, edit, seed % (size - 1))
     assert same_content(taken, tensor) is not changed
+
+
+@given(
+    size=st.integers(5000, 30_000),
+    seed=st.integers(0, 10**6),
+    edit=EDITS,
+    width=st.sampled_from(WIDTHS),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(max_examples=120, deadline=None)
+def test_every_such_edit_shows_in_columns(size, seed, edit, width, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randn(size, generator=generator, dtype=dtype)
+    taken = columns_of(tensor, width, keep=True)
+    assert taken is not None
+    assert taken.words is not None
+    assert same_content(taken, tensor)
+    changed = edited(tensor, edit, seed % (size - 1))
+    assert same_content(taken, tensor) is not changed
+    assert same_columns(taken, taken.words) is not changed
+
+
+def test_what_one_width_misses_the_others_see():
+    words = torch.arange(4 * max(WIDTHS), dtype=torch.int64)
+    taken = {width: columns_of(words, width, keep=False) for width in WIDTHS}
+    for width in WIDTHS:
+        swapped = words.clone()
+        swapped[[0, width]] = words[[width, 0]]
+        seen = [each for each in WIDTHS if not same_content(taken[each], swapped)]
+        assert seen == [each for each in WIDTHS if each != width]
+
+
+def test_columns_are_of_memory_in_one_piece():
+    base = torch.randn(300, 200)
+    for whole in (base, base.t(), base[2:], base[:, :, None].expand(300, 200, 3)):
+        assert columns_of(whole, BLOCK, keep=True) is not None
+    lacking = torch.randn(300, 200)
+    lacking.untyped_storage().resize_(1000)
+    for other in (base[:, 2:], base.view(-1)[1:], base[0], torch.eye(300).to_sparse(), lacking):
+        assert columns_of(other, BLOCK, keep=True) is None
 
 
 def test_swapped_words_show_wherever_they_lie():
@@ -118,5 +175,9 @@ def test_what_has_no_readable_memory_has_no_fingerprint():
     freed.untyped_storage().resize_(0)
     for tensor in (torch.eye(3).to_sparse(), torch.randn(3, device="meta"), freed):
         assert fingerprint(tensor) is None
+    lacking = torch.randn(200, 300)
+    lacking.untyped_storage().resize_(1000)
+    with pytest.raises(RuntimeError, match="lost a part"):
+        fingerprint(lacking)
     conjugate = torch.randn(3, dtype=torch.complex64).conj()
     assert fingerprint(conjugate) is not None

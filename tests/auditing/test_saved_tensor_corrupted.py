@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+
+import gradcheck_suite as gs
+from gradcheck_suite.auditing.checksums import WIDTHS
 
 
 def through_data():
@@ -115,6 +120,53 @@ def test_it_is_found_on_a_later_step_that_is_checksummed(audited, only):
 
     finding = only(audited(loop, checksum_first_steps=1, checksum_every=5), "GCS104")
     assert finding.evidence["first_step"] == 10
+
+
+def large_loop(write, *, steps, from_step):
+    """Save a tensor of half a megabyte in each step, and write into it from some step on."""
+    weight = torch.randn(128_000, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        h = weight.exp()
+        loss = (h * h).sum()
+        if step >= from_step:
+            write(h.detach().numpy())
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("step", [0, 2, 3, 9])
+def test_one_element_of_much_memory_is_found_in_any_step(audited, only, step):
+    def write(array):
+        array[100_000] = np.nextafter(array[100_000], np.float32(9))
+
+    session = audited(lambda: large_loop(write, steps=step + 1, from_step=step), checksum_every=1)
+    assert only(session, "GCS104").evidence["first_step"] == step
+
+
+@pytest.mark.parametrize("step", [5, 6, 7])
+def test_what_the_sums_of_one_step_miss_the_next_step_finds(audited, only, step):
+    def write(array):
+        words = array.view(np.int64)
+        words[[0, WIDTHS[0]]] = words[[WIDTHS[0], 0]]
+
+    session = audited(lambda: large_loop(write, steps=step + 4, from_step=step), checksum_every=1)
+    assert only(session, "GCS104").evidence["first_step"] <= step + 1
+
+
+def test_memory_that_a_leaf_no_longer_has_is_free():
+    array = np.ones(128_000, dtype=np.float32)
+    freed = weakref.ref(array)
+    weight = torch.nn.Parameter(torch.from_numpy(array))
+    del array
+    with gs.audit(checksum_every=1, checksum_first_steps=0) as session:
+        session._recorder.saved_tensors.is_thorough = False
+        loss = (weight * torch.randn(128_000, requires_grad=True)).sum()
+        assert session._recorder.saved_tensors.fingerprinted
+        weight.data = torch.ones(4)
+        assert freed() is None
+        del loss
 
 
 def test_a_thousand_times_is_one_finding(audited, only):
