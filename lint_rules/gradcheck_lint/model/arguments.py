@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -179,14 +180,21 @@ def _is_one_result(node: cst.Call) -> bool:
 
 def _leaves_gradients_alone(node: cst.Call) -> bool:
     """Tell by its name whether a function only reads, saves or copies what it is handed."""
-    name = node.func.attr.value if isinstance(node.func, cst.Attribute) else dotted_name(node.func)
-    if isinstance(node.func, cst.Attribute) and name is not None:
-        owner = last_word(place_name(node.func.value)).lower()
+    func = node.func
+    if isinstance(func, cst.Attribute):
+        owner = last_word(place_name(func.value)).lower()
+        return _leaves_alone(owner, func.attr.value)
+    return _leaves_alone("", dotted_name(func) or "")
+
+
+@lru_cache(maxsize=4096)
+def _leaves_alone(owner: str, name: str) -> bool:
+    if owner:
         if BACKWARD_BY_ENGINE.search(owner) is not None:
             return _CHANGING_NAME.search(name) is None
         if _WATCHER.search(owner) is not None and not name.endswith("step"):
             return True
-    return _READING_NAME.search((name or "").lower()) is not None
+    return _READING_NAME.search(name.lower()) is not None
 
 
 _WATCHER = re.compile(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -32,6 +31,7 @@ from gradcheck_lint.model.values import (
     cut_of,
     held_by,
     mentioned_by,
+    replace,
 )
 
 if TYPE_CHECKING:

@@ -21,10 +21,11 @@ _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, as
 class Deferred:
     """What is known of statements that have not been built.
 
-    ``words`` are all words of their text, those in comments and strings among them.
+    ``words`` are all words of their text, those in comments and strings among them; ``bindings``
+    are the targets that may be attributes, each with the expression that it is bound to.
     """
 
-    __slots__ = ("_build", "_read", "_words", "attributes", "defines", "loops", "nodes", "writes")
+    __slots__ = ("_build", "_read", "_words", "bindings", "defines", "loops", "nodes", "writes")
 
     def __init__(
         self,
@@ -36,7 +37,8 @@ class Deferred:
         self._build = build
         self._read = read
         self._words: frozenset[str] | None = None
-        self.attributes = self.defines = self.loops = self.writes = False
+        self.defines = self.loops = self.writes = False
+        self.bindings: list[tuple[ast.expr, ast.expr]] = []
         self._look(nodes)
 
     @property
@@ -61,28 +63,39 @@ class Deferred:
             kind = type(node)
             if kind is ast.Assign:
                 for target in node.targets:  # type: ignore[attr-defined]
-                    self._look_at_target(target)
+                    self._look_at_target(target, node.value)  # type: ignore[attr-defined]
             elif kind is ast.AugAssign:
                 self.writes = True
+                self._look_at_target(node.target, node.value)  # type: ignore[attr-defined]
             elif kind is ast.AnnAssign:
-                self._look_at_target(node.target)  # type: ignore[attr-defined]
+                self._look_at_target(node.target, node.value or node.annotation)  # type: ignore[attr-defined]
             elif kind in _DEFINING:
                 self.defines = True
             elif kind not in _SIMPLE:
-                if kind is not ast.If and kind is not ast.With:
-                    self.loops = self.loops or kind in _LOOPS
-                    for handler in getattr(node, "handlers", ()):
-                        self._look(handler.body)
-                    self._look(getattr(node, "finalbody", ()))
-                self._look(getattr(node, "body", ()))
-                self._look(getattr(node, "orelse", ()))
+                self._look_inside(node, kind)
 
-    def _look_at_target(self, target: ast.expr) -> None:
+    def _look_inside(self, node: ast.stmt, kind: type[ast.stmt]) -> None:
+        if kind in _LOOPS:
+            self.loops = True
+            if kind is not ast.While:
+                self._look_at_target(node.target, node.iter)  # type: ignore[attr-defined]
+        elif kind is ast.With or kind is ast.AsyncWith:
+            for item in node.items:  # type: ignore[attr-defined]
+                if item.optional_vars is not None:
+                    self._look_at_target(item.optional_vars, item.context_expr)
+        elif kind is not ast.If:
+            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                self._look(part.body)
+            self._look(getattr(node, "finalbody", ()))
+        self._look(getattr(node, "body", ()))
+        self._look(getattr(node, "orelse", ()))
+
+    def _look_at_target(self, target: ast.expr, source: ast.expr) -> None:
         kind = type(target)
         if kind is ast.Subscript:
             self.writes = True
         elif kind is not ast.Name:
-            self.attributes = True
+            self.bindings.append((target, source))
 
 
 _LOOPS = frozenset({ast.For, ast.AsyncFor, ast.While})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.arguments import Arguments, record_call
@@ -18,6 +17,7 @@ from gradcheck_lint.model.values import (
     carrying,
     cut_of,
     mentioned_by,
+    replace,
 )
 
 if TYPE_CHECKING:

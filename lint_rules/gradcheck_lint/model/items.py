@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -17,6 +16,7 @@ from gradcheck_lint.model.values import (
     Value,
     Values,
     aliased_by,
+    replace,
 )
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -61,6 +60,7 @@ from gradcheck_lint.model.values import (
     cut_of,
     implied_by_all,
     mentioned_by,
+    replace,
 )
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import libcst as cst
@@ -20,7 +19,7 @@ from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
 from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
 from gradcheck_lint.model.torch_functions import makes_optimizer
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join, replace
 
 if TYPE_CHECKING:
     import ast
@@ -146,7 +145,7 @@ class ModuleModel:
         """Where tensors come from, judged before functions are read; None if it can't be told."""
         if outline is not None and outline.top is not None:
             self.provenance = Provenance(self.scopes, outline.python)
-        self.near = Nearness(self.scopes)
+        self.near = Nearness(self.scopes, self.provenance)
         self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
         self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
         self._models: dict[int, FunctionModel] = {}

@@ -1,33 +1,40 @@
 """Tell by words alone whether something can reach a function, before anything is read.
 
-What a name of a function holds comes from its own body, from the functions that it is defined in,
-from the methods of its class and of that class's bases, or from a function or class of the file
-that it names. So a word that none of these has is about nothing that the function sees.
+What a name of a function holds comes from its own body, from what the functions around it bind to
+that name, from what the file binds to an attribute of that name, or from a function or class of the
+file that it names. So a word that none of these has is about nothing that the function sees.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.links import Links, own_words
 from gradcheck_lint.model.scopes import names_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
+    from gradcheck_lint.model.provenance import Provenance
+    from gradcheck_lint.model.scopes import FunctionScope, Scopes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sought:
-    """A kind of word, and what the text of a function must match beside having one."""
+    """A kind of word, and what the text of a function must match beside having one.
+
+    ``is_act`` says that it is about what a function does, itself or in what it calls; otherwise it
+    is about what its values may come from as well.
+    """
 
     is_one: Callable[[str], bool]
     text: re.Pattern[str] | None = None
+    is_act: bool = False
 
 
 def _is_leaf_word(word: str) -> bool:
@@ -59,21 +66,31 @@ ANY_MODE: Final = Sought(
 MODE: Final = Sought(_is_mode_word)
 """What may turn recording on."""
 
-BACKWARD: Final = Sought(lambda word: "backward" in word)
+
+def _is_backward_word(word: str) -> bool:
+    return "backward" in word
+
+
+_BACKWARD_CALL = re.compile(r"backward\w*\s*\(")
+BACKWARD: Final = Sought(_is_backward_word, _BACKWARD_CALL)
+"""What differentiates, or has been differentiated."""
+
+CALLS_BACKWARD: Final = Sought(_is_backward_word, _BACKWARD_CALL, is_act=True)
 """What differentiates."""
 
 STEPS: Final = frozenset({"step", "first_step", "second_step"})
-STEP: Final = Sought(STEPS.__contains__)
+STEP: Final = Sought(STEPS.__contains__, re.compile(r"step\s*\("), is_act=True)
 """What may be the step of an optimizer, a scheduler or a scaler."""
 
 
 class Nearness:
     """Which functions of one file have a word near them, each kind of word looked for once."""
 
-    def __init__(self, scopes: Scopes) -> None:
+    def __init__(self, scopes: Scopes, provenance: Provenance | None) -> None:
         self._scopes = scopes
+        self._provenance = provenance
         self._known: dict[Sought, frozenset[int]] = {}
-        self._users: dict[int, list[FunctionScope]] | None = None
+        self._links: dict[bool, Links] = {}
 
     def has(self, scope: FunctionScope, sought: Sought) -> bool:
         """Tell whether a function, or what its values may come from, has a word of some kind."""
@@ -88,23 +105,32 @@ class Nearness:
 
     def _all_with(self, sought: Sought) -> frozenset[int]:
         aliases = self._scopes.aliases_of(sought.is_one)
-        waiting = [
-            scope for scope in self._scopes.functions if self._has_itself(scope, sought, aliases)
+        waiting: list[Hashable] = [
+            id(scope)
+            for scope in self._scopes.functions
+            if self._has_itself(scope, sought, aliases)
         ]
-        if not waiting:
+        if not waiting and not any(map(sought.is_one, self._class_words())):
             return frozenset()
-        if self._users is None:
-            self._users = self._all_users()
-        found = {id(scope) for scope in waiting}
+        links = self._links.get(sought.is_act)
+        if links is None:
+            links = Links(self._scopes, self._provenance, acts=sought.is_act)
+            self._links[sought.is_act] = links
+        waiting.extend(links.variables_with(sought.is_one, aliases))
+        found = set(waiting)
         while waiting:
-            for user in self._users.get(id(waiting.pop()), ()):
-                if id(user) not in found:
-                    found.add(id(user))
+            for user in links.users.get(waiting.pop(), ()):
+                if user not in found:
+                    found.add(user)
                     waiting.append(user)
-        return frozenset(found)
+        return frozenset(node for node in found if isinstance(node, int))
+
+    def _class_words(self) -> Iterator[str]:
+        for owner in self._scopes.classes.values():
+            yield from owner.words
 
     def _has_itself(self, scope: FunctionScope, sought: Sought, aliases: frozenset[str]) -> bool:
-        words = self._own_words(scope)
+        words = own_words(scope)
         if not aliases.isdisjoint(words):
             return True
         if not any(map(sought.is_one, words)):
@@ -113,46 +139,6 @@ class Nearness:
             return True
         of_class = scope.owner.words if scope.owner is not None else ()
         return any(map(sought.is_one, of_class)) or sought.text.search(scope.text) is not None
-
-    def _own_words(self, scope: FunctionScope) -> frozenset[str]:
-        """Return the words of a function, and those that stand in its class itself."""
-        if scope.owner is None:
-            return scope.words
-        return scope.words | scope.owner.words
-
-    def _all_users(self) -> dict[int, list[FunctionScope]]:
-        """Return for each function those whose values may come from it."""
-        by_name: dict[str, list[FunctionScope]] = {}
-        for scope in self._scopes.functions[1:]:
-            by_name.setdefault(scope.name.rpartition(".")[2], []).append(scope)
-        for name, owner in self._scopes.classes.items():
-            by_name.setdefault(name, []).extend(owner.methods.values())
-        users: dict[int, list[FunctionScope]] = {}
-        families: dict[int, tuple[FunctionScope, ...]] = {}
-        for scope in self._scopes.functions:
-            for source in self._sources(scope, by_name, families):
-                users.setdefault(id(source), []).append(scope)
-        return users
-
-    def _sources(
-        self,
-        scope: FunctionScope,
-        by_name: dict[str, list[FunctionScope]],
-        families: dict[int, tuple[FunctionScope, ...]],
-    ) -> Iterator[FunctionScope]:
-        if scope.parent is not None:
-            yield scope.parent
-        if scope.owner is not None:
-            family = families.get(id(scope.owner))
-            if family is None:
-                family = families[id(scope.owner)] = tuple(self._family(scope.owner))
-            yield from family
-        for word in self._own_words(scope) & by_name.keys():
-            yield from by_name[word]
-
-    def _family(self, owner: ClassScope) -> Iterator[FunctionScope]:
-        for known in self._scopes.lineage(owner):
-            yield from known.methods.values()
 
 
 def writes_items(scope: FunctionScope) -> Iterator[tuple[cst.Subscript, cst.BaseExpression | None]]:

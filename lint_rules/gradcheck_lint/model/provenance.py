@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gradcheck_lint.model.knowledge import INPLACE_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gradcheck_lint.model.scopes import FunctionScope, Scopes
 
@@ -66,6 +66,14 @@ class Provenance:
     def writes(self, scope: FunctionScope) -> Sequence[Write]:
         """Return every write in place in the source of a function."""
         return self._body(scope).writes
+
+    def bound(self, scope: FunctionScope) -> Mapping[str, Sequence[tuple[ast.expr, bool]]]:
+        """Return what each name of a function is bound to, True where only as a content."""
+        return self._body(scope).bound
+
+    def returned(self, scope: FunctionScope) -> Sequence[ast.expr]:
+        """Return every expression that a function returns."""
+        return self._body(scope).returned
 
     def words(self, scope: FunctionScope, node: ast.expr) -> frozenset[str]:
         """Return the words of what an expression of a function may be made of."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -19,6 +18,7 @@ from gradcheck_lint.model.values import (
     implied_by_all,
     join,
     join_all,
+    replace,
 )
 
 if TYPE_CHECKING:

@@ -116,9 +116,15 @@ class FunctionScope:
     def may_bind_attributes(self) -> bool:
         """Tell whether the body may assign to attributes, or register them by name."""
         known = self._deferred
-        if known is None or known.attributes or known.defines:
+        if known is None or known.bindings or known.defines:
             return True
         return "register_parameter" in known.words
+
+    @property
+    def attribute_bindings(self) -> Sequence[tuple[ast.expr, ast.expr]]:
+        """Return the targets that may be attributes and their sources, none if not at hand."""
+        known = self._deferred
+        return () if known is None else known.bindings
 
     @property
     def statements(self) -> Sequence[ast.stmt] | None:
@@ -220,6 +226,7 @@ class Scopes:
         self.classes: dict[str, ClassScope] = {}
         self._imports: dict[str, str] = {}
         self._imported: set[str] = set()
+        self._resolved: dict[str, str | None] = {}
         self._collect(module, self.top, None, "")
 
     def release(self) -> None:
@@ -238,6 +245,12 @@ class Scopes:
         ``import torch.nn as nn`` makes ``nn.Linear`` resolve to ``torch.nn.Linear``. Names that
         are imported twice from different places resolve to nothing.
         """
+        known = self._resolved.get(dotted, "")
+        if known == "":
+            known = self._resolved[dotted] = self._resolve(dotted)
+        return known
+
+    def _resolve(self, dotted: str) -> str | None:
         root, _, rest = dotted.partition(".")
         origin = self._imports.get(root)
         if not origin:

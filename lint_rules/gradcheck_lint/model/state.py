@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradcheck_lint.model.flow import Block, Branch, Event, GradMode
-from gradcheck_lint.model.values import Kind, Origin, Value, Values, join
+from gradcheck_lint.model.values import Kind, Origin, Value, Values, join, replace
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -31,17 +31,22 @@ class State:
 
     def bind(self, path: str, values: Values) -> None:
         """Let a dotted name hold ``values`` and forget what was known of its attributes."""
-        prefix = path + "."
-        for key in [key for key in self.names if key.startswith(prefix)]:
+        for key in self._below(path + "."):
             del self.names[key]
         self.names[path] = values
 
     def forget_attributes(self, root: str, cause: Value) -> None:
         """Forget every attribute of ``root``, because ``cause`` may have changed them."""
-        self.bind(f"{root}.*", frozenset({cause}))
-        prefix = root + "."
-        for key in [key for key in self.names if key.startswith(prefix) and key[-1] != "*"]:
-            del self.names[key]
+        for key in self._below(root + "."):
+            if key[-1] != "*":
+                del self.names[key]
+        self.names[f"{root}.*"] = frozenset({cause})
+
+    def _below(self, prefix: str) -> list[str]:
+        # Few names have attributes that are known, which one look at the text of all shows.
+        if prefix not in "\n".join(self.names):
+            return []
+        return [key for key in self.names if key.startswith(prefix)]
 
     def replace_site(self, site: int, change: Callable[[Value], Value]) -> None:
         """Change a value wherever it is held, also under other names."""
@@ -128,12 +133,19 @@ class Recorder:
 
     def value(self, kind: Kind, node: cst.CSTNode, **details: Any) -> Value:
         """Make a value at ``node``; unless told otherwise it carries and holds itself alone."""
-        site = details.pop("site", id(node))
-        details.setdefault("loops", self.loops)
+        site = details.pop("site", None)
+        if site is None:
+            site = id(node)
+        if "loops" not in details:
+            details["loops"] = self.loops
         if kind not in _WITHOUT_GRAPH:
             own = frozenset((site,))
-            for name in ("carries", "implies", "holds"):
-                details.setdefault(name, own)
+            if "carries" not in details:
+                details["carries"] = own
+            if "implies" not in details:
+                details["implies"] = own
+            if "holds" not in details:
+                details["holds"] = own
         return Value(kind, site, node, **details)
 
     def unknown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def _trains(word: str) -> bool:
     return word in STEPS or word == "unscale_" or "clip_grad" in word
 
 
-_TRAINING = Sought(_trains)
+_TRAINING = Sought(_trains, re.compile(r"(?:step|unscale_|clip_grad\w*)\s*\("), is_act=True)
 """What is judged here, save for what is judged with it."""
 
 

@@ -17,7 +17,7 @@ from gradcheck_lint.model.flow import (
     can_repeat,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.nearness import BACKWARD, STEP
+from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.syntax import first_word
 from gradcheck_lint.model.values import Kind, Origin
@@ -55,7 +55,7 @@ class MissingZeroGrad(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function, or what it calls, differentiates and steps."""
         near = function.module.near
-        return near.has(function.scope, STEP) and near.has(function.scope, BACKWARD)
+        return near.has(function.scope, STEP) and near.has(function.scope, CALLS_BACKWARD)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""
