@@ -7,17 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator
+    from collections.abc import Collection, Hashable, Iterator
 
     from gradcheck_lint.model.provenance import Provenance
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
-
-
-def own_words(scope: FunctionScope) -> frozenset[str]:
-    """Return the words of a function, and those that stand in its class itself."""
-    if scope.owner is None:
-        return scope.words
-    return scope.words | scope.owner.words
 
 
 class Links:
@@ -48,22 +41,21 @@ class Links:
             self._use(name, words)
         families: dict[int, tuple[FunctionScope, ...]] = {}
         for scope in scopes.functions:
-            self._use(id(scope), own_words(scope))
+            self._use(id(scope), scope.words)
             if provenance is None and scope.parent is not None:
                 self._add(id(scope.parent), id(scope))
             if scope.owner is not None:
+                self._use(id(scope), scopes.class_words(scope.owner))
                 family = families.get(id(scope.owner))
                 if family is None:
                     family = families[id(scope.owner)] = tuple(self._family(scope.owner))
                 for method in family:
                     self._add(id(method), id(scope))
 
-    def variables_with(
-        self, is_wanted: Callable[[str], bool], aliases: frozenset[str]
-    ) -> Iterator[str]:
-        """Yield the variables that something with a word of some kind is bound to."""
+    def variables_with(self, wanted: frozenset[str]) -> Iterator[str]:
+        """Yield the variables that something with one of these words is bound to."""
         for name, words in self._words.items():
-            if not aliases.isdisjoint(words) or any(map(is_wanted, words)):
+            if not wanted.isdisjoint(words):
                 yield name
 
     def _add(self, source: Hashable, user: Hashable) -> None:

@@ -146,8 +146,8 @@ class ModuleModel:
         if outline is not None and outline.top is not None:
             self.provenance = Provenance(self.scopes, outline.python)
         self.near = Nearness(self.scopes, self.provenance)
-        self.may_freeze = _TURNS_GRAD_OFF.search(source) is not None
-        self.sets_mode_for_all = _SETS_MODE_FOR_ALL.search(source) is not None
+        self.may_freeze = _has(source, b"requires_grad", _TURNS_GRAD_OFF)
+        self.sets_mode_for_all = _has(source, b"set_grad_enabled", _SETS_MODE_FOR_ALL)
         self._models: dict[int, FunctionModel] = {}
         self._readings: dict[int, Reading] = {}
         self._finished: set[int] = set()
@@ -159,6 +159,7 @@ class ModuleModel:
         """The nodes whose result has no graph because nothing is recorded there."""
         self._depth = 0
         self._returns_optimizer: dict[int, bool] = {}
+        self._optimizer_words: frozenset[str] | None = None
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
         """What rules have found out and want to know again."""
@@ -360,7 +361,7 @@ class ModuleModel:
         return known
 
     def _can_only_return_optimizer(self, scope: FunctionScope) -> bool:
-        if isinstance(scope.node, cst.Module) or b"optim" not in self.source:
+        if isinstance(scope.node, cst.Module) or not self._may_name_optimizer(scope):
             return False
         returned: list[cst.BaseExpression | None] = []
         assigned: dict[str, list[cst.BaseExpression]] = {}
@@ -377,6 +378,11 @@ class ModuleModel:
         for value in returned:
             sources.extend(assigned.get(dotted_name(value) or "") or [value])
         return bool(sources) and all(self._makes_optimizer(source) for source in sources)
+
+    def _may_name_optimizer(self, scope: FunctionScope) -> bool:
+        if self._optimizer_words is None:
+            self._optimizer_words = self.scopes.imports_below("optim") | {"optim"}
+        return not self._optimizer_words.isdisjoint(scope.words)
 
     def _makes_optimizer(self, node: cst.BaseExpression | None) -> bool:
         if not isinstance(node, cst.Call):
@@ -438,6 +444,11 @@ class ModuleModel:
         calls: dict[Hashable, list[tuple[GradMode, FunctionScope]]] = self.memo[key]
         by_name = scope.name.rpartition(".")[2] if scope.owner is not None else None
         return [*calls.get(id(scope), []), *calls.get(by_name, [])]
+
+
+def _has(source: bytes, word: bytes, pattern: re.Pattern[bytes]) -> bool:
+    """Tell whether a pattern matches, which needs a word that is found much faster."""
+    return word in source and pattern.search(source) is not None
 
 
 def _is_on_super(node: cst.CSTNode) -> bool:

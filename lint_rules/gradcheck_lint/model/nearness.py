@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.links import Links, own_words
+from gradcheck_lint.model.links import Links
 from gradcheck_lint.model.scopes import names_below
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Nearness:
         self._provenance = provenance
         self._known: dict[Sought, frozenset[int]] = {}
         self._links: dict[bool, Links] = {}
+        self._wanted: dict[Sought, frozenset[str]] = {}
+        self._vocabulary: frozenset[str] | None = None
 
     def has(self, scope: FunctionScope, sought: Sought) -> bool:
         """Tell whether a function, or what its values may come from, has a word of some kind."""
@@ -101,22 +103,20 @@ class Nearness:
 
     def has_itself(self, scope: FunctionScope, sought: Sought) -> bool:
         """Tell whether the source of a function, or of its class, has a word of some kind."""
-        return self._has_itself(scope, sought, self._scopes.aliases_of(sought.is_one))
+        return self._has_itself(scope, sought, self._words_of(sought))
 
     def _all_with(self, sought: Sought) -> frozenset[int]:
-        aliases = self._scopes.aliases_of(sought.is_one)
-        waiting: list[Hashable] = [
-            id(scope)
-            for scope in self._scopes.functions
-            if self._has_itself(scope, sought, aliases)
-        ]
-        if not waiting and not any(map(sought.is_one, self._class_words())):
+        wanted = self._words_of(sought)
+        if not wanted:
             return frozenset()
+        waiting: list[Hashable] = [
+            id(scope) for scope in self._scopes.functions if self._has_itself(scope, sought, wanted)
+        ]
         links = self._links.get(sought.is_act)
         if links is None:
             links = Links(self._scopes, self._provenance, acts=sought.is_act)
             self._links[sought.is_act] = links
-        waiting.extend(links.variables_with(sought.is_one, aliases))
+        waiting.extend(links.variables_with(wanted))
         found = set(waiting)
         while waiting:
             for user in links.users.get(waiting.pop(), ()):
@@ -125,20 +125,32 @@ class Nearness:
                     waiting.append(user)
         return frozenset(node for node in found if isinstance(node, int))
 
-    def _class_words(self) -> Iterator[str]:
-        for owner in self._scopes.classes.values():
-            yield from owner.words
+    def _words_of(self, sought: Sought) -> frozenset[str]:
+        """Return the words of the file that are of some kind, or stand for what is."""
+        known = self._wanted.get(sought)
+        if known is None:
+            if self._vocabulary is None:
+                scopes = self._scopes
+                of_functions = (scope.words for scope in scopes.functions)
+                of_classes = (owner.words for owner in scopes.classes.values())
+                self._vocabulary = frozenset().union(*of_functions, *of_classes)
+            of_kind = filter(sought.is_one, self._vocabulary)
+            known = self._scopes.aliases_of(sought.is_one).union(of_kind)
+            self._wanted[sought] = known
+        return known
 
-    def _has_itself(self, scope: FunctionScope, sought: Sought, aliases: frozenset[str]) -> bool:
-        words = own_words(scope)
-        if not aliases.isdisjoint(words):
-            return True
-        if not any(map(sought.is_one, words)):
-            return False
-        if sought.text is None or scope.text is None:
-            return True
-        of_class = scope.owner.words if scope.owner is not None else ()
-        return any(map(sought.is_one, of_class)) or sought.text.search(scope.text) is not None
+    def _has_itself(self, scope: FunctionScope, sought: Sought, wanted: frozenset[str]) -> bool:
+        text = scope.text
+        owner = scope.owner
+        of_class = frozenset[str]() if owner is None else self._scopes.class_words(owner)
+        found = wanted & scope.words
+        if sought.text is None or text is None:
+            return bool(found) or not wanted.isdisjoint(of_class)
+        return (
+            not wanted.isdisjoint(of_class)
+            or not all(map(sought.is_one, found))
+            or (bool(found) and sought.text.search(text) is not None)
+        )
 
 
 def writes_items(scope: FunctionScope) -> Iterator[tuple[cst.Subscript, cst.BaseExpression | None]]:

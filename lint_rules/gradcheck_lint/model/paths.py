@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import libcst as cst
@@ -47,6 +47,8 @@ PROTOCOL: Final = (
     SchedulerStep,
 )
 """What belongs to the order of a training step."""
+
+_EFFECTS: Final = (*PROTOCOL, Jump, Return)
 
 _WORDS: Final = re.compile(r"\w+")
 _MOST_PATHS: Final = 64
@@ -143,7 +145,6 @@ class _Walk:
     binding: Binding
     leading: Event | None = None
     seen: frozenset[int] = frozenset()
-    unclear: dict[int, bool] = field(default_factory=dict)
 
 
 def matters(function: FunctionModel) -> bool:
@@ -159,7 +160,7 @@ def turns(loop: Loop, function: FunctionModel) -> list[Path]:
         return []
     ways = [way for way in _distinct(once) if way.left_by is not JumpKind.RAISE]
     first = [way for way in ways if way.left_by in {None, JumpKind.CONTINUE} and not way.returned]
-    changing = loop.targets | _assigned_in(loop.node)
+    changing = loop.targets | _assigned_in(loop, function)
     pairs = [
         (left, right)
         for left in first
@@ -236,13 +237,21 @@ def _distinct(ways: Sequence[_Partial]) -> list[_Partial]:
     return list({(*way.key, way.decisions): way for way in ways}.values())
 
 
-def _assigned_in(loop: cst.CSTNode) -> frozenset[str]:
+def _assigned_in(loop: Loop, function: FunctionModel) -> frozenset[str]:
     """Return the last words of what a loop binds, which may differ in each iteration."""
-    found: set[str] = set()
-    for node in walk(loop):
-        if isinstance(node, (cst.AssignTarget, cst.AugAssign, cst.NamedExpr)):
-            found.update(bound_names(node.target))
-    return frozenset(name.rpartition(".")[2] for name in found)
+    memo = function.module.memo
+    key = ("assigned in", loop.identity)
+    if key not in memo:
+        found: set[str] = set()
+        for node in walk(loop.node):
+            if type(node) in _BINDING:
+                found.update(bound_names(node.target))  # type: ignore[attr-defined]
+        memo[key] = frozenset(name.rpartition(".")[2] for name in found)
+    names: frozenset[str] = memo[key]
+    return names
+
+
+_BINDING: Final = frozenset({cst.AssignTarget, cst.AugAssign, cst.NamedExpr})
 
 
 def _agree(
@@ -311,7 +320,7 @@ def _occurrence(event: Event, walk: _Walk) -> Occurrence:
 
 
 def _branch(branch: Branch, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
-    if not any(_has_effect(arm, walk, 0) for arm in branch.arms):
+    if not any(_has_effect(arm, walk) for arm in branch.arms):
         return ways
     decision = _decision(branch, walk)
     result: list[_Partial] = []
@@ -345,22 +354,28 @@ def _decision(branch: Branch, walk: _Walk) -> tuple[str, int] | None:
     return text, is_negated
 
 
-def _has_effect(block: Block, walk: _Walk, depth: int) -> bool:
-    for item in block.items:
-        if isinstance(item, (*PROTOCOL, Jump, Return)):
-            return True
-        if isinstance(item, Call) and (_is_unclear(item, walk) or item.function is not None):
-            return True
-        if isinstance(item, Branch) and any(_has_effect(arm, walk, depth + 1) for arm in item.arms):
-            return True
-        if isinstance(item, Loop) and _has_effect(item.body, walk, depth + 1):
-            return True
-    return False
+def _has_effect(block: Block, walk: _Walk) -> bool:
+    """Tell whether a block has anything that a path shows; the answer is kept with the file."""
+    memo = walk.function.module.memo
+    key = ("has effect", id(block))
+    if key not in memo:
+        memo[key] = any(_is_effect(item, walk) for item in block.items)
+    return bool(memo[key])
+
+
+def _is_effect(item: Event | Branch | Loop, walk: _Walk) -> bool:
+    if isinstance(item, Branch):
+        return any(_has_effect(arm, walk) for arm in item.arms)
+    if isinstance(item, Loop):
+        return _has_effect(item.body, walk)
+    if isinstance(item, Call):
+        return item.function is not None or _is_unclear(item, walk)
+    return isinstance(item, _EFFECTS)
 
 
 def _inner_loop(loop: Loop, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
     """Take one way through an inner loop's body, and each again."""
-    if not _has_effect(loop.body, walk, 0):
+    if not _has_effect(loop.body, walk):
         return ways
     bodies = [
         body

@@ -227,6 +227,7 @@ class Scopes:
         self._imports: dict[str, str] = {}
         self._imported: set[str] = set()
         self._resolved: dict[str, str | None] = {}
+        self._class_words: dict[int, frozenset[str]] = {}
         self._collect(module, self.top, None, "")
 
     def release(self) -> None:
@@ -257,6 +258,10 @@ class Scopes:
             return None
         full = f"{origin}.{rest}" if rest else origin
         return _CANONICAL.sub(lambda match: _ALIASES[match.group()], full)
+
+    def imports_below(self, part: str) -> frozenset[str]:
+        """Return the names that stand for what was imported from a package with such a part."""
+        return frozenset(local for local, full in self._imports.items() if part in full.split("."))
 
     def aliases_of(self, is_wanted: Callable[[str], bool]) -> frozenset[str]:
         """Return the names that stand for imported things with certain last names."""
@@ -299,6 +304,14 @@ class Scopes:
             seen.add(id(scope))
             yield scope
             waiting.extend(self.classes[base] for base in scope.bases if base in self.classes)
+
+    def class_words(self, owner: ClassScope) -> frozenset[str]:
+        """Return the words of a class and of its bases in the same file, outside of methods."""
+        known = self._class_words.get(id(owner))
+        if known is None:
+            known = frozenset[str]().union(*(scope.words for scope in self.lineage(owner)))
+            self._class_words[id(owner)] = known
+        return known
 
     def derives_from(self, owner: ClassScope | None, prefix: str) -> bool:
         """Tell whether a class has a base whose full name starts with ``prefix``.

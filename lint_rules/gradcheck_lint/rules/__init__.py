@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.rules._signs import (
@@ -53,9 +54,14 @@ class RuleReference:
         ) and all(any(map(signs.has, group)) for group in self.needs if type(group[0]) is not bytes)
 
     def load(self) -> Rule:
-        """Import the rule and make one."""
-        rule: type[Rule] = getattr(importlib.import_module(self.module), self.name)
-        return rule()
+        """Import the rule, and make the one that serves all files."""
+        return _loaded(self.module, self.name)
+
+
+@cache
+def _loaded(module: str, name: str) -> Rule:
+    rule: type[Rule] = getattr(importlib.import_module(module), name)
+    return rule()
 
 
 RULES: Final = (
