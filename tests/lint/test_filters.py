@@ -275,3 +275,213 @@ def test_a_name_that_nobody_mentions_was_not_saved(body: str, *, expected: bool)
         if isinstance(node, ast.AugAssign)
     ]
     assert EarlierUse(statements).is_possible(write) is expected
+
+
+_ROUTES = {
+    "a method kept as an attribute": """
+import torch
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.update = self.advance
+
+    def advance(self, x):
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def fit(self, loader):
+        total = 0.0
+        for x in loader:
+            total += self.update(x)
+        return total
+""",
+    "a closure that the function around binds": """
+import torch
+
+def fit(model, optimizer, loader):
+    def advance(x):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    update = advance
+    def epoch():
+        total = 0.0
+        for x in loader:
+            total += update(x)
+        return total
+    return epoch()
+""",
+    "a lambda at the top level": """
+import torch
+
+def advance(model, optimizer, x):
+    loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+
+update = lambda model, optimizer, x: advance(model, optimizer, x)
+
+def fit(model, optimizer, loader):
+    for x in loader:
+        update(model, optimizer, x)
+""",
+    "a function that gives a function": """
+import torch
+
+def make(model, optimizer):
+    def advance(x):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+    return advance
+
+def fit(model, optimizer, loader):
+    advance = make(model, optimizer)
+    losses = []
+    for x in loader:
+        losses.append(advance(x))
+    return losses
+""",
+    "functions in a list": """
+import torch
+
+def advance(model, optimizer, x):
+    loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+
+stages = []
+stages.append(advance)
+
+def fit(model, optimizer, loader):
+    for x in loader:
+        for stage in stages:
+            stage(model, optimizer, x)
+""",
+    "an object that is called": """
+import torch
+
+class Update:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def __call__(self, x):
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.update = Update(model, optimizer)
+
+    def fit(self, loader):
+        for x in loader:
+            self.update(x)
+""",
+    "a base class": """
+import torch
+
+class Base:
+    def advance(self, x):
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+class Trainer(Base):
+    def fit(self, loader):
+        losses = []
+        for x in loader:
+            losses.append(super().advance(x))
+        return losses
+""",
+    "a global name": """
+import torch
+
+def prepare():
+    global weight
+    weight = torch.zeros(3, requires_grad=True)
+
+def move():
+    weight.add_(1)
+
+prepare()
+move()
+""",
+    "a leaf of a class and its base": """
+import torch
+
+class Base:
+    weight = torch.nn.Parameter(torch.zeros(3))
+
+class Shift(Base):
+    def move(self):
+        self.weight.add_(1)
+""",
+    "a leaf under a name in a string": """
+import torch
+from torch import nn
+
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_parameter("scale", nn.Parameter(torch.ones(3)))
+
+    def forward(self, x):
+        self.scale.mul_(2)
+        return x * self.scale
+""",
+    "leaves that another method adds": """
+import torch
+from torch import nn
+
+class Shift:
+    def __init__(self):
+        self.scales = []
+
+    def add(self):
+        self.scales.append(nn.Parameter(torch.ones(3)))
+
+    def move(self):
+        for scale in self.scales:
+            scale.mul_(2)
+""",
+    "a loss that another method keeps": """
+import torch
+
+class Trainer:
+    def advance(self, x):
+        loss = self.model(x).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.loss = loss
+
+    def fit(self, loader):
+        losses = []
+        for x in loader:
+            self.advance(x)
+            losses.append(self.loss)
+        return losses
+""",
+}
+
+
+@pytest.mark.parametrize("source", _ROUTES.values(), ids=_ROUTES.keys())
+def test_what_reaches_a_function_indirectly_is_not_filtered_out(
+    source: str, request: pytest.FixtureRequest
+) -> None:
+    sources = [source, _inside(source, function=True), _inside(source, function=False)]
+    filtered = _found(sources)
+    request.getfixturevalue("unfiltered")
+    assert filtered == _found(sources)
+
+
+def test_most_indirect_routes_are_followed_at_all() -> None:
+    assert sum(map(bool, _found(list(_ROUTES.values())))) > len(_ROUTES) // 2

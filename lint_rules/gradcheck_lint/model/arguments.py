@@ -224,3 +224,17 @@ def method_of(reading: Reading, receiver: Values, method: str) -> FunctionScope 
         for value in receiver
     }
     return found.pop() if len(found) == 1 else None
+
+
+def called_by(
+    reading: Reading, callee: Values, method: str | None
+) -> tuple[FunctionScope | None, str | None]:
+    """Return the function of this file that a call of ``callee`` runs, and as which method.
+
+    That is a function, a method that was taken from its object, or ``__call__`` of an object.
+    """
+    function = only_function(callee)
+    if function is not None:
+        return function, method if function.owner is not None else None
+    function = method_of(reading, callee, "__call__")
+    return function, method if function is None else "__call__"

@@ -9,6 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.model.arguments import (
     Arguments,
+    called_by,
     is_loss,
     only_function,
     read_arguments,
@@ -61,8 +62,19 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         reading.recorder.holders.update(owners)
         if is_model(reading, name or place_name(node.func) or "", callee):
             return read_forward(reading, node, callee, arguments)
+    function, method = called_by(reading, callee, None)
+    function, method = called_by(reading, callee, None)
     harmless = function is None and is_loss(node)
-    return record_call(reading, node, arguments, function=function, harmless=harmless)
+    owner = NOTHING if method is None else callee
+    return record_call(
+        reading,
+        node,
+        arguments,
+        function=function,
+        method=method,
+        harmless=harmless,
+        owner=owner,
+    )
 
 
 def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Arguments) -> Values:

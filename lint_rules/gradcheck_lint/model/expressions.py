@@ -177,7 +177,7 @@ def _attribute_of(
         if value.name in TORCH_MODULES_WITH_WEIGHTS and not reading.may_freeze:
             return frozenset({recorder.value(Kind.LEAF, node, site=site, loops=value.loops)})
     elif value.kind is Kind.INSTANCE:
-        known = reading.class_attribute(value.name, attribute)
+        known = _of_instance(reading, value, attribute, site)
         if known:
             return known
     own = frozenset({site})
@@ -193,6 +193,18 @@ def _attribute_of(
         holds=holds or own | value.holds,
         **history_of(value),
     )
+    return frozenset({made})
+
+
+def _of_instance(reading: Reading, value: Value, attribute: str, site: int) -> Values:
+    """Return what an attribute of an object of this file is: what is assigned, or a method."""
+    known = reading.class_attribute(value.name, attribute)
+    if known:
+        return known
+    method = reading.scopes.method(reading.scopes.classes.get(value.name), attribute)
+    if method is None or not isinstance(method.node, cst.FunctionDef) or method.node.decorators:
+        return NOTHING
+    made = reading.recorder.value(Kind.FUNCTION, method.node, site=site, function=method)
     return frozenset({made})
 
 

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.arguments import Arguments, method_of, read_arguments, record_call
+from gradcheck_lint.model.arguments import (
+    Arguments,
+    called_by,
+    method_of,
+    read_arguments,
+    record_call,
+)
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
@@ -65,6 +71,7 @@ from gradcheck_lint.model.values import (
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
+    from gradcheck_lint.model.scopes import FunctionScope
 
 _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 
@@ -72,6 +79,9 @@ _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values:
     """Return what a method call may evaluate to, and record what it does."""
     method = func.attr.value
+    inherited = _inherited(reading, func)
+    if inherited is not None:
+        return _read_inherited(reading, node, method, inherited)
     receiver = _without_none(read(reading, func.value))
     arguments = read_arguments(reading, node)
     special = _SPECIAL_METHODS.get(method)
@@ -104,6 +114,24 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
         shared = aliased_by(receiver)
         made = frozenset(replace(value, aliases=value.aliases | shared) for value in made)
     return made
+
+
+def _inherited(reading: Reading, func: cst.Attribute) -> FunctionScope | None:
+    """Return the method of a base class of this file that ``super().method`` means."""
+    if type(func.value) is not cst.Call or dotted_name(func.value.func) != "super":
+        return None
+    return reading.scopes.inherited_method(reading.scope.owner, func.attr.value)
+
+
+def _read_inherited(
+    reading: Reading, node: cst.Call, method: str, function: FunctionScope
+) -> Values:
+    first = reading.scope.first_parameter or "self"
+    itself = reading.look_up(first)
+    arguments = read_arguments(reading, node)
+    result = record_call(reading, node, arguments, function=function, method=method, owner=itself)
+    reading.state.forget_attributes(first, next(iter(result)))
+    return result
 
 
 def _without_none(values: Values) -> Values:
@@ -147,6 +175,8 @@ def _read_other_method(
         callee = reading.look_up(path) if path is not None else NOTHING
         if is_model(reading, path or "", callee):
             return read_forward(reading, node, callee, arguments)
+        function, called_as = called_by(reading, callee, method)
+        method = called_as or method
     used = reading.statement_value is not node
     result = record_call(
         reading,

@@ -258,6 +258,7 @@ class ModuleModel:
             for scope in self.scopes.lineage(owner)
             for source in self._assigned_in(scope).get(attribute, [])
         ]
+        sources = sources or self._in_class_body(owner, attribute)
         if not sources or any(source is None for source in sources):
             return NOTHING
         reading = Reading(
@@ -278,6 +279,21 @@ class ModuleModel:
         if self.may_freeze and any(value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in found):
             return NOTHING
         return frozenset(replace(value, loops=()) for value in found)
+
+    def _in_class_body(
+        self, owner: ClassScope | None, attribute: str
+    ) -> list[cst.BaseExpression | None]:
+        """Return what the nearest class that has the attribute in its own body gives it."""
+        for scope in self.scopes.lineage(owner):
+            if attribute in scope.words:
+                found = [
+                    source
+                    for target, source in _class_assignments(scope.node)
+                    if dotted_name(target) == attribute
+                ]
+                if found:
+                    return found
+        return []
 
     def _assigned_in(self, scope: ClassScope) -> dict[str, list[cst.BaseExpression | None]]:
         known = self._assigned.get(scope.name)
@@ -419,11 +435,6 @@ class ModuleModel:
             modes.add(GradMode.ENABLED)
         return frozenset(modes)
 
-    def _inherited(self, owner: ClassScope | None, name: str) -> FunctionScope | None:
-        """Return the method of this file that ``super().<name>`` means."""
-        bases = [scope for scope in self.scopes.lineage(owner) if scope is not owner]
-        return next((base.methods[name] for base in bases if name in base.methods), None)
-
     def _calls_of(self, scope: FunctionScope) -> list[tuple[GradMode, FunctionScope]]:
         """Return the grad mode of every call of a function, with the function that calls it."""
         key = "calls by name and function"
@@ -435,7 +446,10 @@ class ModuleModel:
                         made = (event.mode, caller.scope)
                         called, name = event.function, event.method
                         if name is not None and _is_on_super(event.node):
-                            called, name = self._inherited(caller.scope.owner, name), None
+                            called, name = (
+                                self.scopes.inherited_method(caller.scope.owner, name),
+                                None,
+                            )
                         if called is not None:
                             known.setdefault(id(called), []).append(made)
                         if name is not None:
@@ -541,6 +555,18 @@ def _collect_attributes(
                 attribute = name.removeprefix(prefix)
                 if not isinstance(node, cst.AugAssign):
                     found.setdefault(attribute, []).append(held if simple else None)
+
+
+def _class_assignments(
+    node: cst.ClassDef,
+) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
+    for statement in node.body.body:
+        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+            if isinstance(small, cst.Assign):
+                for target in small.targets:
+                    yield target.target, small.value
+            elif isinstance(small, cst.AnnAssign) and small.value is not None:
+                yield small.target, small.value
 
 
 def _paired(

@@ -293,6 +293,11 @@ class Scopes:
                 return scope.methods[name]
         return None
 
+    def inherited_method(self, owner: ClassScope | None, name: str) -> FunctionScope | None:
+        """Find the method that ``super().<name>`` means, if a base in this file has it."""
+        bases = (scope for scope in self.lineage(owner) if scope is not owner)
+        return next((base.methods[name] for base in bases if name in base.methods), None)
+
     def lineage(self, owner: ClassScope | None) -> Iterator[ClassScope]:
         """Yield a class and its bases of the same file, nearest first."""
         waiting = [owner] if owner else []
