@@ -97,10 +97,7 @@ class FunctionScope:
         if self._words is None and (known := self._deferred) is not None:
             self._words = known.words
         if self._words is None:
-            if isinstance(self.node, cst.Module):
-                nodes, lambdas = _nodes_of(self.node)
-            else:
-                nodes, lambdas = self._nodes_and_lambdas
+            nodes, lambdas = self.nodes_and_lambdas
             words = {node.value for node in nodes if type(node) is cst.Name}
             words.update(name for known in lambdas for name in names_below(known))
             self._words = frozenset(words)
@@ -142,6 +139,13 @@ class FunctionScope:
             if not isinstance(self.node, cst.Module):
                 self._nodes = _nodes_of(self.node.body)
         return self._nodes
+
+    @property
+    def nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
+        """Return the nodes of the body as ``nodes``, and the lambdas; of a top level, too."""
+        if isinstance(self.node, cst.Module):
+            return _nodes_of(self.node)
+        return self._nodes_and_lambdas
 
     @property
     def first_parameter(self) -> str | None:

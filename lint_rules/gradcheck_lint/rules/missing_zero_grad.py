@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import libcst as cst
 
 from gradcheck_lint.model.flow import (
     Backward,
@@ -19,8 +22,9 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
-from gradcheck_lint.model.syntax import first_word
+from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.model.values import Kind, Origin
+from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -30,8 +34,6 @@ from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import libcst as cst
 
 
 @dataclass(slots=True)
@@ -65,7 +67,8 @@ class MissingZeroGrad(Rule):
         handled: set[int] = set()
         for problem in problems(function, self.entry.code):
             handled.add(id(problem.event))
-            yield _used_again(problem)
+            if not may_act_unseen(function, ZEROING):
+                yield _used_again(problem)
         for loop in reversed(list(function.loops())):
             effects = _effects_of(loop.body, function)
             if not effects.backwards:
@@ -78,6 +81,8 @@ class MissingZeroGrad(Rule):
                     continue
                 severity = self._severity(function, loop, leading, effects, step)
                 if severity is None or _is_made_anew(loop, step, owner, function):
+                    continue
+                if may_act_unseen(function, ZEROING):
                     continue
                 yield self._violation(function, loop, step, effects, severity)
 
@@ -458,7 +463,7 @@ def _collect(
         effects.steps.append((leading, event, function))
     elif isinstance(event, Call):
         if event.function is None:
-            if event.suspends or (not event.harmless and event.handed & function.holders):
+            if event.suspends or (not event.harmless and _may_reset(event, function)):
                 effects.unclear = True
         elif id(event.function) not in seen:
             called = function.module.function(event.function)
@@ -466,6 +471,25 @@ def _collect(
             for item in called.events():
                 is_inner = inner or bool(item.loops)
                 _collect(effects, leading, item, called, inside, inner=is_inner)
+
+
+def _may_reset(call: Call, function: FunctionModel) -> bool:
+    """Tell whether a call that can't be looked into may zero gradients."""
+    if call.handed & function.holders:
+        return True
+    if call.is_used or not isinstance(call.node, cst.Call):
+        return False
+    name = (dotted_name(call.node.func) or "").lower()
+    if _CALLBACK.search(name) is not None:
+        return True
+    if call.method is None:
+        # `reset()`: nothing but what it does is wanted.
+        return not call.node.args or _RESETS.search(name) is not None
+    return bool(call.mentions & function.holders) and _RESETS.search(call.method) is not None
+
+
+_CALLBACK: Final = re.compile(r"(?:^|[._])(?:call_?backs?|hooks?|cbs?|on)(?:[._]|$)")
+_RESETS: Final = re.compile(r"reset|zero|clear|clean|grad")
 
 
 def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel) -> bool:

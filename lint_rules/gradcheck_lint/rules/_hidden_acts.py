@@ -1,0 +1,238 @@
+"""Tell whether a part of a training step may be done where no event of a function shows it.
+
+A bound method that is handed on, a lambda in a list, a context manager, a generator or a hook runs
+when somebody else decides. What they do is part of no path through a function, so that a rule which
+says that something is *not* done has to ask here first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.syntax import dotted_name, plain_string, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that a training step does, by the words that do it.
+
+    ``clears`` says that writing to a gradient does it as well.
+    """
+
+    name: str
+    word: str
+    clears: bool = False
+
+    def is_named(self, word: str | None) -> bool:
+        """Tell whether a function or method of this name does it."""
+        return word is not None and self.word in word
+
+
+ZEROING: Final = Act("zeroing", "zero_grad", clears=True)
+DIFFERENTIATING: Final = Act("differentiating", "backward")
+
+
+def may_act_unseen(function: FunctionModel, act: Act) -> bool:
+    """Tell whether something of the file may do this while a function runs, out of sight."""
+    memo = function.module.memo
+    key = ("acts unseen", act.name, id(function.scope))
+    if key not in memo:
+        if "hidden acts" not in memo:
+            memo["hidden acts"] = _File(function.module)
+        file: _File = memo["hidden acts"]
+        memo[key] = any(
+            file.may_reach(function.scope, other, act) for other in function.module.scopes.functions
+        )
+    return bool(memo[key])
+
+
+@dataclass(frozen=True, slots=True)
+class _Deeds:
+    """How a function does something: ``directly`` in its own flow, or by what it hands on."""
+
+    directly: bool
+    handed_on: bool
+
+
+class _File:
+    """What the functions of one file hand on, and which of one another they name."""
+
+    def __init__(self, module: ModuleModel) -> None:
+        self._scopes = module.scopes
+        self._words = {id(scope): _words_of(scope) for scope in module.scopes.functions}
+        self._handed_on = frozenset[str]().union(*map(_handed_on_by, module.scopes.functions))
+        self._functions: dict[str, list[FunctionScope]] = {}
+        for scope in module.scopes.functions[1:]:
+            self._functions.setdefault(_last(scope), []).append(scope)
+        for name, owner in module.scopes.classes.items():
+            self._functions.setdefault(name, []).extend(owner.methods.values())
+        self._named: dict[int, frozenset[int]] = {}
+
+    def may_reach(self, scope: FunctionScope, other: FunctionScope, act: Act) -> bool:
+        """Tell whether what ``other`` does may happen in ``scope`` without an event of it."""
+        deeds = _deeds_of(other, act)
+        if other is scope or other is self._scopes.top or _encloses(other, scope):
+            return deeds.handed_on
+        if not deeds.handed_on and not (deeds.directly and self._runs_unseen(other)):
+            return False
+        return (
+            _encloses(scope, other)
+            or self._are_relatives(scope, other)
+            or id(other) in self._named_by(scope)
+            or (deeds.handed_on and id(scope) in self._named_by(other))
+        )
+
+    def _runs_unseen(self, scope: FunctionScope) -> bool:
+        name = _last(scope)
+        if name in self._handed_on or (name.startswith("__") and name != "__init__"):
+            return True
+        node = scope.node
+        if isinstance(node, cst.Module):
+            return False
+        if any(_decorator_name(known) not in _PLAIN for known in node.decorators):
+            return True
+        return any(type(inner) is cst.Yield for inner in scope.nodes)
+
+    def _are_relatives(self, scope: FunctionScope, other: FunctionScope) -> bool:
+        lineage, others = (
+            {id(owner) for owner in self._scopes.lineage(known.owner)} for known in (scope, other)
+        )
+        return not lineage.isdisjoint(others)
+
+    def _named_by(self, scope: FunctionScope) -> frozenset[int]:
+        """Return the functions that a function names, and those that these name, and so on."""
+        known = self._named.get(id(scope))
+        if known is None:
+            found: set[int] = set()
+            waiting = [scope]
+            while waiting:
+                for word in self._words[id(waiting.pop())] & self._functions.keys():
+                    for named in self._functions[word]:
+                        if id(named) not in found:
+                            found.add(id(named))
+                            waiting.append(named)
+            known = self._named[id(scope)] = frozenset(found)
+        return known
+
+
+_PLAIN: Final = frozenset(
+    {"staticmethod", "classmethod", "no_grad", "enable_grad", "inference_mode", "override"}
+)
+
+
+def _last(scope: FunctionScope) -> str:
+    return scope.name.rpartition(".")[2]
+
+
+def _decorator_name(node: cst.Decorator) -> str:
+    named = node.decorator.func if isinstance(node.decorator, cst.Call) else node.decorator
+    return (dotted_name(named) or "").rpartition(".")[2]
+
+
+def _encloses(scope: FunctionScope, other: FunctionScope) -> bool:
+    around = other.parent
+    while around is not None and around is not scope:
+        around = around.parent
+    return around is scope
+
+
+def _named(node: cst.CSTNode) -> str | None:
+    """Return the word of a name or of an attribute."""
+    if type(node) is cst.Name:
+        return node.value
+    return node.attr.value if type(node) is cst.Attribute else None
+
+
+def _words_of(scope: FunctionScope) -> frozenset[str]:
+    nodes, lambdas = scope.nodes_and_lambdas
+    inside = (node for known in lambdas for node in walk(known))
+    return frozenset(word for node in (*nodes, *inside) if (word := _named(node)) is not None)
+
+
+def _handed_on_by(scope: FunctionScope) -> frozenset[str]:
+    """Return the words of what a function names without calling it, and of what lambdas name."""
+    nodes, lambdas = scope.nodes_and_lambdas
+    quiet = _called_in(nodes) | _not_read_in(nodes)
+    found = {word for node in nodes if id(node) not in quiet and (word := _named(node)) is not None}
+    found.update(
+        word for known in lambdas for node in walk(known) if (word := _named(node)) is not None
+    )
+    if not isinstance(scope.node, cst.Module):
+        found.update(map(_decorator_name, scope.node.decorators))
+    return frozenset(found)
+
+
+def _deeds_of(scope: FunctionScope, act: Act) -> _Deeds:
+    nodes, lambdas = scope.nodes_and_lambdas
+    called, quiet = _called_in(nodes), _not_read_in(nodes)
+    directly = act.clears and any(map(_clears, nodes))
+    handed_on = any(
+        act.is_named(_named(node)) or (act.clears and _clears(node))
+        for known in lambdas
+        for node in walk(known)
+    )
+    for node in nodes:
+        if type(node) is cst.SimpleString:
+            text = plain_string(node)
+            handed_on |= text is not None and text.isidentifier() and act.is_named(text)
+        elif act.is_named(_named(node)):
+            directly |= id(node) in called
+            handed_on |= id(node) not in called and id(node) not in quiet
+    return _Deeds(directly, handed_on)
+
+
+def _called_in(nodes: Iterable[cst.CSTNode]) -> set[int]:
+    return {id(node.func) for node in nodes if type(node) is cst.Call}
+
+
+def _not_read_in(nodes: Iterable[cst.CSTNode]) -> set[int]:
+    """Return the names that are assigned to, that name an argument, or whose value nobody uses."""
+    quiet: set[int] = set()
+    for node in nodes:
+        read = _QUIET.get(type(node))
+        if read is not None:
+            quiet.add(id(read(node)))
+    return quiet
+
+
+_QUIET: Final[dict[type[cst.CSTNode], Callable[..., cst.CSTNode | None]]] = {
+    cst.Attribute: lambda node: node.attr,
+    cst.Arg: lambda node: node.keyword,
+    cst.Expr: lambda node: node.value,
+    cst.AssignTarget: lambda node: node.target,
+    cst.AugAssign: lambda node: node.target,
+    cst.AnnAssign: lambda node: node.target,
+    cst.NamedExpr: lambda node: node.target,
+    cst.Del: lambda node: node.target,
+    cst.For: lambda node: node.target,
+}
+
+
+def _clears(node: cst.CSTNode) -> bool:
+    """Tell whether this is ``p.grad = ...``, ``del p.grad``, ``p.grad.zero_()`` or the like."""
+    if type(node) is cst.AssignTarget or type(node) is cst.Del:
+        target = node.target
+        return type(target) is cst.Attribute and target.attr.value == "grad"
+    if type(node) is cst.Call:
+        called = _named(node.func)
+        if called == "setattr":
+            return any(_is_grad(argument.value) for argument in node.args)
+        return called is not None and called.endswith("zero_") and _names_grad(node)
+    return False
+
+
+def _is_grad(node: cst.BaseExpression) -> bool:
+    return type(node) is cst.SimpleString and plain_string(node) == "grad"
+
+
+def _names_grad(node: cst.CSTNode) -> bool:
+    return any(type(inner) is cst.Name and inner.value == "grad" for inner in walk(node))

@@ -1,0 +1,205 @@
+"""What a training step does out of a function's sight: rules stay silent where it may be done."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from gradcheck_lint.engine import lint_source
+
+_HEAD = """
+import contextlib
+import functools
+import operator
+
+import torch
+from .other import helper
+"""
+
+_FUNCTION = """
+def fit(model, optimizer, loader):
+{before}
+    for x in loader:
+{first}
+        model(x).mean().backward()
+        optimizer.step()
+{last}
+"""
+
+_METHOD = """
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fit(self, loader):
+        model, optimizer = self.model, self.optimizer
+{before}
+        for x in loader:
+{first}
+            model(x).mean().backward()
+            optimizer.step()
+{last}
+"""
+
+# What is written before the loop, and what in it.
+_ROUTES = {
+    "lambda": ("reset = lambda: optimizer.zero_grad()", "reset()"),
+    "bound method": ("reset = optimizer.zero_grad", "reset()"),
+    "partial": ("reset = functools.partial(optimizer.zero_grad, set_to_none=True)", "reset()"),
+    "methodcaller": ("reset = operator.methodcaller('zero_grad')", "reset(optimizer)"),
+    "getattr": ("", "getattr(optimizer, 'zero_grad')()"),
+    "list of methods": ("hooks = [optimizer.zero_grad]", "[hook() for hook in hooks]"),
+    "list of lambdas": ("todo = [lambda: optimizer.zero_grad()]", "for f in todo:\n    f()"),
+    "dictionary": ("table = {'end': optimizer.zero_grad}", "table['end']()"),
+    "values of a dictionary": (
+        "table = {'end': optimizer.zero_grad}",
+        "for f in table.values():\n    f()",
+    ),
+    "map": ("", "list(map(lambda known: known.zero_grad(), [optimizer]))"),
+    "comprehension": ("", "[known.zero_grad() for known in [optimizer]]"),
+    "nested function": (
+        "def reset():\n    for p in model.parameters():\n        p.grad = None",
+        "reset()",
+    ),
+    "function of a function": (
+        (
+            "def make(known):\n    def reset():\n        known.zero_grad()\n    return reset\n"
+            "reset = make(optimizer)"
+        ),
+        "reset()",
+    ),
+    "method of a function": (
+        "def make():\n    return optimizer.zero_grad\nreset = make()",
+        "reset()",
+    ),
+    "context manager": (
+        "@contextlib.contextmanager\ndef clean():\n    optimizer.zero_grad()\n    yield",
+        "with clean():\n    pass",
+    ),
+    "object in with": (
+        (
+            "class Clean:\n"
+            "    def __init__(self, known):\n        self.known = known\n"
+            "    def __enter__(self):\n        self.known.zero_grad()\n"
+            "    def __exit__(self, *error):\n        pass\n"
+            "clean = Clean(optimizer)"
+        ),
+        "with clean:\n    pass",
+    ),
+    "generator": (
+        (
+            "def batches(known):\n    for x in known:\n        optimizer.zero_grad()\n        yield x\n"
+            "loader = batches(loader)"
+        ),
+        "pass",
+    ),
+    "object in for": (
+        (
+            "class Batches:\n"
+            "    def __init__(self, known, other):\n        self.known, self.other = known, other\n"
+            "    def __iter__(self):\n        for x in self.known:\n"
+            "            self.other.zero_grad()\n            yield x\n"
+            "loader = Batches(loader, optimizer)"
+        ),
+        "pass",
+    ),
+    "called object": (
+        (
+            "class Reset:\n"
+            "    def __init__(self, *known):\n        self.known = known\n"
+            "    def __call__(self):\n        for one in self.known:\n            one.zero_grad()\n"
+            "reset = Reset(optimizer)"
+        ),
+        "reset()",
+    ),
+    "method in a list": (
+        (
+            "class Reset:\n"
+            "    def __init__(self, known):\n        self.known = known\n"
+            "    def reset(self):\n        self.known.zero_grad()\n"
+            "todo = [Reset(optimizer).reset]"
+        ),
+        "todo[0]()",
+    ),
+    "hook": (
+        "optimizer.register_step_post_hook(lambda known, *_: known.zero_grad())",
+        "pass",
+    ),
+    "function as hook": (
+        "def after(known, *_):\n    known.zero_grad()\noptimizer.register_step_post_hook(after)",
+        "pass",
+    ),
+    "decorator": (
+        (
+            "def zeroing(f):\n    def inner(*given):\n        optimizer.zero_grad()\n"
+            "        return f(*given)\n    return inner\n"
+            "@zeroing\ndef forward(x):\n    return model(x)"
+        ),
+        "forward(x)",
+    ),
+    "subscribers": (
+        (
+            "class Bus:\n"
+            "    def __init__(self):\n        self.known = []\n"
+            "    def on(self, f):\n        self.known.append(f)\n"
+            "    def fire(self):\n        for f in self.known:\n            f()\n"
+            "bus = Bus()\nbus.on(optimizer.zero_grad)"
+        ),
+        "bus.fire()",
+    ),
+    "attribute": ("model.reset = optimizer.zero_grad", "model.reset()"),
+    "object of another file": ("cleaner = helper(optimizer)", "cleaner()"),
+    "method of another file": ("cleaner = helper(model)", "cleaner.reset()"),
+    "callback": ("callbacks = helper()", "callbacks.on_step_end()"),
+    "function of another file": ("", "helper(optimizer)"),
+}
+
+
+def _indented(text: str, levels: int) -> str:
+    return textwrap.indent(text or "pass", "    " * levels)
+
+
+@pytest.mark.parametrize(("before", "inside"), _ROUTES.values(), ids=_ROUTES.keys())
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize(("frame", "level"), [(_FUNCTION, 1), (_METHOD, 2)], ids=["def", "class"])
+def test_zeroing_out_of_sight(
+    frame: str, level: int, before: str, inside: str, is_first: bool
+) -> None:
+    first, last = (inside, "") if is_first else ("", inside)
+    source = _HEAD + frame.format(
+        before=_indented(before, level),
+        first=_indented(first, level + 1),
+        last=_indented(last, level + 1),
+    )
+    compile(source, "train.py", "exec")
+    assert lint_source(source.encode(), "train.py") == ()
+
+
+_MISTAKE = _HEAD + _FUNCTION.format(before="", first="", last="")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "",
+        "def other(optimizer):\n    return [optimizer.zero_grad]",
+        "class Other:\n    def __enter__(self):\n        self.optimizer.zero_grad()",
+        "def other(optimizer):\n    optimizer.zero_grad()\n\nregistry = {'other': other}",
+        (
+            "def right(model, optimizer, loader):\n    for x in loader:\n"
+            "        optimizer.zero_grad()\n        model(x).mean().backward()\n"
+            "        optimizer.step()"
+        ),
+    ],
+    ids=["alone", "list", "with", "registry", "right twin"],
+)
+def test_what_a_loop_does_not_reach_excuses_nothing(other: str) -> None:
+    findings = lint_source(f"{_MISTAKE}\n\n{other}\n".encode(), "train.py")
+    assert [finding.code for finding in findings] == ["GCS301"]
+
+
+def test_a_method_that_is_named_and_not_called_zeroes_nothing() -> None:
+    source = _HEAD + _FUNCTION.format(before="", first=" " * 8 + "optimizer.zero_grad", last="")
+    assert [finding.code for finding in lint_source(source.encode(), "x.py")] == ["GCS301"]
