@@ -90,7 +90,8 @@ _ROUTES = {
     ),
     "generator": (
         (
-            "def batches(known):\n    for x in known:\n        optimizer.zero_grad()\n        yield x\n"
+            "def batches(known):\n"
+            "    for x in known:\n        optimizer.zero_grad()\n        yield x\n"
             "loader = batches(loader)"
         ),
         "pass",
