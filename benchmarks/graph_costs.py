@@ -74,12 +74,14 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         loss.backward()
         spent["bare"] = time.process_time() - start
 
-    def watched() -> None:
-        with gs.record(modules=False, saved=False, backward=True):
+    def watched(name: str, *, looks: bool) -> None:
+        with gs.record(modules=False, saved=False, backward=True) as recording:
             loss = model(x).sum()
             start = time.process_time()
             loss.backward()
-            spent["gradients"] = time.process_time() - start
+            if looks:
+                recording.gradients()
+            spent[name] = time.process_time() - start
 
     def hooked(*, reads: bool) -> None:
         clearing = Clearing()
@@ -115,7 +117,8 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
 
     bursts: dict[str, Callable[[], None]] = {
         "bare": bare,
-        "gradients": watched,
+        "gradients": partial(watched, "gradients", looks=False),
+        "look": partial(watched, "look", looks=True),
         "empty hooks": partial(hooked, reads=False),
         "one norm": partial(hooked, reads=True),
     }
@@ -131,6 +134,7 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         [
             Contender("bare", partial(timed, "bare")),
             Contender("gradients", partial(timed, "gradients")),
+            Contender("gradients, and a look at them", partial(timed, "look")),
             Contender("the same walk and hooks, empty", partial(timed, "empty hooks")),
             *(floor if x.numel() <= _SMALL else ()),
         ],

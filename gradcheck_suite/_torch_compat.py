@@ -666,6 +666,17 @@ def without_dispatch_modes() -> AbstractContextManager[None]:
     return contextlib.nullcontext() if disable is None else disable()
 
 
+def without_transforms() -> AbstractContextManager[None]:
+    """Return a context in which plain tensors stay so under a transform of ``torch.func``.
+
+    By a private guard (torch 2.13); without the name nothing is changed.
+    """
+    disable: Callable[[], AbstractContextManager[None]] | None = getattr(
+        torch._C, "_DisableFuncTorch", None
+    )
+    return contextlib.nullcontext() if disable is None else disable()
+
+
 def changing_results(
     change: Callable[[torch._ops.OpOverload, torch.Tensor], torch.Tensor],
 ) -> AbstractContextManager[None]:

@@ -1,11 +1,11 @@
-"""Watch a backward: the size of every gradient on its way, read once at the end."""
+"""Watch a backward: the size of every gradient on its way, worked out when somebody looks."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.autograd.graph import Node
@@ -19,7 +19,7 @@ from gradcheck_suite._torch_compat import (
     transform_is_active,
 )
 from gradcheck_suite.graph._deep import release_without_recursion
-from gradcheck_suite.graph._figures import Figures
+from gradcheck_suite.graph._figures import MOST_COPIED, Figures
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
 from gradcheck_suite.graph._walk import Links, Walked, collect, collector_paused, in_order
 from gradcheck_suite.graph._watchpoints import (
@@ -28,14 +28,12 @@ from gradcheck_suite.graph._watchpoints import (
     Watchpoints,
     everywhere,
     follow,
-    gives_views,
     sparsely,
 )
-from gradcheck_suite.graph.model import EdgeGradient
+from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
 
 __all__ = ["BackwardWatch", "WatchedBackward"]
 
@@ -46,9 +44,12 @@ _MANY = 5_000
 """Graphs of more nodes may be so deep that their release has to be seen to before anything else."""
 
 
+_ByNumber: TypeAlias = "dict[tuple[int, int], EdgeGradient]"
+
+
 @dataclass(slots=True)
 class WatchedBackward:
-    """One backward: where it started, and what flowed along its edges."""
+    """One backward: where it started, what flowed along its edges, and its graph as plain data."""
 
     found: FoundRoots
     links: Links
@@ -58,21 +59,19 @@ class WatchedBackward:
     figures: Figures
     seen: tuple[Node, ...] = ()
     failed: bool = False
-    _gradients: dict[tuple[int, int], EdgeGradient] | None = None
-    _incoming: dict[tuple[int, int], EdgeGradient] = field(default_factory=dict)
+    graph: AutogradGraph | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sorted: tuple[_ByNumber, _ByNumber] | None = None
 
     @property
-    def gradients(self) -> dict[tuple[int, int], EdgeGradient]:
+    def gradients(self) -> _ByNumber:
         """Return what left each node, by its sequence number and the index of the input."""
-        self._sort()
-        assert self._gradients is not None
-        return self._gradients
+        return self._look()[0]
 
     @property
-    def incoming(self) -> dict[tuple[int, int], EdgeGradient]:
+    def incoming(self) -> _ByNumber:
         """Return what backward started with, by sequence number and output index."""
-        self._sort()
-        return self._incoming
+        return self._look()[1]
 
     def walked(self) -> Walked:
         """Put the nodes in order."""
@@ -80,16 +79,21 @@ class WatchedBackward:
 
     def let_go(self) -> None:
         """Keep no node alive from now on."""
-        self._sort()
+        self._look()
         self.links = {}
         self.seen = ()
         self.watchpoints = Watchpoints()
         self.found = FoundRoots((), ())
 
-    def _sort(self) -> None:
-        if self._gradients is not None:
-            return
-        self._gradients = {}
+    def _look(self) -> tuple[_ByNumber, _ByNumber]:
+        with self._lock:
+            if self._sorted is None:
+                self._sorted = self._sort()
+            return self._sorted
+
+    def _sort(self) -> tuple[_ByNumber, _ByNumber]:
+        gradients: _ByNumber = {}
+        incoming: _ByNumber = {}
         left: Seen = {}
         entered: Seen = {}
         starts = {start.node for start in self.found.starts}
@@ -97,7 +101,7 @@ class WatchedBackward:
             if number < 0:
                 node = self.seen[~number]
                 if node in starts:
-                    self._note(self._incoming, node, index, gradient)
+                    self._note(incoming, node, index, gradient)
                 else:
                     entered[node, index] = gradient
                 continue
@@ -108,12 +112,11 @@ class WatchedBackward:
         if self.watchpoints.is_sparse:
             follow(self.links, starts, left, entered)
         for (node, index), gradient in left.items():
-            self._note(self._gradients, node, index, gradient)
+            self._note(gradients, node, index, gradient)
+        return gradients, incoming
 
     @staticmethod
-    def _note(
-        kept: dict[tuple[int, int], EdgeGradient], node: Node, index: int, gradient: EdgeGradient
-    ) -> None:
+    def _note(kept: _ByNumber, node: Node, index: int, gradient: EdgeGradient) -> None:
         number = node_sequence_number(node)
         if number is not None:
             kept[number, index] = gradient
@@ -174,6 +177,9 @@ class BackwardWatch:
         if len(self.backwards) > _KEPT:
             del self.backwards[0]
             self.forgotten += 1
+        if sum(each.figures.copied_bytes for each in self.backwards) > MOST_COPIED:
+            for each in self.backwards:
+                each.figures.look()
 
     def _prepare(self, outputs: Any, args: Sequence[Any]) -> WatchedBackward | None:
         """Collect the nodes; None where there is no graph, which torch itself will say."""
@@ -213,7 +219,7 @@ class BackwardWatch:
         remove = add_post_hooks(
             (
                 node,
-                figures.leaving(number, looks_back=looks_back, views=gives_views(node)),
+                figures.leaving(number, looks_back=looks_back),
             )
             for number, (node, looks_back) in enumerate(watchpoints.hooked.items())
         )

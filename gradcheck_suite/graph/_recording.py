@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.graph._gradients import BackwardWatch, WatchedBackward
+from gradcheck_suite.graph._gradients import BackwardWatch
 from gradcheck_suite.graph._leaves import Member, members_of
 from gradcheck_suite.graph._packed import Packed, SavedWatch
 from gradcheck_suite.graph._sources import source_lines_noted
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+    from gradcheck_suite.graph._gradients import WatchedBackward
     from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, ModuleCall
 
 __all__ = ["Recording", "record"]
@@ -57,7 +59,12 @@ def record(
             stay away where hooks of yours are in place.
         source: note the line of your code that makes each node, by torch's anomaly mode: forward
             takes about ten times as long.
-        backward: measure the gradient on every edge of each backward that runs within.
+        backward: measure the gradient on every edge of each backward that runs within. Small
+            gradients (up to 16,384 elements, on the CPU) are copied as backward computes them;
+            their norms and counts are worked out when you first look (``graph``, ``trace_graph``,
+            ``not_recorded``), and are the same whenever that is. After a backward up to 16 MiB of
+            copies wait, within one up to 32; when there are more, all are worked out there and
+            then. Larger gradients are worked out within backward.
 
     Raises:
         UsageError: ``model`` is not a module.
@@ -75,7 +82,6 @@ class Recording:
 
     Attributes:
         is_over: whether the ``with`` block has ended.
-        not_recorded: sentences on what was asked for and could not be recorded.
     """
 
     def __init__(
@@ -88,7 +94,6 @@ class Recording:
         backward: bool,
     ) -> None:
         self.is_over = False
-        self.not_recorded: tuple[str, ...] = ()
         self._model = model
         self._model_then: weakref.ref[torch.nn.Module] | None = None
         self._wants_source = source
@@ -101,7 +106,7 @@ class Recording:
         self._called: tuple[weakref.ref[torch.nn.Module] | None, ...] = ()
         self._facts: tuple[CallFacts, ...] = ()
         self._members: tuple[tuple[str, str, weakref.ref[torch.Tensor]], ...] = ()
-        self._graphs: list[AutogradGraph | WatchedBackward] = []
+        self._describing = threading.RLock()
 
     def __enter__(self) -> Recording:
         if self._entered:
@@ -132,16 +137,14 @@ class Recording:
     ) -> None:
         self._stack.close()
         self._name_modules()
-        self.not_recorded = tuple(self._gaps())
         self.is_over = True
         if self._modules is not None:
             self._called = self._modules.forget_modules()
         if self._backward is not None and error is None:
             # A graph that a backward has not freed holds tensors: turn it into plain data at once.
-            self._graphs = [
-                self._graph_of(watched) if watched.keeps_graph or watched.failed else watched
-                for watched in self._backward.backwards
-            ]
+            for watched in self._backward.backwards:
+                if watched.keeps_graph or watched.failed:
+                    self._graph_of(watched)
         if self._model is not None:
             self._model_then, self._model = weakref.ref(self._model), None
 
@@ -158,6 +161,10 @@ class Recording:
     def graph(self) -> AutogradGraph:
         """Return the graph of the last backward that ran within the block, with its gradients.
 
+        The first time it is described and its gradients are worked out, which takes a while; a
+        graph that backward kept (``retain_graph=True``) or failed in is described as the block
+        ends. It is plain data then: nothing in it changes any more.
+
         Raises:
             UsageError: ``backward=True`` was not asked for, or no backward ran within.
         """
@@ -166,24 +173,21 @@ class Recording:
                 "this recording has no backward: ask for gs.record(backward=True) and call "
                 "backward within the block, or pass the loss to trace_graph"
             )
-        graphs = self._graphs or self._backward.backwards
-        if not graphs:
+        if not self._backward.backwards:
             raise UsageError(
                 "no backward ran on the recording thread within the block: call loss.backward() "
                 "in it"
             )
-        last = graphs[-1]
-        if isinstance(last, WatchedBackward):
-            last = self._graph_of(last)
-            if self._graphs:
-                self._graphs[-1] = last
-        return last
+        return self._graph_of(self._backward.backwards[-1])
 
     def _graph_of(self, watched: WatchedBackward) -> AutogradGraph:
         from gradcheck_suite.graph._trace import graph_of_backward  # noqa: PLC0415 - imports this module
 
         model = self._model if self._model_then is None else self._model_then()
-        return graph_of_backward(watched, model=model, recording=self)
+        with self._describing:
+            if watched.graph is None:
+                watched.graph = graph_of_backward(watched, model=model, recording=self)
+        return watched.graph
 
     def _name_modules(self) -> None:
         watch = self._modules
@@ -217,7 +221,14 @@ class Recording:
             roots.append((name, module))
         return roots
 
-    def _gaps(self) -> list[str]:
+    @property
+    def not_recorded(self) -> tuple[str, ...]:
+        """Return sentences on what was asked for and could not be recorded; none within the block.
+
+        This looks at the gradients of all backwards.
+        """
+        if not self.is_over:
+            return ()
         gaps: list[str] = []
         if self._modules is not None and self._modules.elsewhere:
             gaps.append("modules that ran on other threads than the one that entered record()")
@@ -232,7 +243,7 @@ class Recording:
                 f"{plural(unread, 'gradient')} of a kind whose numbers can't be read, or "
                 "overwritten on the way"
             )
-        return gaps
+        return tuple(gaps)
 
     # What tracing asks for.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.graph._walk import Links
     from gradcheck_suite.graph.model import EdgeGradient
 
-__all__ = ["Clearing", "Seen", "Watchpoints", "everywhere", "follow", "gives_views", "sparsely"]
+__all__ = ["Clearing", "Seen", "Watchpoints", "everywhere", "follow", "sparsely"]
 
 Seen: TypeAlias = "dict[tuple[Node, int], EdgeGradient]"
 
@@ -43,7 +43,6 @@ _PASS_ON = frozenset(
 """What they return holds the numbers that they were given, each once; perhaps in other places."""
 _PAD = frozenset({"SelectBackward0", "SliceBackward0"})
 """What they return holds the numbers that they were given, each once, and zeros."""
-_GIVE_VIEWS = frozenset({"CatBackward0", "StackBackward0"})
 _ACCUMULATE = "AccumulateGrad"
 _EXPAND = "ExpandBackward0"
 """Sums over what was expanded; an expansion to the same size, as matmul makes, passes it on."""
@@ -254,11 +253,6 @@ _KINDS = _Kinds()
 def _has_hooks(leaf: Node) -> bool:
     variable = getattr(leaf, "variable", None)
     return variable is not None and has_gradient_hooks(variable)
-
-
-def gives_views(node: Node) -> bool:
-    """Whether what leaves a node may be small parts of something large."""
-    return type(node).__name__ in _GIVE_VIEWS
 
 
 def _passes_on(node: Node) -> bool:
