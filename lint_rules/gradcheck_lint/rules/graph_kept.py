@@ -8,6 +8,7 @@ from gradcheck_lint.model.flow import Backward, Call, GradMode, Store, StoreKind
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import spent_by
+from gradcheck_lint.rules._emptying import is_emptied
 from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store, kept_when_spent
 from gradcheck_lint.rules._graph_proofs import always_meets, proves_graph, shares_forward
 from gradcheck_lint.rules._keepers import keepers
@@ -55,7 +56,7 @@ class GraphKept(Rule):
                 continue
             if (spent := spent_by(store.stored)) is not None:
                 is_kept = _records(store, store.how) and keeps(store)
-                if is_kept and not is_of_this_iteration(function, store):
+                if is_kept and not _is_let_go(function, store):
                     yield kept_when_spent(function, store, spent)
                 continue
             proofs = [
@@ -66,7 +67,7 @@ class GraphKept(Rule):
             certain = bool(proofs)
             if not proofs:
                 proofs = [backward for backward in backwards if shares_forward(backward, store)]
-            if not proofs or not keeps(store) or is_of_this_iteration(function, store):
+            if not proofs or not keeps(store) or _is_let_go(function, store):
                 continue
             if any(consumes(backward, store) for backward in backwards):
                 continue
@@ -583,11 +584,16 @@ def _of_object(
     if (spent is None and not proofs) or not _records(store, store.how):
         return
     is_kept = kept_by_object(function, store) or kept_by_closure(function, store)
-    if is_kept and not any(consumes(backward, store) for backward in backwards):
+    is_consumed = any(consumes(backward, store) for backward in backwards)
+    if is_kept and not is_consumed and not is_emptied(function, store):
         if spent is not None:
             yield kept_when_spent(function, store, spent)
         else:
             yield kept_by_store(function, store, proofs, certain=True)
+
+
+def _is_let_go(function: FunctionModel, store: Store) -> bool:
+    return is_of_this_iteration(function, store) or is_emptied(function, store)
 
 
 def _records(at: Store | Call, how: StoreKind) -> bool:

@@ -1,0 +1,161 @@
+"""Tell whether what a loop fills is emptied or cut short again, so that nothing piles up in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Call
+from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
+from gradcheck_lint.model.values import sites
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gradcheck_lint.model.flow import Store
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+_MOST_CALLS: Final = 3
+"""How deep functions that a loop calls are looked into."""
+
+
+def is_emptied(function: FunctionModel, store: Store) -> bool:
+    """Tell whether something may take out again what is stored, as often as it is stored.
+
+    In a loop that is anything which the loop does or calls; what a method stores in its object may
+    be taken out by any other method.
+    """
+    if any(_empties_in(scope, store.target) for scope in _nested(function.scope)):
+        return True
+    _, lambdas = function.scope.nodes_and_lambdas
+    if any(_any_empties(walk(known), store.target) for known in lambdas):
+        return True
+    if not store.loops:
+        return any(_empties_in(scope, store.target) for scope in _relatives(function))
+    for loop in function.loops():
+        if loop.identity == store.loops[-1] and _any_empties(walk(loop.node), store.target, store):
+            return True
+    calls = [
+        event
+        for event in function.events()
+        if isinstance(event, Call) and store.loops[-1] in event.loops
+    ]
+    if any(_may_empty(call, store) for call in calls):
+        return True
+    called = [call.function for call in calls if call.function is not None]
+    return _is_emptied_by(called, function, last_word(store.target))
+
+
+def _may_empty(call: Call, store: Store) -> bool:
+    """Tell whether a function that can't be looked into is handed the container, for a purpose."""
+    if call.function is not None or call.harmless or call.is_used:
+        return False
+    return not call.handed.isdisjoint(sites(store.target_values))
+
+
+def _nested(scope: FunctionScope) -> Iterator[FunctionScope]:
+    for inner in scope.nested.values():
+        yield inner
+        yield from _nested(inner)
+
+
+def _relatives(function: FunctionModel) -> Iterator[FunctionScope]:
+    """Yield the other methods of a method's class, and what lies beside a nested function."""
+    scope = function.scope
+    for owner in function.module.scopes.lineage(scope.owner):
+        for name, method in owner.methods.items():
+            if name != "__init__":
+                yield method
+    if scope.owner is None and scope.parent is not None:
+        yield from _nested(scope.parent)
+
+
+def _is_emptied_by(called: Iterable[FunctionScope], function: FunctionModel, word: str) -> bool:
+    """Tell whether functions empty something by its last word, themselves or in what they call."""
+    seen: set[int] = set()
+    waiting = [(scope, _MOST_CALLS) for scope in called]
+    while waiting:
+        scope, left = waiting.pop()
+        if id(scope) in seen:
+            continue
+        seen.add(id(scope))
+        if isinstance(scope.node, cst.Module):
+            continue
+        parameters = {known.name.value for known in scope.node.params.params}
+        for node in scope.nodes:
+            emptied = _emptied_by(node)
+            if emptied and (emptied in parameters or last_word(emptied) == word):
+                return True
+        if left:
+            model = function.module.function(scope)
+            waiting.extend(
+                (event.function, left - 1)
+                for event in model.events()
+                if isinstance(event, Call) and event.function is not None
+            )
+    return False
+
+
+def _empties_in(scope: FunctionScope, target: str) -> bool:
+    nodes, lambdas = scope.nodes_and_lambdas
+    inside = (node for known in lambdas for node in walk(known))
+    return _any_empties((*nodes, *inside), target)
+
+
+def _any_empties(nodes: Iterable[cst.CSTNode], target: str, store: Store | None = None) -> bool:
+    return any(
+        _emptied_by(node) == target
+        for node in nodes
+        if store is None or not _is_part_of(node, store)
+    )
+
+
+def _is_part_of(node: cst.CSTNode, store: Store) -> bool:
+    """Tell whether this is the store itself: `total = total + loss`, `losses[i] = loss`."""
+    if isinstance(node, cst.Assign):
+        return any(target.target is store.node for target in node.targets)
+    return node is store.node
+
+
+def _emptied_by(node: cst.CSTNode) -> str | None:
+    """Return the dotted name of what a node empties, cuts short, replaces or detaches in place."""
+    if type(node) is cst.Call:
+        func = node.func
+        if type(func) is cst.Attribute and func.attr.value in _EMPTYING:
+            return dotted_name(func.value)
+    elif type(node) is cst.Del:
+        target: cst.CSTNode = node.target
+        return dotted_name(target.value if isinstance(target, cst.Subscript) else target)
+    elif type(node) is cst.Assign:
+        for assigned in node.targets:
+            target = assigned.target
+            if isinstance(target, cst.Subscript):
+                if _is_of_sequence(target):
+                    return dotted_name(target.value)
+            elif not _adds_to(node.value, dotted_name(target)):
+                return dotted_name(target)
+    return None
+
+
+_EMPTYING: Final = frozenset(
+    {"clear", "pop", "popleft", "popitem", "remove", "reset", "flush", "detach_", "zero_"}
+)
+
+
+def _is_of_sequence(target: cst.Subscript) -> bool:
+    """Tell whether this is a slice or a place in a list: no key, by which more comes in."""
+    return any(
+        isinstance(element.slice, cst.Slice)
+        or (isinstance(element.slice, cst.Index) and integer(element.slice.value) is not None)
+        for element in target.slice
+    )
+
+
+def _adds_to(value: cst.BaseExpression, name: str | None) -> bool:
+    """Tell whether this is what was there with something added."""
+    return isinstance(value, cst.BinaryOperation) and any(
+        isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == name
+        for node in walk(value)
+    )
