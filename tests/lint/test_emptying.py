@@ -62,7 +62,7 @@ _EMPTYING = [
     "if len(losses) > 10:\n    del losses[0]",
     "if i % 10 == 0:\n    print(sum(known.item() for known in losses))\n    losses.clear()",
     "flush(losses)",
-    "queue.take(losses)",
+    "queue.push(losses)",
 ]
 _KEEPING = [
     "pass",

@@ -65,15 +65,15 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     function, method = called_by(reading, callee, None)
     function, method = called_by(reading, callee, None)
     harmless = function is None and is_loss(node)
-    owner = NOTHING if method is None else callee
     return record_call(
         reading,
         node,
         arguments,
         function=function,
         method=method,
+        receiver=callee if function is None and reading.statement_value is node else NOTHING,
         harmless=harmless,
-        owner=owner,
+        owner=NOTHING if method is None else callee,
     )
 
 

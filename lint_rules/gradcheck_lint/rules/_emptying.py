@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gradcheck_lint.model.flow import Store
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import FunctionScope
 
 _MOST_CALLS: Final = 3
@@ -27,7 +27,8 @@ def is_emptied(function: FunctionModel, store: Store) -> bool:
     In a loop that is anything which the loop does or calls; what a method stores in its object may
     be taken out by any other method.
     """
-    if any(_empties_in(scope, store.target) for scope in _nested(function.scope)):
+    inside = _inside(function.scope, function.module)
+    if any(_empties_in(scope, store.target) for scope in inside):
         return True
     _, lambdas = function.scope.nodes_and_lambdas
     if any(_any_empties(walk(known), store.target) for known in lambdas):
@@ -55,10 +56,14 @@ def _may_empty(call: Call, store: Store) -> bool:
     return not call.handed.isdisjoint(sites(store.target_values))
 
 
-def _nested(scope: FunctionScope) -> Iterator[FunctionScope]:
-    for inner in scope.nested.values():
-        yield inner
-        yield from _nested(inner)
+def _inside(scope: FunctionScope, module: ModuleModel) -> Iterator[FunctionScope]:
+    """Yield the functions that a function defines, those of its classes too."""
+    for other in module.scopes.functions:
+        around = other.parent
+        while around is not None and around is not scope:
+            around = around.parent
+        if around is not None:
+            yield other
 
 
 def _relatives(function: FunctionModel) -> Iterator[FunctionScope]:
@@ -69,7 +74,7 @@ def _relatives(function: FunctionModel) -> Iterator[FunctionScope]:
             if name != "__init__":
                 yield method
     if scope.owner is None and scope.parent is not None:
-        yield from _nested(scope.parent)
+        yield from _inside(scope.parent, function.module)
 
 
 def _is_emptied_by(called: Iterable[FunctionScope], function: FunctionModel, word: str) -> bool:

@@ -25,32 +25,50 @@ if TYPE_CHECKING:
 class Act:
     """Something that a training step does, by the words that do it.
 
-    ``clears`` says that writing to a gradient does it as well.
+    ``exact`` says that nothing but the word itself does it, ``writes_grad`` that writing to a
+    gradient does it as well.
     """
 
-    name: str
     word: str
-    clears: bool = False
+    exact: bool = False
+    writes_grad: bool = False
 
     def is_named(self, word: str | None) -> bool:
         """Tell whether a function or method of this name does it."""
-        return word is not None and self.word in word
+        return word is not None and (word == self.word if self.exact else self.word in word)
 
 
-ZEROING: Final = Act("zeroing", "zero_grad", clears=True)
-DIFFERENTIATING: Final = Act("differentiating", "backward")
+ZEROING: Final = Act("zero_grad", writes_grad=True)
+DIFFERENTIATING: Final = Act("backward", writes_grad=True)
+UNSCALING: Final = Act("unscale_")
+UPDATING: Final = Act("update", exact=True)
+STEPPING: Final = Act("step", exact=True)
+TRAINING: Final = Act("train", exact=True)
+DETACHING: Final = Act("detach_", exact=True)
+FREEZING: Final = Act("requires_grad")
+RECORDING: Final = Act("grad_enabled")
 
 
 def may_act_unseen(function: FunctionModel, act: Act) -> bool:
     """Tell whether something of the file may do this while a function runs, out of sight."""
+    return _is_in_reach(function, act, called=False)
+
+
+def may_act_elsewhere(function: FunctionModel, act: Act) -> bool:
+    """Tell whether another function that this one reaches does this, whoever calls it."""
+    return _is_in_reach(function, act, called=True)
+
+
+def _is_in_reach(function: FunctionModel, act: Act, *, called: bool) -> bool:
     memo = function.module.memo
-    key = ("acts unseen", act.name, id(function.scope))
+    key = ("acts in reach", act, called, id(function.scope))
     if key not in memo:
         if "hidden acts" not in memo:
             memo["hidden acts"] = _File(function.module)
         file: _File = memo["hidden acts"]
         memo[key] = any(
-            file.may_reach(function.scope, other, act) for other in function.module.scopes.functions
+            file.may_reach(function.scope, other, act, called=called)
+            for other in function.module.scopes.functions
         )
     return bool(memo[key])
 
@@ -77,12 +95,18 @@ class _File:
             self._functions.setdefault(name, []).extend(owner.methods.values())
         self._named: dict[int, frozenset[int]] = {}
 
-    def may_reach(self, scope: FunctionScope, other: FunctionScope, act: Act) -> bool:
-        """Tell whether what ``other`` does may happen in ``scope`` without an event of it."""
+    def may_reach(
+        self, scope: FunctionScope, other: FunctionScope, act: Act, *, called: bool
+    ) -> bool:
+        """Tell whether what ``other`` does may happen in ``scope`` without an event of it.
+
+        Where it is ``called`` counts as well.
+        """
         deeds = _deeds_of(other, act)
         if other is scope or other is self._scopes.top or _encloses(other, scope):
             return deeds.handed_on
-        if not deeds.handed_on and not (deeds.directly and self._runs_unseen(other)):
+        is_run = deeds.directly and (called or self._runs_unseen(other))
+        if not deeds.handed_on and not is_run:
             return False
         return (
             _encloses(scope, other)
@@ -174,9 +198,9 @@ def _handed_on_by(scope: FunctionScope) -> frozenset[str]:
 def _deeds_of(scope: FunctionScope, act: Act) -> _Deeds:
     nodes, lambdas = scope.nodes_and_lambdas
     called, quiet = _called_in(nodes), _not_read_in(nodes)
-    directly = act.clears and any(map(_clears, nodes))
+    directly = act.writes_grad and any(map(_writes_grad, nodes))
     handed_on = any(
-        act.is_named(_named(node)) or (act.clears and _clears(node))
+        act.is_named(_named(node)) or (act.writes_grad and _writes_grad(node))
         for known in lambdas
         for node in walk(known)
     )
@@ -217,8 +241,8 @@ _QUIET: Final[dict[type[cst.CSTNode], Callable[..., cst.CSTNode | None]]] = {
 }
 
 
-def _clears(node: cst.CSTNode) -> bool:
-    """Tell whether this is ``p.grad = ...``, ``del p.grad``, ``p.grad.zero_()`` or the like."""
+def _writes_grad(node: cst.CSTNode) -> bool:
+    """Tell whether this is ``p.grad = g``, ``del p.grad``, ``p.grad.zero_()`` or the like."""
     if type(node) is cst.AssignTarget or type(node) is cst.Del:
         target = node.target
         return type(target) is cst.Attribute and target.attr.value == "grad"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.model.flow import (
     Call,
@@ -18,6 +18,14 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.nearness import STEPS, Sought
 from gradcheck_lint.model.paths import Path, matters, once, turns
 from gradcheck_lint.rules._clipping import judge_clip
+from gradcheck_lint.rules._hidden_acts import (
+    DIFFERENTIATING,
+    STEPPING,
+    UNSCALING,
+    UPDATING,
+    ZEROING,
+    may_act_unseen,
+)
 from gradcheck_lint.rules._scaling import judge_unscale, judge_update
 from gradcheck_lint.rules._stepping import judge_scheduler, judge_step, judge_zero
 from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit
@@ -50,11 +58,28 @@ def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
             continue
         for problem in _problems_of(function):
             key = (problem.code, id(problem.event.node))
-            if key in reported or problem.event.expects_error:
+            if key in reported or problem.event.expects_error or _may_be_set_right(problem):
                 continue
             reported.add(key)
             found[problem.code, id(problem.function.scope)].append(problem)
     return found
+
+
+def _may_be_set_right(problem: Problem) -> bool:
+    """Tell whether what a problem misses may be done where no path shows it."""
+    return any(may_act_unseen(problem.function, act) for act in _MISSED.get(problem.code, ()))
+
+
+_MISSED: Final = {
+    "GCS301": (ZEROING,),
+    "GCS302": (DIFFERENTIATING,),
+    "GCS303": (DIFFERENTIATING,),
+    "GCS304": (DIFFERENTIATING,),
+    "GCS305": (UNSCALING,),
+    "GCS306": (STEPPING,),
+    "GCS310": (UNSCALING, UPDATING),
+}
+"""What is not done where something is out of order, by the code of the rule."""
 
 
 def _trains(word: str) -> bool:

@@ -195,6 +195,7 @@ def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) ->
     """Tell whether a call that can't be looked into may compute the gradients of this step."""
     holders = function.holders | item.owner.holders
     for owner in {id(function): function, id(item.owner): item.owner}.values():
+        graphs = _graphs_of(owner)
         for event in owner.events():
             if isinstance(event, Call) and event.function is None:
                 if (
@@ -203,18 +204,37 @@ def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) ->
                     and (unit.loop.identity not in event.loops)
                 ):
                     continue
-                if _computes_gradients(event, holders):
+                if _computes_gradients(event, holders, graphs):
                     return True
     return _writes_gradients(function) or _writes_gradients(item.owner)
 
 
-def _computes_gradients(call: Call, holders: set[int]) -> bool:
+def _graphs_of(function: FunctionModel) -> frozenset[int]:
+    """Return the sites of what a model has computed in a function."""
+    memo = function.module.memo
+    key = ("graphs of", id(function.scope))
+    if key not in memo:
+        memo[key] = frozenset(
+            value.site
+            for bound in function.bindings.values()
+            for value in bound
+            if value.through and value.kind in {Kind.UNKNOWN, Kind.HISTORY}
+        )
+    graphs: frozenset[int] = memo[key]
+    return graphs
+
+
+def _computes_gradients(call: Call, holders: set[int], graphs: frozenset[int]) -> bool:
     name = call.method
     if isinstance(call.node, cst.Call):
         name = name or (dotted_name(call.node.func) or "").rpartition(".")[2]
     if name and ("backward" in name or name == "grad"):
         return True
-    if call.harmless or not (call.handed | call.on) & holders:
+    if call.harmless:
+        return False
+    if not call.is_used and (call.handed & graphs or call.mentions & holders):
+        return True
+    if not (call.handed | call.on) & holders:
         return False
     # A call whose result is used and whose name is no verb of training computes a value.
     return not call.is_used or name is None or _TRAINS.search(name.lower()) is not None

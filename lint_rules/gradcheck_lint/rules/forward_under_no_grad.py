@@ -8,6 +8,7 @@ from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
+from gradcheck_lint.rules._hidden_acts import RECORDING, may_act_elsewhere
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -31,6 +32,8 @@ class ForwardUnderNoGrad(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every forward without recording that a training step relies on."""
+        if function.module.sets_mode_for_all and may_act_elsewhere(function, RECORDING):
+            return
         unrecorded = function.module.unrecorded
         tree = function.module.tree
         reported: set[int] = set()

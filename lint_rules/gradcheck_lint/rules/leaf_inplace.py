@@ -10,6 +10,7 @@ from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._hidden_acts import FREEZING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -53,7 +54,7 @@ class LeafInplace(Rule):
             if not all_are(event.values, Kind.LEAF, Kind.LEAF_VIEW):
                 continue
             severity = _severity(function, event)
-            if severity is not None:
+            if severity is not None and not _may_be_frozen(function):
                 yield self._violation(function, event, severity)
 
     def _violation(self, function: FunctionModel, event: InPlace, severity: Severity) -> Violation:
@@ -299,3 +300,8 @@ def _is_forward_or_local(function: FunctionModel, event: InPlace) -> bool:
         for value in values
     }
     return all(value.site in local or value.kind is Kind.LEAF_VIEW for value in event.values)
+
+
+def _may_be_frozen(function: FunctionModel) -> bool:
+    """Tell whether another function that this one reaches may turn `requires_grad` off."""
+    return function.module.may_freeze and may_act_elsewhere(function, FREEZING)

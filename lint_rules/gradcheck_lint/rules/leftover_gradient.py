@@ -9,6 +9,7 @@ from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._verdicts import covers
 from gradcheck_suite import catalogue
@@ -43,7 +44,7 @@ class LeftoverGradient(Rule):
             if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
                 continue
             found = _leftover(events[:index], event, function)
-            if found is None:
+            if found is None or may_act_unseen(function, ZEROING):
                 continue
             foreign, own = found
             receiver = event.receiver or "the optimizer"

@@ -67,8 +67,7 @@ class MissingZeroGrad(Rule):
         handled: set[int] = set()
         for problem in problems(function, self.entry.code):
             handled.add(id(problem.event))
-            if not may_act_unseen(function, ZEROING):
-                yield _used_again(problem)
+            yield _used_again(problem)
         for loop in reversed(list(function.loops())):
             effects = _effects_of(loop.body, function)
             if not effects.backwards:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from gradcheck_lint.model.flow import Attach, Step
+import libcst as cst
+
+from gradcheck_lint.model.flow import Attach, Call, Event, Step
 from gradcheck_lint.model.nearness import STEPS
-from gradcheck_lint.model.syntax import walk
+from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -41,6 +44,8 @@ class ParameterNotOptimized(Rule):
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
         for event in attached:
             for step in steps:
+                if any(_may_add_to(known, step) for known in events):
+                    continue
                 made = [order.get(id(value.node), len(order)) for value in step.values]
                 if events.index(step) < events.index(event) or not made:
                     continue
@@ -109,3 +114,20 @@ def finetune(model, loader, classes):
             why="the optimizer is made afterwards",
         ),
     )
+
+
+def _may_add_to(event: Event, step: Step) -> bool:
+    """Tell whether a call that can't be looked into is handed the optimizer."""
+    if not isinstance(event, Call) or event.function is not None or event.harmless:
+        return False
+    if event.is_used and _makes_schedule(event.node):
+        return False
+    return not event.handed.isdisjoint(sites(step.values))
+
+
+def _makes_schedule(node: cst.CSTNode) -> bool:
+    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+    return name is not None and _SCHEDULES.search(name.lower()) is not None
+
+
+_SCHEDULES: Final = re.compile(r"sched|warm_?up|lr")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, Values, through_all
+from gradcheck_lint.rules._hidden_acts import DETACHING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -44,7 +45,7 @@ class StateNotDetached(Rule):
                 if backward.loops[: len(event.loops)] == event.loops
                 and own in through_all(backward.values)
             ]
-            if not proofs:
+            if not proofs or may_act_elsewhere(function, DETACHING):
                 continue
             is_certain = proofs[0].arms == event.arms and not proofs[0].expects_error
             yield Violation(

@@ -12,6 +12,7 @@ from gradcheck_lint.model.nearness import STEP
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import sites, through_all
+from gradcheck_lint.rules._hidden_acts import TRAINING, may_act_unseen
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -55,6 +56,7 @@ class StuckInEval(Rule):
                     and item.in_loop(sites(known.values)) & trained
                     and item.always_happens(loop)
                     and not any(map(_may_switch_back, events))
+                    and not may_act_unseen(function, TRAINING)
                 ):
                     yield Violation(
                         known.node,

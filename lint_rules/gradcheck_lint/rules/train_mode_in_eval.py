@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Step
+from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, Step
+from gradcheck_lint.model.values import sites
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -36,6 +37,8 @@ class TrainModeInEval(Rule):
             if isinstance(event, Forward) and event.loops and event.mode is GradMode.DISABLED
         ]
         if not forwards or not _is_called_in_training(function, function.scope):
+            return
+        if any(_may_switch(event, forwards[0]) for event in function.events()):
             return
         yield Violation(
             forwards[0].node,
@@ -122,3 +125,10 @@ def _trains(caller: FunctionModel) -> bool:
             events.extend(caller.module.function(event.function).events())
     steps = any(isinstance(event, Step) for event in events)
     return steps and any(isinstance(event, Backward) for event in events)
+
+
+def _may_switch(event: Event, forward: Forward) -> bool:
+    """Tell whether a call that can't be looked into is handed the model, for a purpose."""
+    if not isinstance(event, Call) or event.function is not None or event.harmless:
+        return False
+    return not event.is_used and not event.handed.isdisjoint(sites(forward.values))
