@@ -189,8 +189,7 @@ def node_metadata(node: Node) -> dict[str, Any]:
 
     The attribute is public; torch 2.13 annotates it as a method, which it is not.
     """
-    metadata: Any = node.metadata
-    return cast("dict[str, Any]", metadata)
+    return node.metadata  # type: ignore[return-value]  # as said above
 
 
 def _unpacking_fails(saved: Any) -> bool:

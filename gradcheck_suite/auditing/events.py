@@ -27,6 +27,7 @@ BackwardFailed             after one that an exception has ended
 BackwardFinished           after it, also if it failed
 GraphReused                after BackwardStarted, if its graph reaches that of an earlier backward
 LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
+GradientsFound             after BackwardStarted, if any parameter has a gradient already
 GraphKept                  after BackwardFinished, if that has left a graph behind
 GradientsDiscarded         after GradientsCleared, if what is lost by it was used by no step
 TurnEnded                  after StepFinished, if anything but backwards came before the step
@@ -83,6 +84,7 @@ __all__ = [
     "GradientsCleared",
     "GradientsClipped",
     "GradientsDiscarded",
+    "GradientsFound",
     "GradientsUnscaled",
     "GraphKept",
     "GraphReused",
@@ -191,6 +193,12 @@ class GraphReused(NamedTuple):
 
 class LeafBackwardStarted(NamedTuple):
     """A backward that is about to run starts from something that no operation has made."""
+
+    started: BackwardStarted
+
+
+class GradientsFound(NamedTuple):
+    """A parameter of a known optimizer has a gradient already, as a backward is about to run."""
 
     started: BackwardStarted
 
@@ -432,6 +440,7 @@ Event: TypeAlias = (
     | BackwardFinished
     | GraphReused
     | LeafBackwardStarted
+    | GradientsFound
     | GraphKept
     | StepStarted
     | StepFinished

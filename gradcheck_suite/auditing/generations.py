@@ -67,12 +67,16 @@ class Generation:
 
 
 class Generations:
-    """Opens generations and knows which of them are alive."""
+    """Opens generations and knows which of them are alive.
+
+    Attributes:
+        living: how many generations have a graph that lives.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._used: list[weakref.ref[Generation]] = []
-        self._living = 0
+        self.living = 0
         self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(clock.moment.birth)])
         # Sequence numbers count by thread, and so does what they prove.
         self._newest = threading.local()
@@ -102,13 +106,16 @@ class Generations:
                 if marked is not generation:
                     generation.reused.append(weakref.ref(marked))
         self._used.append(weakref.ref(generation, self._note_death))
-        self._living += 1
+        self.living += 1
+        if len(self._used) > _WORTH_CLEARING + 2 * self.living:
+            self._all_living()
         self._births.append(weakref.ref(self._clock.after_backward(index + 1)))
-        self.oldest_save()
+        if len(self._births) > _WORTH_CLEARING:
+            self.oldest_save()
         return generation
 
     def _note_death(self, _: object) -> None:
-        self._living -= 1
+        self.living -= 1
 
     def _walk(self, generation: Generation, waiting: list[Node]) -> None:
         step = generation.step
@@ -169,9 +176,3 @@ class Generations:
         while (oldest := births[0]()) is None:
             births.popleft()
         return oldest.sequence
-
-    def count_living(self) -> int:
-        """Return how many generations have a graph that lives, at the cost of one look."""
-        if len(self._used) > _WORTH_CLEARING + 2 * self._living:
-            self._all_living()
-        return self._living

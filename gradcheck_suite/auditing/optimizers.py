@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientState", "Optimizers", "changes_since", "parameters_of"]
 
-GradientState: TypeAlias = "list[tuple[Tensor, int, int]]"
-"""Each parameter with the identity of its gradient, 0 for None, and the version of that."""
+GradientState: TypeAlias = "tuple[list[Tensor], list[tuple[int, int]] | None]"
+"""Parameters, and the identity of the gradient of each, 0 for None, and its version; None where no
+parameter has a gradient."""
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -35,6 +36,7 @@ class Optimizers:
     Attributes:
         on_new: called when an optimizer is seen for the first time.
         without_backward: the identities of those that are told of as stepping without a backward.
+        bare_at: the number of the last backward that began with no gradient at all.
         replaced: the identities of the parameters that are told of as no longer the model's.
     """
 
@@ -46,6 +48,7 @@ class Optimizers:
         self.on_new: Callable[[], object] | None = None
         self.without_backward: set[int] = set()
         self.replaced: set[int] = set()
+        self.bare_at = -1
         for optimizer in self._only or ():
             self.note(optimizer)
 
@@ -96,31 +99,31 @@ class Optimizers:
 
     def gradients(self) -> GradientState:
         """Return what the known parameters have for gradients now."""
-        return [
-            (parameter, 0, 0)
-            if (gradient := parameter.grad) is None
-            else (parameter, id(gradient), gradient._version)  # noqa: SLF001 - as below
-            for parameter in self.parameters()
+        parameters = self.parameters()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                break
+        else:
+            return parameters, None
+        return parameters, [
+            (0, 0) if (gradient := parameter.grad) is None else (id(gradient), gradient._version)  # noqa: SLF001 - as below
+            for parameter in parameters
         ]
 
 
 def changes_since(before: GradientState) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Return the parameters whose gradient is another tensor now, and those that were added to."""
-    created = tuple(
-        [
-            parameter
-            for parameter, identity, _ in before
-            if (gradient := parameter.grad) is not None and id(gradient) != identity
-        ]
-    )
-    if len(created) == len(before):
-        return created, ()
-    accumulated = [
-        parameter
-        for parameter, identity, version in before
-        if identity
-        and (gradient := parameter.grad) is not None
-        and id(gradient) == identity
-        and gradient._version != version  # noqa: SLF001 - `version_of`, spared a call
-    ]
-    return created, tuple(accumulated)
+    parameters, states = before
+    if states is None:
+        return tuple([each for each in parameters if each.grad is not None]), ()
+    created = []
+    accumulated = []
+    for parameter, (identity, version) in zip(parameters, states, strict=True):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if id(gradient) != identity:
+            created.append(parameter)
+        elif gradient._version != version:  # noqa: SLF001 - `version_of`, spared a call
+            accumulated.append(parameter)
+    return tuple(created), tuple(accumulated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import sys
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -76,6 +77,23 @@ class AuditOptions:
             raise UsageError(
                 f"audit: overhead must be a number of per cent, 0 or more, got {target!r}"
             )
+
+    def checksums_from(self, step: int, *, last: int) -> int:
+        """Return the first step, after this one, on which saved tensors may be checksummed.
+
+        >>> options = AuditOptions(checksum_first_steps=2, checksum_every=10)
+        >>> [options.checksums_from(step, last=0) for step in (0, 1, 10)]
+        [1, 10, 20]
+        >>> AuditOptions().checksums_from(9, last=2)
+        22
+        """
+        if step + 1 < self.checksum_first_steps:
+            return step + 1
+        if self.checksum_every is None:
+            return max(step + 1, last + _APART)
+        if not self.checksum_every:
+            return sys.maxsize
+        return step - step % self.checksum_every + self.checksum_every
 
     def checksums_on(self, step: int, *, last: int, share: float) -> bool:
         """Return whether saved tensors are checksummed on this step, counted from 0.

@@ -45,6 +45,7 @@ __all__ = ["OptimizerStep", "Recorder"]
 _KEPT_STEPS = 256
 _BACKWARDS_OF_THE_FIRST_STEP = 32
 _TOLD_OF = 8
+_FORGETS_EVERY = 8
 
 
 class OptimizerStep(NamedTuple):
@@ -109,7 +110,7 @@ class Recorder:
         self.optimizers.on_new = partial(_under, self._lock, self._listeners.wake_all)
         # So much later as the audit has rested in between.
         self._began = self._rested_since = perf_counter()
-        self._last_checksums = 0
+        self._last_checksums = self._next_checksums = 0
         self._set_fingerprints()
 
     def subscribe(self, detectors: Iterable[Detector]) -> None:
@@ -193,14 +194,13 @@ class Recorder:
         self.failures.append(f"{where}: {type(error).__name__}: {error}")
 
     def passes_over_backward(self) -> bool:
-        """Return whether nobody is to be told of the backward that begins.
+        """Return whether nobody is to be told of the backward that begins, before the first step.
 
         So it is with seven of eight after the first in a program that has no optimizer: checks of
         gradients make thousands, each of less time than it takes to tell of them.
         """
         return not (
-            self.step
-            or self.backwards < _BACKWARDS_OF_THE_FIRST_STEP
+            self.backwards < _BACKWARDS_OF_THE_FIRST_STEP
             or self.backwards % _TOLD_OF == 0
             or self.watch.armed
             or self.optimizers.any_known
@@ -215,11 +215,16 @@ class Recorder:
         return number
 
     def _begin_turn(self, turn: int) -> None:
+        # The first step of a program that went on without any until then.
+        anew = turn < self.turn
         self.turn = turn
         if turn >= self._listeners.due:
             with self._lock:
                 self._listeners.wake_due(turn)
-        self._set_fingerprints()
+        saved = self.saved_tensors
+        asked = saved.take_fingerprints or saved.want_fingerprints or self.watch.armed
+        if asked or anew or turn >= self._next_checksums:
+            self._set_fingerprints()
 
     def after_optimizer_step(self, optimizer: Optimizer, site: CallSite | None) -> None:
         """Count a finished ``optimizer.step()``."""
@@ -247,7 +252,8 @@ class Recorder:
             self.turn = self.step
             self._finish()
             return
-        self.writers.forget_before(self.generations.oldest_save)
+        if self.step % _FORGETS_EVERY == 0:
+            self.writers.forget_before(self.generations.oldest_save)
         self._begin_turn(self.step)
 
     def _finish(self) -> None:
@@ -270,6 +276,7 @@ class Recorder:
         saved.begin_turn(self.turn, is_suspicious=is_suspicious)
         if saved.take_fingerprints:
             self._last_checksums = self.turn
+        self._next_checksums = self.options.checksums_from(self.turn, last=self._last_checksums)
 
 
 def _under(lock: threading.RLock, do: Callable[[], None]) -> None:

@@ -170,7 +170,7 @@ class SavedTensors:
                 if size > SMALL and not is_watched and self._shares:
                     first = self._saved_before(holder, address)
                 if first is None:
-                    taken = self._contents_of(holder, SMALL if is_watched else COPIED)
+                    taken = self._contents_of(holder, is_watched=is_watched)
                 else:
                     taken = first.fingerprint
         if taken is None or address is None:
@@ -188,12 +188,12 @@ class SavedTensors:
                 self._recorder.watch.add(holder)
         self.checksum_seconds += perf_counter() - began
 
-    def _contents_of(self, holder: Holder, most_copied: int) -> Fingerprint | None:
+    def _contents_of(self, holder: Holder, *, is_watched: bool) -> Fingerprint | None:
         tensor = holder.tensor
         size = tensor.nbytes
-        room = most_copied if self.copied + size <= _COPIED_OF_ALL else SMALL
+        room = SMALL if is_watched or self.copied + size > _COPIED_OF_ALL else COPIED
         try:
-            if size > room and not self.is_thorough:
+            if size > room and not (self.is_thorough or is_watched):
                 # A leaf may be given other memory, and what it had is then to be free.
                 keep = holder.original is not None
                 columns = unseen(columns_of, tensor, WIDTHS[self._width], keep=keep)

@@ -104,6 +104,24 @@ def test_backward_tells_which_gradients_it_made_and_added_to(listen):
     assert (third.created, third.accumulated) == ((), ())
 
 
+def test_gradients_that_are_there_before_a_backward_are_told_of(listen):
+    def loop():
+        weight, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+        optimizer = torch.optim.SGD([weight, other], lr=0.1)
+        weight.sum().backward()
+        other.sum().backward()
+        torch.autograd.grad(weight.sum(), weight)
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.zero_grad(set_to_none=False)
+        weight.sum().backward()
+        weight.grad = None
+        weight.sum().backward()
+
+    seen = listen(loop, events.GradientsFound)
+    assert [event.started.number for event in seen] == [1, 2, 4]
+
+
 def test_gradients_of_the_models_parameters_are_followed_without_an_optimizer(listen):
     model = nn.Linear(2, 1)
 
@@ -428,3 +446,24 @@ def test_a_backward_that_nobody_is_told_of_still_tells_its_failure(listen):
     (failed,) = listen(loop, events.BackwardFailed)
     assert failed.number == 42
     assert "second time" in str(failed.error)
+
+
+def test_the_first_steps_after_many_backwards_without_any_are_checksummed():
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def noted():
+        return session.report.summary["saved_tensors_checksummed"]
+
+    with gs.audit(checksum_every=0) as session:
+        for _ in range(50):
+            weight.exp().sum().backward()
+        optimizer.step()
+        before = noted()
+        weight.exp().sum().backward()
+        assert noted() > before
+        for _ in range(3):
+            optimizer.step()
+        before = noted()
+        weight.exp().sum().backward()
+        assert noted() == before

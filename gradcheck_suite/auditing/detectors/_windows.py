@@ -242,6 +242,8 @@ class Windows:
         if isinstance(owner, Optimizer):
             own = self.of(owner, whole=True)
             self._discard(own, event)
+            if len(self._windows) == 1:
+                return
             others = [
                 window
                 for window in self._windows.values()

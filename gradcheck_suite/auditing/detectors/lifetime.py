@@ -181,7 +181,7 @@ class LifetimeDetector:
 
     def _at_the_end(self, _event: SessionEnded) -> None:
         spent = self._recorder.generations.spent()
-        if self._suspect is None and self._recorder.generations.count_living() > 1:
+        if self._suspect is None and self._recorder.generations.living > 1:
             # A holder has the newest graph too, by now.
             self._suspect = self._ask_who(spent)
         if self._suspect is not None:
@@ -207,7 +207,7 @@ class LifetimeDetector:
 
     def _look(self) -> None:
         # The newest backward's graph may well be alive still: its loss has a name.
-        living = self._recorder.generations.count_living()
+        living = self._recorder.generations.living
         if self._newest is not None:
             self._newest.count = max(self._newest.count, living - 1)
         if living <= self._threshold:

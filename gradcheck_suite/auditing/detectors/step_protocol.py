@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
@@ -23,8 +22,7 @@ from gradcheck_suite.auditing.detectors._gradients import RESCALING, is_nonzero
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
-    BackwardStarted,
-    GradientsCleared,
+    GradientsFound,
     StepFinished,
     StepStarted,
 )
@@ -33,6 +31,7 @@ from gradcheck_suite.findings import Finding, Related
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.checksums import Fingerprint
     from gradcheck_suite.auditing.events import Subscriptions
@@ -79,12 +78,14 @@ optimizer, which alone keeps this, keeps the parameter too."""
 
 
 class _OptimizerState:
-    __slots__ = ("left", "optimizer", "proven", "stale", "used", "want_content")
+    __slots__ = ("left", "left_at", "optimizer", "proven", "stale", "used", "want_content")
 
     def __init__(self, optimizer: weakref.ref[Optimizer]) -> None:
         self.optimizer = optimizer
         # What the last step has used, most of which never comes to be a _Used.
         self.left: list[_Left] = []
+        # The number of the backward that comes next after that step.
+        self.left_at = 0
         self.used: list[_Used] = []
         self.stale: list[_Used] = []
         self.want_content = False
@@ -120,17 +121,18 @@ class StepProtocolDetector:
     def subscriptions(self) -> Subscriptions:
         """Follow gradients from step to backward to step."""
         return {
-            BackwardStarted: self._before_backward,
+            GradientsFound: self._before_backward,
             BackwardFinished: self._after_backward,
-            GradientsCleared: self._after_clearing,
             StepStarted: self._begin_step,
             StepFinished: self._end_step,
         }
 
-    def _before_backward(self, _event: BackwardStarted) -> Attention | None:
+    def _before_backward(self, _event: GradientsFound) -> Attention | None:
         followed = False
         for state in list(self._states.values()):
-            # Mostly nothing is there any more: zero_grad lets go of the gradients.
+            if self._recorder.optimizers.bare_at >= state.left_at:
+                # What the step had used was let go of; others may have its identity by now.
+                state.left = []
             if state.left or state.used or state.stale:
                 _look_before_backward(state)
                 followed = followed or bool(state.used or state.stale)
@@ -141,13 +143,6 @@ class StepProtocolDetector:
         for state in followed:
             _look_after_backward(state, event, self._recorder.clock.tick())
         return None if followed else Attention.ASLEEP
-
-    def _after_clearing(self, event: GradientsCleared) -> None:
-        """Forget what a step had used, sooner than by looking at each gradient."""
-        if event.set_to_none and isinstance(event.owner, Optimizer):
-            state = self._states.get(id(event.owner))
-            if state is not None:
-                state.left = []
 
     def _state_of(self, optimizer: Optimizer) -> _OptimizerState:
         key = id(optimizer)
@@ -180,6 +175,7 @@ class StepProtocolDetector:
         take = not state.proven and (state.want_content or event.number < first)
         state.want_content = False
         state.used = []
+        state.left_at = self._recorder.backwards
         state.left = [
             (parameter, id(gradient), gradient._version, _content(gradient) if take else None)  # noqa: SLF001 - `version_of`, spared a call
             for parameter in parameters_of(event.optimizer)

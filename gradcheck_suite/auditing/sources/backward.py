@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
     BackwardStarted,
+    GradientsFound,
     GraphKept,
     GraphReused,
     LeafBackwardStarted,
@@ -47,6 +48,7 @@ class BackwardSource(Source):
         BackwardStarted,
         LeafBackwardStarted,
         GraphReused,
+        GradientsFound,
         BackwardFailed,
         BackwardFinished,
         GraphKept,
@@ -56,7 +58,7 @@ class BackwardSource(Source):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         # Asked once: every call counts here.
-        self._tells_starts = any(map(recorder.wants, self.kinds[:3]))
+        self._tells_starts = any(map(recorder.wants, self.kinds[:4]))
         self._tells_ends = recorder.wants(BackwardFinished) or recorder.wants(GraphKept)
 
     def install(self, patches: Patches) -> None:
@@ -68,12 +70,13 @@ class BackwardSource(Source):
         @functools.wraps(original)
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             source: BackwardSource = self.acting
-            if not source.recorder.running or inside_backward() or is_compiling():
+            recorder = source.recorder
+            if not recorder.running or inside_backward() or is_compiling():
                 return original(t_outputs, *args, **kwargs)
             if transform_is_active():
                 # What passes here are the transform's own wrapped tensors.
                 return original(t_outputs, *args, **kwargs)
-            if source.recorder.passes_over_backward():
+            if not recorder.step and recorder.passes_over_backward():
                 return source.run_unwatched(original, t_outputs, args, kwargs)
             keeps, creates = _keeps_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
@@ -110,20 +113,25 @@ class BackwardSource(Source):
         index = recorder.count_backward()
         recorder.backwards_elsewhere += threading.get_ident() != recorder.thread
         recorder.writers.listening = True
-        before: GradientState = []
+        before: GradientState = ([], None)
         try:
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             generation = recorder.generations.open(index, nodes, site, recorder.step)
+            started = BackwardStarted(index, site, generation.chain, tensors, accumulates)
             if self._tells_starts:
-                started = BackwardStarted(index, site, generation.chain, tensors, accumulates)
                 recorder.emit(started)
                 if generation.reused:
                     recorder.emit(GraphReused(started))
                 if has_leaf:
                     recorder.emit(LeafBackwardStarted(started))
-            if accumulates and self._tells_ends:
-                before = unseen(recorder.optimizers.gradients)
+            found = unseen(recorder.optimizers.gradients)
+            if found[1] is None:
+                recorder.optimizers.bare_at = index
+            elif self._tells_starts:
+                recorder.emit(GradientsFound(started))
+            if accumulates:
+                before = found
         except Exception as error:  # noqa: BLE001 - the user's program goes on
             recorder.note_failure("backward", error)
             generation = Generation(index, site)
