@@ -204,3 +204,150 @@ def test_what_a_loop_does_not_reach_excuses_nothing(other: str) -> None:
 def test_a_method_that_is_named_and_not_called_zeroes_nothing() -> None:
     source = _HEAD + _FUNCTION.format(before="", first=" " * 8 + "optimizer.zero_grad", last="")
     assert [finding.code for finding in lint_source(source.encode(), "x.py")] == ["GCS301"]
+
+
+# A loop that misses something, where it goes, and the code of the mistake.
+_PROGRAMS = {
+    "backward": (
+        """
+def fit(model, optimizer, loader):
+    loss = None
+{before}
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+{inside}
+        optimizer.step()
+""",
+        "loss.backward()",
+        "GCS303",
+    ),
+    "gradients by hand": (
+        """
+def fit(model, optimizer, loader):
+{before}
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+{inside}
+        optimizer.step()
+""",
+        "[setattr(p, 'grad', torch.ones_like(p)) for p in model.parameters()]",
+        "GCS303",
+    ),
+    "unscale_": (
+        """
+def fit(model, optimizer, loader):
+    scaler = torch.amp.GradScaler()
+{before}
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        scaler.scale(loss).backward()
+{inside}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+        "scaler.unscale_(optimizer)",
+        "GCS305",
+    ),
+    "update": (
+        """
+def fit(model, optimizer, loader):
+    scaler = torch.amp.GradScaler()
+{before}
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+{inside}
+""",
+        "scaler.update()",
+        "GCS310",
+    ),
+    "detach_": (
+        """
+def fit(model, optimizer, loader):
+    h = torch.zeros(1)
+{before}
+    for x in loader:
+        optimizer.zero_grad()
+        y, h = model(x, h)
+{inside}
+        y.mean().backward()
+        optimizer.step()
+""",
+        "h.detach_()",
+        "GCS202",
+    ),
+    "zero_grad of another": (
+        """
+def fit(gen, dis, loader):
+    go = torch.optim.SGD(gen.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(dis.parameters(), lr=0.1)
+{before}
+    for x in loader:
+        go.zero_grad()
+        dis(gen(x)).mean().backward()
+        go.step()
+{inside}
+        dis(gen(x).detach()).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        "optimizer.zero_grad()",
+        "GCS309",
+    ),
+}
+
+_WAYS = {
+    "lambda": ("run = lambda *_: {act}", "run()"),
+    "function": ("def run():\n    {act}", "run()"),
+    "function handed on": ("def run():\n    {act}", "helper(run)"),
+    "list": ("todo = [lambda: {act}]", "for run in todo:\n    run()"),
+    "dictionary": ("todo = {{'end': lambda: {act}}}", "todo['end']()"),
+    "context manager": (
+        "@contextlib.contextmanager\ndef run():\n    yield\n    {act}",
+        "with run():\n    pass",
+    ),
+    "object in with": (
+        (
+            "class Run:\n    def __enter__(self):\n        pass\n"
+            "    def __exit__(self, *error):\n        {act}"
+        ),
+        "with Run():\n    pass",
+    ),
+    "called object": ("class Run:\n    def __call__(self):\n        {act}\nrun = Run()", "run()"),
+    "method": ("class Run:\n    def go(self):\n        {act}\nrun = Run()", "run.go()"),
+    "partial": ("run = functools.partial(lambda: {act})", "run()"),
+}
+
+
+@pytest.mark.parametrize(("before", "inside"), _WAYS.values(), ids=_WAYS.keys())
+@pytest.mark.parametrize(("program", "act", "code"), _PROGRAMS.values(), ids=_PROGRAMS.keys())
+def test_what_is_missing_is_done_out_of_sight(
+    program: str, act: str, code: str, before: str, inside: str
+) -> None:
+    source = _HEAD + program.format(
+        before=_indented(before.format(act=act), 1), inside=_indented(inside, 2)
+    )
+    compile(source, "train.py", "exec")
+    assert [finding.code for finding in lint_source(source.encode(), "train.py")] == []
+    mistake = _HEAD + program.format(before=_indented("", 1), inside=_indented("", 2))
+    assert code in [finding.code for finding in lint_source(mistake.encode(), "train.py")]
+
+
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [
+        ("", "helper(loss)"),
+        ("engine = helper(model, optimizer)", "engine.run(x)"),
+        ("engine = helper(model, optimizer)", "engine(x)"),
+    ],
+)
+def test_a_function_of_another_file_may_differentiate(before: str, inside: str) -> None:
+    program, _, _ = _PROGRAMS["backward"]
+    source = _HEAD + program.format(before=_indented(before, 1), inside=_indented(inside, 2))
+    assert lint_source(source.encode(), "train.py") == ()
