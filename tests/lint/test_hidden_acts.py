@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from gradcheck_lint.engine import lint_source
+from gradcheck_suite.severity import Severity
 
 _HEAD = """
 import contextlib
@@ -153,7 +154,6 @@ _ROUTES = {
     "attribute": ("model.reset = optimizer.zero_grad", "model.reset()"),
     "object of another file": ("cleaner = helper(optimizer)", "cleaner()"),
     "method of another file": ("cleaner = helper(model)", "cleaner.reset()"),
-    "callback": ("callbacks = helper()", "callbacks.on_step_end()"),
     "function of another file": ("", "helper(optimizer)"),
 }
 
@@ -176,6 +176,13 @@ def test_zeroing_out_of_sight(
     )
     compile(source, "train.py", "exec")
     assert lint_source(source.encode(), "train.py") == ()
+
+
+def test_callbacks_may_zero_but_hardly_do() -> None:
+    call = " " * 8 + "callbacks.on_step_end()"
+    source = _HEAD + _FUNCTION.format(before="    callbacks = helper()", first="", last=call)
+    findings = lint_source(source.encode(), "train.py")
+    assert [(found.code, found.severity) for found in findings] == [("GCS301", Severity.WARNING)]
 
 
 _MISTAKE = _HEAD + _FUNCTION.format(before="", first="", last="")

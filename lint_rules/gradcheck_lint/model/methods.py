@@ -158,12 +158,12 @@ def _read_other_method(
     if method in SAME_MODULE_METHODS and all_are(receiver, Kind.MODULE, Kind.INSTANCE):
         record_call(reading, node, arguments, method=method, harmless=True)
         return receiver
-    if method in KEPT_MODULE_METHODS and function is None:
+    if method in KEPT_MODULE_METHODS and function is None and not _are_results(receiver):
         made = record_call(reading, node, arguments, method=method, harmless=not node.args)
         if method in MAYBE_ITSELF_METHODS and reading.recorder.are_batches(receiver):
             reading.recorder.batches.update(value.site for value in made)
         return made
-    if method in TENSOR_METHODS and function is None:
+    if method in TENSOR_METHODS | KEPT_MODULE_METHODS and function is None:
         made = record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
         flowed = mentioned_by(receiver)
         made = frozenset(replace(value, mentions=value.mentions | flowed) for value in made)
@@ -190,6 +190,13 @@ def _read_other_method(
     if root is not None and any(value.kind is Kind.INSTANCE for value in receiver):
         reading.state.forget_attributes(root, next(iter(result)))
     return result
+
+
+def _are_results(values: Values) -> bool:
+    """Tell whether these are tensors that a model has computed, and no models themselves."""
+    return bool(values) and all(
+        value.through and value.kind in {Kind.UNKNOWN, Kind.HISTORY} for value in values
+    )
 
 
 def _tensor_method(

@@ -153,7 +153,11 @@ class StatementReader:
     def _note_running_sum(
         self, target: cst.BaseExpression, path: str, source: cst.BaseExpression
     ) -> None:
-        """Record ``total = total + loss``, also with weights."""
+        """Record ``total = total + loss``, also with weights, also as one of two choices."""
+        if type(source) is cst.IfExp:
+            for choice in (source.body, source.orelse):
+                self._note_running_sum(target, path, choice)
+            return
         terms = _terms(source)
         others = [term for term in terms if dotted_name(term) != path]
         if len(terms) < 2 or len(others) == len(terms) or not others:  # noqa: PLR2004 - two operands

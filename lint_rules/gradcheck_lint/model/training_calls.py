@@ -136,7 +136,9 @@ def read_step(
         return None
     own_step = method_of(reading, values, "step")
     if own_step is not None:
-        record_call(reading, node, arguments, function=own_step, method="step")
+        called = record_call(reading, node, arguments, function=own_step, method="step")
+        if all_are(values, Kind.INSTANCE):
+            return called  # what it does is seen in the method
     if closure is not None and not is_none(closure):
         known = arguments.positional[0] if handed else arguments.keywords["closure"]
         if only_function(known) is None:

@@ -14,11 +14,13 @@ from gradcheck_lint.model.flow import (
     Call,
     Forward,
     Loop,
+    Return,
     SchedulerStep,
     Step,
     ZeroGrad,
 )
 from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.nearness import CALLS_BACKWARD
 from gradcheck_lint.model.syntax import dotted_name, first_word, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._scaling import judge_scaled_step
@@ -137,9 +139,9 @@ def _without_backward(
     item = path[index]
     step = item.event
     assert isinstance(step, Step)
-    if step.closure or any(
-        isinstance(other.event, ZeroGrad) and not other.event.clears for other in segment
-    ):
+    if step.closure:
+        return _with_idle_closure(item)
+    if any(isinstance(other.event, ZeroGrad) and not other.event.clears for other in segment):
         return None
     function = unit.function
     previous = index - len(segment) - 1
@@ -169,6 +171,34 @@ def _without_backward(
     later = [other.event for other in path[index:] if isinstance(other.event, Backward)]
     kind = "order" if later else "none"
     return Problem("GCS303", kind, step, item.owner, (zeros[0].event, *later[:1]))
+
+
+def _with_idle_closure(item: Occurrence) -> Problem | None:
+    """Judge a step whose closure computes a loss and never differentiates it."""
+    step, owner = item.event, item.owner
+    if not isinstance(step.node, cst.Call):
+        return None
+    handed = {id(argument) for argument in step.node.args}
+    closures = [
+        event.function
+        for event in owner.events()
+        if isinstance(event, Call) and event.referenced and id(event.node) in handed
+    ]
+    if len(closures) != 1 or closures[0] is None:
+        return None
+    closure = owner.module.function(closures[0])
+    if owner.module.near.has(closures[0], CALLS_BACKWARD) or "grad" in closures[0].words:
+        return None
+    holders = owner.holders | closure.holders
+    events = list(closure.events())
+    if not any(isinstance(event, Return) for event in events) or any(
+        isinstance(event, Call)
+        and event.function is None
+        and _computes_gradients(event, holders, _graphs_of(closure))
+        for event in events
+    ):
+        return None
+    return Problem("GCS303", "none", step, owner)
 
 
 def _trains(loop: Loop, step: Step) -> bool:

@@ -47,6 +47,8 @@ class _Effects:
     steps: list[tuple[Event, Step, FunctionModel]] = field(default_factory=list)
     zeroes: list[tuple[ZeroGrad, FunctionModel]] = field(default_factory=list)
     unclear: bool = False
+    calls_back: bool = False
+    """Whether callbacks are called, of which nothing is known."""
 
 
 class MissingZeroGrad(Rule):
@@ -106,7 +108,7 @@ class MissingZeroGrad(Rule):
         if not certain:
             # The step happens on fewer paths than backward: a window, perhaps of the whole loop.
             return None if _zeroes_anywhere(function) else Severity.WARNING
-        is_sure = step.proof is not Proof.OPAQUE and not by_engine
+        is_sure = step.proof is not Proof.OPAQUE and not by_engine and not effects.calls_back
         return Severity.ERROR if is_sure else Severity.WARNING
 
     def _violation(
@@ -464,6 +466,8 @@ def _collect(
         if event.function is None:
             if event.suspends or (not event.harmless and _may_reset(event, function)):
                 effects.unclear = True
+            elif _CALLBACK.search(_name_of(event)) is not None:
+                effects.calls_back = True
         elif id(event.function) not in seen:
             called = function.module.function(event.function)
             inside = seen | {id(event.function)}
@@ -478,17 +482,20 @@ def _may_reset(call: Call, function: FunctionModel) -> bool:
         return True
     if call.is_used or not isinstance(call.node, cst.Call):
         return False
-    name = (dotted_name(call.node.func) or "").lower()
-    if _CALLBACK.search(name) is not None:
-        return True
     if call.method is None:
         # `reset()`: nothing but what it does is wanted.
-        return not call.node.args or _RESETS.search(name) is not None
+        return not call.node.args or _RESETS.search(_name_of(call)) is not None
     return bool(call.mentions & function.holders) and _RESETS.search(call.method) is not None
 
 
+def _name_of(call: Call) -> str:
+    """Return the dotted name of what is called in small letters, "" for anything else."""
+    name = dotted_name(call.node.func) if isinstance(call.node, cst.Call) else None
+    return (name or "").lower()
+
+
 _CALLBACK: Final = re.compile(r"(?:^|[._])(?:call_?backs?|hooks?|cbs?|on)(?:[._]|$)")
-_RESETS: Final = re.compile(r"reset|zero|clear|clean|grad")
+_RESETS: Final = re.compile(r"reset|zero|clear|clean")
 
 
 def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel) -> bool:

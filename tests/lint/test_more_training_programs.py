@@ -1,0 +1,105 @@
+"""Mistakes of training loops, written as people write them, and what is right beside each."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradcheck_lint.engine import lint_source
+
+_HEAD = "import torch\nimport torch.nn.functional as F\n"
+
+_LOOP = """
+def train(model, loader, opt):
+    kept = []
+    for i, x in enumerate(loader):
+        opt.zero_grad()
+        out = model(x)
+        loss = out.mean()
+        loss.backward()
+        opt.step()
+        kept.append({what})
+    return kept
+"""
+
+_WRAPPER = """
+class Update:
+    def __init__(self, optimizer, model):
+        self.optimizer, self.model = optimizer, model
+    def step(self, loss):
+{first}
+        loss.backward()
+        self.optimizer.step()
+def train(model, loader, optimizer):
+    update = Update(optimizer, model)
+    for x in loader:
+        update.step(model(x).mean())
+"""
+
+_CLOSURE = """
+def fit(x):
+    w = torch.zeros(3, requires_grad=True)
+    opt = torch.optim.LBFGS([w])
+    def closure():
+        opt.zero_grad()
+        loss = ((w - x) ** 2).sum()
+{differentiate}
+        return loss
+    for _ in range(10):
+        opt.step(closure)
+    return w.detach()
+"""
+
+
+def _codes(source: str) -> list[str]:
+    source = _HEAD + source
+    compile(source, "train.py", "exec")
+    return [finding.code for finding in lint_source(source.encode(), "train.py")]
+
+
+@pytest.mark.parametrize(
+    "what", ["out", "out.cpu()", "(i, out.cpu())", "out.to('cpu')", "out.float()", "{'out': out}"]
+)
+def test_outputs_that_are_kept_with_their_graph(what: str) -> None:
+    assert _codes(_LOOP.format(what=what)) == ["GCS201"]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "out.detach().cpu()",
+        "out.cpu().detach()",
+        "out.cpu().tolist()",
+        "out.argmax(1).cpu()",
+        "out.max(1)[1].cpu()",
+        "(i, loss.item())",
+        "float(out.cpu())",
+    ],
+)
+def test_outputs_that_are_kept_without_a_graph(what: str) -> None:
+    assert _codes(_LOOP.format(what=what)) == []
+
+
+@pytest.mark.parametrize(
+    ("differentiate", "codes"),
+    [
+        ("        loss.backward()", []),
+        ("        w.grad, = torch.autograd.grad(loss, [w])", []),
+        ("        torch.autograd.backward(loss)", []),
+        ("        pass", ["GCS303"]),
+        ("        print(loss.item())", ["GCS303"]),
+    ],
+)
+def test_a_closure_must_differentiate(differentiate: str, codes: list[str]) -> None:
+    assert _codes(_CLOSURE.format(differentiate=differentiate)) == codes
+
+
+@pytest.mark.parametrize(
+    ("first", "codes"),
+    [
+        ("        self.optimizer.zero_grad()", []),
+        ("        self.model.zero_grad()", []),
+        ("        pass", ["GCS301"]),
+    ],
+)
+def test_a_step_of_an_object_of_the_file_is_looked_into(first: str, codes: list[str]) -> None:
+    assert _codes(_WRAPPER.format(first=first)) == codes
