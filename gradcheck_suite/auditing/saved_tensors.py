@@ -161,11 +161,18 @@ class SavedTensors:
         is_watched = self._recorder.watch.armed
         taken: Fingerprint | None = None
         first: Holder | None = None
-        if address is not None and _may_read(tensor):
+        if address is not None and not (dispatch_mode_is_active() or jit_is_tracing()):
             size = tensor.nbytes
-            if size <= SMALL and address and _is_plain(tensor):
+            if (
+                size <= SMALL
+                and address
+                and tensor.is_cpu
+                and tensor.is_contiguous()
+                and not (tensor.is_nested or tensor.is_quantized)
+            ):
+                # Bytes side by side in the CPU's memory: no operator is needed to copy them.
                 taken = copy_of_memory(address, size)
-            else:
+            elif _may_read(tensor):
                 # What a watch compares with each other is all noted in one way.
                 if size > SMALL and not is_watched and self._shares:
                     first = self._saved_before(holder, address)
@@ -270,9 +277,7 @@ class SavedTensors:
             return
         unchanged = True
         content = holder.fingerprint
-        if not inside_backward():
-            pass
-        elif type(content) is bytes and in_place:
+        if type(content) is bytes and in_place:
             # A copy of memory that is still at its place: no operator is needed to compare them.
             unchanged = compare_memory(content, holder.checked_address, len(content)) == 0
             first.proven_at = now if unchanged else None
@@ -287,7 +292,7 @@ class SavedTensors:
             else:
                 first.proven_at = now if unchanged else None
         self.checksum_seconds += perf_counter() - began
-        if unchanged:
+        if unchanged or not inside_backward():
             return
         if holder.first is not None and not self._recorder.writers.since(
             holder.moment.sequence, tensor
@@ -326,13 +331,6 @@ def _alias_of(self: Tensor) -> Tensor:
     """Alias a tensor out of sight of the user's dispatch modes; called ``self`` as above."""
     with without_dispatch_modes():
         return self.detach()
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Return whether the contents of ``tensor`` are the bytes side by side in the CPU's memory."""
-    return (
-        tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_nested or tensor.is_quantized)
-    )
 
 
 def _may_read(tensor: Tensor) -> bool:
