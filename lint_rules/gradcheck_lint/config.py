@@ -17,6 +17,7 @@ from gradcheck_lint.unreadable import UNREADABLE_CODE, UNREADABLE_SLUG
 from gradcheck_suite.errors import UsageError
 
 _TABLE = "tool.gradcheck-suite.lint"
+_TABLES: Final = ("lint", "pytest")
 _MARK = b"gradcheck-suite"
 
 _SLUGS: Final = rules.SLUGS | {UNREADABLE_SLUG: UNREADABLE_CODE, UNUSED_SLUG: UNUSED_CODE}
@@ -179,6 +180,8 @@ def _our_table(document: Mapping[str, object], path: Path) -> Mapping[str, objec
             raise UsageError(
                 f"{path}: [{'.'.join(seen)}] must be a table, got {_type_name(current)}"
             )
+        if seen == ["tool", "gradcheck-suite"]:
+            _refuse_unknown_tables(current, path)
         if key not in current:
             return None
         current = current[key]
@@ -199,6 +202,16 @@ _KEYS = (
     "baseline",
 )
 _SEVERITIES = ("error", "warning", "note")
+
+
+def _refuse_unknown_tables(tables: Mapping[str, object], path: Path) -> None:
+    """Refuse what none of our tools reads: a table with a misspelt name would count for nothing."""
+    for name in tables:
+        if name not in _TABLES:
+            raise UsageError(
+                f"{path}: [tool.gradcheck-suite] has no table `{name}`{_closest(name, _TABLES)} "
+                f"Its tables are {', '.join(_TABLES)}"
+            )
 
 
 def _settings(table: Mapping[str, object], path: Path) -> Settings:

@@ -192,6 +192,18 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(map(repr, known))}"
 
 
+def _refuse_unknown_tables(tables: dict[str, Any], file: Path) -> None:
+    """Refuse what none of our tools reads: a table with a misspelt name would count for nothing."""
+    for name in tables:
+        if name not in _TABLES:
+            raise pytest.UsageError(
+                f"[tool.gradcheck-suite] in {file} has no table {name!r}; {nearest(name, _TABLES)}"
+            )
+
+
+_TABLES = ("lint", "pytest")
+
+
 def _pyproject_table(root: Path) -> dict[str, Any]:
     file, text = root / "pyproject.toml", pyproject_text(root)
     if "gradcheck-suite" not in text:  # spares most projects the parser
@@ -206,6 +218,8 @@ def _pyproject_table(root: Path) -> dict[str, Any]:
         table = table.get(part, {})
         if not isinstance(table, dict):
             raise pytest.UsageError(f"{part} in {file} must be a table; got {table!r}")
+        if part == "gradcheck-suite":
+            _refuse_unknown_tables(table, file)
     known = tuple(_READERS)
     for key in table:
         if key not in known:

@@ -103,6 +103,14 @@ def test_wrong_settings_are_refused_with_the_file_and_the_reason(configure, text
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("table", ["lnt", "Lint", "pytests"])
+def test_a_table_that_no_tool_reads_is_refused(tmp_path, table):
+    path = tmp_path / "pyproject.toml"
+    path.write_text(f"[tool.gradcheck-suite.{table}]\nselect = []\n")
+    with pytest.raises(UsageError, match=f"no table `{table}`; did you mean"):
+        read_settings(path, required=False)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -379,6 +379,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("table", "message"),
         [
+            ("[tool.gradcheck-suite.pytst]\nseed = 1", "*'pytst'; did you mean 'pytest'?"),
             ("[tool.gradcheck-suite.pytest]\naudti = 'error'", "*'audti'; did you mean 'audit'?"),
             ("[tool.gradcheck-suite]\npytest = 1", "*pytest in * must be a table; got 1"),
             ("[tool.gradcheck-suite.pytest]\nseed = 'x'", "*seed under *must be an integer*'x'"),
