@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -224,15 +225,22 @@ def _is_there(package: str) -> bool:
 
 def _attempt(viewer: str, subject: str, *, limit: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.graph_viewers", "--one", viewer, subject]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"fails: over {limit:.0f} s"}
-    if done.returncode or not done.stdout.strip():
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            # Graphviz' dot, which it may have started, would go on.
+            os.killpg(process.pid, signal.SIGKILL)
+            return {"error": f"fails: over {limit:.0f} s"}
+    if process.returncode or not output.strip():
         return {"error": "fails: ends the process"}
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 
 

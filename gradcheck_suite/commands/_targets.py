@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradcheck_suite._frames import definition_line
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +47,29 @@ def load_target(target: str) -> object:
             raise UsageError(_no_such_name(file, part, owner=owner, names=dir(value)))
         value = getattr(value, part)
     return value
+
+
+def refuse_coroutine(function: object, target: str) -> None:
+    """Refuse a function of which a call runs nothing, because it is an ``async def``.
+
+    Args:
+        function: what was found, or a module's forward.
+        target: how to call it in the message.
+
+    Raises:
+        UsageError: it is one, or an object that is called through one.
+    """
+    called = function
+    if not inspect.isroutine(function):
+        called = inspect.getattr_static(type(function), "__call__", None)
+    if not inspect.iscoroutinefunction(called):
+        return
+    code = inspect.unwrap(called).__code__
+    raise UsageError(
+        f"{target} is an async def, at {code.co_filename}:{definition_line(code)}: a call makes a "
+        "coroutine and runs nothing; expected a function that returns its result. Write one round "
+        f"it, such as: def run(): return asyncio.run({target.rpartition(':')[-1]}(...))"
+    )
 
 
 def _import_file(path: Path) -> ModuleType:

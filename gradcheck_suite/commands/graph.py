@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
-from gradcheck_suite.commands._targets import load_target
+from gradcheck_suite.commands._targets import load_target, refuse_coroutine
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ def _call_of(
         )
 
     called = function.forward if isinstance(function, Module) else function
+    refuse_coroutine(called, target)
     _check_arguments(called, target, positional, named)
 
     def call() -> tuple[object, TorchModule | None]:
@@ -252,6 +253,7 @@ def _inputs(target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             f"--inputs {target} names an object of type {type(maker).__name__}, expected a "
             "function without arguments that makes the inputs"
         )
+    refuse_coroutine(maker, f"--inputs {target}")
     made = maker()
     if isinstance(made, dict):
         return (), made

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite._exit import INTERRUPTED
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
-from gradcheck_suite.commands._targets import load_target
+from gradcheck_suite.commands._targets import load_target, refuse_coroutine
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.progress import progress
 
@@ -152,6 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gradcheck_suite.verification.watching import Watcher  # noqa: PLC0415 - needs torch
 
     target = load_target(arguments.target)
+    refuse_coroutine(target, arguments.target)
     inputs, kwargs = _make_inputs(arguments.inputs)
     watcher: Watcher | None = None
     try:
@@ -216,6 +217,7 @@ def _make_inputs(name: str) -> tuple[Any, dict[str, Any] | None]:
             "without arguments that returns the inputs; write one, such as: "
             "def make_inputs(): return (torch.randn(4, 3, requires_grad=True),)"
         )
+    refuse_coroutine(make, f"--inputs {name}")
     made = make()
     if (
         type(made) is tuple

@@ -56,6 +56,21 @@ def needs(x, y):
 def one():
     return torch.ones(3, requires_grad=True)
 
+async def later():
+    return loss()
+
+class Later:
+    async def __call__(self):
+        return loss()
+
+called_later = Later()
+
+class LaterModule(torch.nn.Module):
+    async def forward(self, x):
+        return x
+
+module = LaterModule()
+
 def pair():
     return {"x": torch.ones(3, requires_grad=True), "z": 2}
 """
@@ -196,3 +211,40 @@ def test_a_function_that_can_not_be_called(graph, arguments, words):
 
     assert status == 2
     assert "viewed.py:needs can't be called: missing a required argument: " + words in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("viewed.py:later",), ("viewed.py:later is an async def, at ", "run(later(...))")),
+        (("viewed.py:called_later",), ("viewed.py:called_later is an", "run(called_later(...))")),
+        (
+            ("viewed.py:module", "--inputs", "viewed.py:one"),
+            ("viewed.py:module is an async def, at ", "run(module(...))"),
+        ),
+        (
+            ("viewed.py:needs", "--inputs", "viewed.py:later"),
+            ("--inputs viewed.py:later is an async def, at ", "run(later(...))"),
+        ),
+    ],
+)
+def test_an_async_function(graph, arguments, words):
+    status, _, err = graph(*arguments)
+
+    assert status == 2
+    said, advised = words
+    assert said in err
+    line = next(
+        number for number, text in enumerate(PROGRAM.splitlines(), start=1) if "async def" in text
+    )
+    if ":later " in said:
+        assert f"viewed.py:{line}: a call makes a coroutine and runs nothing; expected" in err
+    assert f"such as: def run(): return asyncio.{advised}" in err
+
+
+def test_verify_refuses_them_too(graph, capsys):
+    del graph
+    assert main(["verify", "viewed.py:later", "--inputs", "viewed.py:one"]) == 2
+    assert "viewed.py:later is an async def, at " in capsys.readouterr().err
+    assert main(["verify", "viewed.py:needs", "--inputs", "viewed.py:later"]) == 2
+    assert "--inputs viewed.py:later is an async def, at " in capsys.readouterr().err

@@ -457,6 +457,26 @@ class TestBound:
         assert len({repr(list(each.gradients.values())) for each in kept}) == 1
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(small_gradients(), min_size=2, max_size=6))
+def test_what_is_held_first_tells_the_same(gradients):
+    """As on other devices: held, then copied into blocks, and fetched at the look."""
+    expected = [truth(gradient) for gradient in gradients]
+    figures = _figures.Figures()
+    for index, gradient in enumerate(gradients):
+        figures._hold(0, index, index, gradient)
+    figures.finish()
+    assert not figures._held
+    for gradient in gradients:
+        (gradient if gradient._base is None else gradient._base).fill_(7)
+    found = told(figures)
+    assert not figures._blocks
+    for index, (norm, zeros, elements, kind) in enumerate(expected):
+        assert (found[index].zeros, found[index].elements) == (zeros, elements)
+        assert found[index].non_finite == kind
+        assert norm is None or found[index].norm == pytest.approx(norm, rel=1e-3)
+
+
 def test_each_stream_is_waited_for_once(monkeypatch):
     """Of queued figures all are fetched together; a device that does so at once stands in."""
     monkeypatch.setattr(_figures, "_SMALL", 0)
