@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Call
+from gradcheck_lint.model.flow import Call, StoreKind
 from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
 from gradcheck_lint.model.values import sites
 
@@ -43,17 +43,31 @@ def is_emptied(function: FunctionModel, store: Store) -> bool:
         for event in function.events()
         if isinstance(event, Call) and store.loops[-1] in event.loops
     ]
-    if any(_may_empty(call, store) for call in calls):
-        return True
-    called = [call.function for call in calls if call.function is not None]
-    return _is_emptied_by(called, function, last_word(store.target))
+    return (
+        any(_may_empty(call, store) for call in calls)
+        or any(_empties_argument(call, store) for call in calls)
+        or _is_emptied_by(calls, function, store.target)
+    )
 
 
 def _may_empty(call: Call, store: Store) -> bool:
     """Tell whether a function that can't be looked into is handed the container, for a purpose."""
     if call.function is not None or call.harmless or call.is_used:
         return False
+    return store.how is StoreKind.APPEND and _is_handed(call, store)
+
+
+def _is_handed(call: Call, store: Store) -> bool:
     return not call.handed.isdisjoint(sites(store.target_values))
+
+
+def _empties_argument(call: Call, store: Store) -> bool:
+    """Tell whether a function of the file is handed the container and empties an argument."""
+    scope = call.function
+    if scope is None or isinstance(scope.node, cst.Module) or not _is_handed(call, store):
+        return False
+    parameters = {known.name.value for known in scope.node.params.params}
+    return any(_emptied_by(node, in_place=True) in parameters for node in scope.nodes)
 
 
 def _inside(scope: FunctionScope, module: ModuleModel) -> Iterator[FunctionScope]:
@@ -77,28 +91,32 @@ def _relatives(function: FunctionModel) -> Iterator[FunctionScope]:
         yield from _inside(scope.parent, function.module)
 
 
-def _is_emptied_by(called: Iterable[FunctionScope], function: FunctionModel, word: str) -> bool:
-    """Tell whether functions empty something by its last word, themselves or in what they call."""
+def _is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -> bool:
+    """Tell whether functions of the file empty an attribute, or a name of the top level.
+
+    Attributes count by their last word, whatever object has them.
+    """
+    is_attribute = "." in target
+    if not is_attribute and function.scope is not function.module.scopes.top:
+        return False
     seen: set[int] = set()
-    waiting = [(scope, _MOST_CALLS) for scope in called]
+    waiting = [(call.function, _MOST_CALLS) for call in calls]
     while waiting:
         scope, left = waiting.pop()
-        if id(scope) in seen:
+        if scope is None or id(scope) in seen:
             continue
         seen.add(id(scope))
-        if isinstance(scope.node, cst.Module):
-            continue
-        parameters = {known.name.value for known in scope.node.params.params}
-        for node in scope.nodes:
-            emptied = _emptied_by(node)
-            if emptied and (emptied in parameters or last_word(emptied) == word):
+        emptied = {_emptied_by(node, in_place=not is_attribute) for node in scope.nodes} - {None}
+        if is_attribute:
+            words = {last_word(name) for name in emptied if name and "." in name}
+            if last_word(target) in words:
                 return True
+        elif target in emptied:
+            return True
         if left:
-            model = function.module.function(scope)
+            events = function.module.function(scope).events()
             waiting.extend(
-                (event.function, left - 1)
-                for event in model.events()
-                if isinstance(event, Call) and event.function is not None
+                (event.function, left - 1) for event in events if isinstance(event, Call)
             )
     return False
 
@@ -124,22 +142,24 @@ def _is_part_of(node: cst.CSTNode, store: Store) -> bool:
     return node is store.node
 
 
-def _emptied_by(node: cst.CSTNode) -> str | None:
-    """Return the dotted name of what a node empties, cuts short, replaces or detaches in place."""
+def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> str | None:
+    """Return the dotted name of what a node empties, cuts short, detaches, or else replaces."""
     if type(node) is cst.Call:
         func = node.func
         if type(func) is cst.Attribute and func.attr.value in _EMPTYING:
             return dotted_name(func.value)
     elif type(node) is cst.Del:
         target: cst.CSTNode = node.target
-        return dotted_name(target.value if isinstance(target, cst.Subscript) else target)
+        if isinstance(target, cst.Subscript):
+            return dotted_name(target.value)
+        return None if in_place else dotted_name(target)
     elif type(node) is cst.Assign:
         for assigned in node.targets:
             target = assigned.target
             if isinstance(target, cst.Subscript):
                 if _is_of_sequence(target):
                     return dotted_name(target.value)
-            elif not _adds_to(node.value, dotted_name(target)):
+            elif not in_place and not _adds_to(node.value, dotted_name(target)):
                 return dotted_name(target)
     return None
 

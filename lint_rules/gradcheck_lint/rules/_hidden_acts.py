@@ -7,6 +7,7 @@ says that something is *not* done has to ask here first.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,30 +24,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that a training step does, by the words that do it.
+    """Something that a training step does.
 
-    ``exact`` says that nothing but the word itself does it, ``writes_grad`` that writing to a
-    gradient does it as well.
+    ``word`` matches the names of the methods that do it, ``owner`` those of the objects whose
+    method it has to be; ``writes_grad`` says that writing to a gradient does it as well.
     """
 
-    word: str
-    exact: bool = False
+    word: re.Pattern[str]
+    owner: re.Pattern[str] | None = None
     writes_grad: bool = False
 
-    def is_named(self, word: str | None) -> bool:
-        """Tell whether a function or method of this name does it."""
-        return word is not None and (word == self.word if self.exact else self.word in word)
+    def is_spelt(self, text: str) -> bool:
+        """Tell whether the text of a string is such a name: ``getattr(opt, "zero_grad")``."""
+        return self.owner is None and self.word.search(text) is not None
+
+    def is_named(self, node: cst.CSTNode) -> bool:
+        """Tell whether a name or an attribute is that of a function or method that does it."""
+        word = _named(node)
+        if word is None or self.word.search(word) is None:
+            return False
+        if self.owner is None:
+            return True
+        holder = _named(node.value) if type(node) is cst.Attribute else None
+        return holder is not None and self.owner.search(holder.lower()) is not None
 
 
-ZEROING: Final = Act("zero_grad", writes_grad=True)
-DIFFERENTIATING: Final = Act("backward", writes_grad=True)
-UNSCALING: Final = Act("unscale_")
-UPDATING: Final = Act("update", exact=True)
-STEPPING: Final = Act("step", exact=True)
-TRAINING: Final = Act("train", exact=True)
-DETACHING: Final = Act("detach_", exact=True)
-FREEZING: Final = Act("requires_grad")
-RECORDING: Final = Act("grad_enabled")
+_TRAINED: Final = re.compile(r"opt|scaler|model|net|module")
+
+ZEROING: Final = Act(re.compile("zero_grad"), writes_grad=True)
+DIFFERENTIATING: Final = Act(re.compile(r"(?:^|_)backward$"), writes_grad=True)
+UNSCALING: Final = Act(re.compile("unscale_"))
+UPDATING: Final = Act(re.compile("^update$"), _TRAINED)
+STEPPING: Final = Act(re.compile("^step$"), _TRAINED)
+TRAINING: Final = Act(re.compile("^train$"), _TRAINED)
+DETACHING: Final = Act(re.compile("^detach_$"))
+FREEZING: Final = Act(re.compile("requires_grad"))
+RECORDING: Final = Act(re.compile("grad_enabled"))
 
 
 def may_act_unseen(function: FunctionModel, act: Act) -> bool:
@@ -57,6 +70,17 @@ def may_act_unseen(function: FunctionModel, act: Act) -> bool:
 def may_act_elsewhere(function: FunctionModel, act: Act) -> bool:
     """Tell whether another function that this one reaches does this, whoever calls it."""
     return _is_in_reach(function, act, called=True)
+
+
+def may_act_inside(function: FunctionModel, act: Act) -> bool:
+    """Tell whether a function that this one defines, or a lambda in it, does this."""
+    scope = function.scope
+    if _deeds_of(scope, act).handed_on:
+        return True
+    inner = (other for other in function.module.scopes.functions if _encloses(scope, other))
+    return any(
+        deeds.directly or deeds.handed_on for deeds in (_deeds_of(one, act) for one in inner)
+    )
 
 
 def _is_in_reach(function: FunctionModel, act: Act, *, called: bool) -> bool:
@@ -200,15 +224,15 @@ def _deeds_of(scope: FunctionScope, act: Act) -> _Deeds:
     called, quiet = _called_in(nodes), _not_read_in(nodes)
     directly = act.writes_grad and any(map(_writes_grad, nodes))
     handed_on = any(
-        act.is_named(_named(node)) or (act.writes_grad and _writes_grad(node))
+        act.is_named(node) or (act.writes_grad and _writes_grad(node))
         for known in lambdas
         for node in walk(known)
     )
     for node in nodes:
         if type(node) is cst.SimpleString:
             text = plain_string(node)
-            handed_on |= text is not None and text.isidentifier() and act.is_named(text)
-        elif act.is_named(_named(node)):
+            handed_on |= text is not None and text.isidentifier() and act.is_spelt(text)
+        elif act.is_named(node):
             directly |= id(node) in called
             handed_on |= id(node) not in called and id(node) not in quiet
     return _Deeds(directly, handed_on)

@@ -10,7 +10,7 @@ from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
-from gradcheck_lint.rules._hidden_acts import FREEZING, may_act_elsewhere
+from gradcheck_lint.rules._hidden_acts import FREEZING, may_act_inside
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -303,5 +303,5 @@ def _is_forward_or_local(function: FunctionModel, event: InPlace) -> bool:
 
 
 def _may_be_frozen(function: FunctionModel) -> bool:
-    """Tell whether another function that this one reaches may turn `requires_grad` off."""
-    return function.module.may_freeze and may_act_elsewhere(function, FREEZING)
+    """Tell whether a function inside of this one may turn `requires_grad` off."""
+    return function.module.may_freeze and may_act_inside(function, FREEZING)

@@ -495,7 +495,9 @@ def _name_of(call: Call) -> str:
 
 
 _CALLBACK: Final = re.compile(r"(?:^|[._])(?:call_?backs?|hooks?|cbs?|on)(?:[._]|$)")
-_RESETS: Final = re.compile(r"reset|zero|clear|clean")
+_RESETS: Final = re.compile(
+    r"(?:^|[._])(?:reset|zero|clear|clean)(?:_?(?:all|grads?|gradients?|optims?|optimizers?))*_?$"
+)
 
 
 def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel) -> bool:
