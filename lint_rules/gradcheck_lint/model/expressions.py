@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine, same_graph
-from gradcheck_lint.model.flow import Block, Call, ZeroGrad
+from gradcheck_lint.model.flow import Block, Call, GradMode, InPlace, ZeroGrad
 from gradcheck_lint.model.items import item_of, only_integer
 from gradcheck_lint.model.knowledge import (
     HARMLESS_BUILTINS,
@@ -435,10 +435,16 @@ def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:
     kept = dict(reading.state.names)
     for parameter in node.params.params:
         reading.bind(parameter.name.value, reading.recorder.unknown(parameter))
+    # Whoever calls it, under no_grad or where an error is expected, is not known.
+    mode = reading.state.mode
+    reading.state.mode = GradMode.UNKNOWN
     with reading.arm(node, 0) as block:
         read(reading, node.body)
+    # It writes when it's called, which comes later.
+    block.items = [item for item in block.items if not isinstance(item, InPlace)]
     reading.recorder.branch(node, [block, Block()])
     reading.state.names = kept
+    reading.state.mode = mode
     return reading.recorder.unknown(node)
 
 

@@ -121,6 +121,28 @@ def _is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) 
     return False
 
 
+def is_emptied_anywhere(module: ModuleModel, target: str, maker: FunctionScope | None) -> bool:
+    """Tell whether anything of the file takes out of a list again what is put into it.
+
+    It is known by its last word; where it is made, assigning to it empties nothing.
+    """
+    word = last_word(target)
+    for scope in module.scopes.functions:
+        makes = scope is maker or scope is module.scopes.top or scope.name.endswith("__init__")
+        nodes, lambdas = scope.nodes_and_lambdas
+        inside = (node for known in lambdas for node in walk(known))
+        for node in (*nodes, *inside):
+            if makes and isinstance(node, cst.Assign) and not _is_part_assigned(node):
+                continue
+            if last_word(_emptied_by(node) or "") == word:
+                return True
+    return False
+
+
+def _is_part_assigned(node: cst.Assign) -> bool:
+    return any(isinstance(assigned.target, cst.Subscript) for assigned in node.targets)
+
+
 def _empties_in(scope: FunctionScope, target: str) -> bool:
     nodes, lambdas = scope.nodes_and_lambdas
     inside = (node for known in lambdas for node in walk(known))
@@ -159,7 +181,12 @@ def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> str | None:
             if isinstance(target, cst.Subscript):
                 if _is_of_sequence(target):
                     return dotted_name(target.value)
-            elif not in_place and not _adds_to(node.value, dotted_name(target)):
+            elif in_place:
+                continue
+            elif isinstance(target, cst.Tuple):
+                paths = (dotted_name(element.value) for element in target.elements)
+                return next((path for path in paths if path is not None and "." in path), None)
+            elif not _adds_to(node.value, dotted_name(target)):
                 return dotted_name(target)
     return None
 

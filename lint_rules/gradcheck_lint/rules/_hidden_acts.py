@@ -27,12 +27,14 @@ class Act:
     """Something that a training step does.
 
     ``word`` matches the names of the methods that do it, ``owner`` those of the objects whose
-    method it has to be; ``writes_grad`` says that writing to a gradient does it as well.
+    method it has to be; ``writes_grad`` says that writing to a gradient does it as well, and
+    ``assigns`` that assigning to an attribute of such a name does.
     """
 
     word: re.Pattern[str]
     owner: re.Pattern[str] | None = None
     writes_grad: bool = False
+    assigns: bool = False
 
     def is_spelt(self, text: str) -> bool:
         """Tell whether the text of a string is such a name: ``getattr(opt, "zero_grad")``."""
@@ -58,7 +60,7 @@ UPDATING: Final = Act(re.compile("^update$"), _TRAINED)
 STEPPING: Final = Act(re.compile("^step$"), _TRAINED)
 TRAINING: Final = Act(re.compile("^train$"), _TRAINED)
 DETACHING: Final = Act(re.compile("^detach_$"))
-FREEZING: Final = Act(re.compile("requires_grad"))
+FREEZING: Final = Act(re.compile("requires_grad"), assigns=True)
 RECORDING: Final = Act(re.compile("grad_enabled"))
 
 
@@ -83,18 +85,28 @@ def may_act_inside(function: FunctionModel, act: Act) -> bool:
     )
 
 
+def is_handed_on(function: FunctionModel) -> bool:
+    """Tell whether something of the file names a function without calling it there."""
+    return _file_of(function.module).hands_on(function.scope)
+
+
 def _is_in_reach(function: FunctionModel, act: Act, *, called: bool) -> bool:
     memo = function.module.memo
     key = ("acts in reach", act, called, id(function.scope))
     if key not in memo:
-        if "hidden acts" not in memo:
-            memo["hidden acts"] = _File(function.module)
-        file: _File = memo["hidden acts"]
+        file = _file_of(function.module)
         memo[key] = any(
             file.may_reach(function.scope, other, act, called=called)
             for other in function.module.scopes.functions
         )
     return bool(memo[key])
+
+
+def _file_of(module: ModuleModel) -> _File:
+    if "hidden acts" not in module.memo:
+        module.memo["hidden acts"] = _File(module)
+    known: _File = module.memo["hidden acts"]
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,10 @@ class _File:
             or id(other) in self._named_by(scope)
             or (deeds.handed_on and id(scope) in self._named_by(other))
         )
+
+    def hands_on(self, scope: FunctionScope) -> bool:
+        """Tell whether a function is named where it is not called."""
+        return _last(scope) in self._handed_on
 
     def _runs_unseen(self, scope: FunctionScope) -> bool:
         name = _last(scope)
@@ -229,7 +245,10 @@ def _deeds_of(scope: FunctionScope, act: Act) -> _Deeds:
         for node in walk(known)
     )
     for node in nodes:
-        if type(node) is cst.SimpleString:
+        if type(node) is cst.AssignTarget:
+            target = node.target
+            directly |= act.assigns and type(target) is cst.Attribute and act.is_named(target)
+        elif type(node) is cst.SimpleString:
             text = plain_string(node)
             handed_on |= text is not None and text.isidentifier() and act.is_spelt(text)
         elif act.is_named(node):

@@ -30,10 +30,19 @@ def is_preallocated(values: Values, function: FunctionModel, *, outside: int | N
 
 
 def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
+    func = node.func
+    while isinstance(func, cst.Attribute) and func.attr.value in _MOVES:
+        if not isinstance(func.value, cst.Call):
+            return False
+        node = func.value
+        func = node.func
     qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
     if qualified in FACTORIES:
         return True
-    return isinstance(node.func, cst.Attribute) and node.func.attr.value in _FACTORY_METHODS
+    return isinstance(func, cst.Attribute) and func.attr.value in _FACTORY_METHODS
+
+
+_MOVES = frozenset({"to", "cuda", "float", "double", "half", "type_as"})
 
 
 _FACTORY_WORDS = _FACTORY_METHODS | {name.rpartition(".")[2] for name in FACTORIES}

@@ -68,4 +68,44 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
     for method_name in ("parameters", "named_parameters", "__setattr__"):
         if method_name in owner.methods:
             return True
+    return _is_asked_for_parameters(attribute, function)
+
+
+def has_other_base(owner: ClassScope, function: FunctionModel) -> bool:
+    """Tell whether a class also has a base of another file, which may register what it finds."""
+    scopes = function.module.scopes
+    return any(
+        not imported.startswith("torch.")
+        for scope in scopes.lineage(owner)
+        if len(scope.bases) > 1
+        for base in scope.bases
+        if (imported := scopes.resolve_import(base)) is not None
+    )
+
+
+def _is_asked_for_parameters(attribute: str, function: FunctionModel) -> bool:
+    """Tell whether somebody takes the parameters of what is in the container by its name."""
+    for scope in function.module.scopes.functions:
+        if attribute not in scope.words or _GIVING.isdisjoint(scope.words):
+            continue
+        elements = {
+            name
+            for node in scope.nodes
+            if isinstance(node, (cst.For, cst.CompFor)) and _names_attribute(node.iter, attribute)
+            for name in bound_names(node.target)
+        }
+        for node in scope.nodes:
+            if not isinstance(node, cst.Attribute) or node.attr.value not in _GIVING:
+                continue
+            if dotted_name(node.value) in elements or _names_attribute(node.value, attribute):
+                return True
     return False
+
+
+_GIVING = frozenset({"parameters", "named_parameters"})
+
+
+def _names_attribute(node: cst.CSTNode, attribute: str) -> bool:
+    return any(
+        isinstance(item, cst.Attribute) and item.attr.value == attribute for item in walk(node)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -55,6 +56,8 @@ class CheckpointCutsGraph(Rule):
                 continue
             if not all_are(layer, Kind.MODULE) or names_in(handed[1]) - set(given):
                 continue
+            if _PARTS.search(owner.node.name.value.lower()):
+                continue
             if len(function.bindings.get(given[0], ())) != 1 or _is_used_by_others(owner, function):
                 continue
             yield Violation(
@@ -107,6 +110,13 @@ class Network(nn.Module):
             why="the input comes from a layer, or the other kind",
         ),
     )
+
+
+_PARTS = re.compile(
+    "block|layer|stage|unit|bottleneck|attention|encoder|decoder|head|mlp|cell|module|wrap|resid"
+    "|conv|neck|adapter|dense|expert"
+)
+"""How classes are named that other models are made of, whose input is no data."""
 
 
 def _is_used_by_others(owner: ClassScope, function: FunctionModel) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import Backward, ZeroGrad
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -31,6 +32,8 @@ class CreateGraphCycle(Rule):
             if any(isinstance(other, ZeroGrad) for other in events[index + 1 :]):
                 continue
             if event.loops and any(isinstance(other, ZeroGrad) for other in events):
+                continue
+            if may_act_elsewhere(function, ZEROING):
                 continue
             yield Violation(
                 event.node,

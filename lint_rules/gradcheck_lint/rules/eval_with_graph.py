@@ -13,6 +13,7 @@ from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, held_by, sites, through_all
+from gradcheck_lint.rules._hidden_acts import is_handed_on
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -319,7 +320,7 @@ def _is_evaluation(function: FunctionModel) -> bool:
 
 def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forward | Call) -> bool:
     """Tell whether gradients may be used, or may be off for reasons that lie elsewhere."""
-    if function.module.sets_mode_for_all:
+    if function.module.sets_mode_for_all or _records_nothing(function, forward):
         return True
     inside = {id(known) for known in function.scope.nested.values()}
     result = sites(forward.result) if isinstance(forward, Forward) else frozenset()
@@ -342,6 +343,24 @@ def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forw
         return True
     modes = function.module.modes_of_callers(function.scope)
     return forward.mode is GradMode.AMBIENT and bool(modes) and GradMode.ENABLED not in modes
+
+
+def _records_nothing(function: FunctionModel, forward: Forward | Call) -> bool:
+    """Tell whether the model, an engine or whoever runs the function may turn recording off."""
+    if forward.mode is GradMode.AMBIENT and is_handed_on(function):
+        return True
+    name = function.scope.name.rpartition(".")[2]
+    if function.module.uses_engine and name in _STEPS_OF_ENGINE:
+        return True
+    scopes = function.module.scopes
+    for value in forward.values if isinstance(forward, Forward) else ():
+        method = scopes.method(scopes.classes.get(value.name), "forward")
+        if method is not None and function.module.function(method).mode is GradMode.DISABLED:
+            return True
+    return False
+
+
+_STEPS_OF_ENGINE = frozenset({"validation_step", "test_step", "predict_step"})
 
 
 def _statements_around(

@@ -18,6 +18,8 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import libcst as cst
+
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -38,7 +40,7 @@ class ForwardUnderNoGrad(Rule):
         tree = function.module.tree
         reported: set[int] = set()
         for backward, cut in cut_backwards(function):
-            if id(cut) in unrecorded and id(cut) not in reported:
+            if id(cut) in unrecorded and id(cut) not in reported and not _records(function, cut):
                 reported.add(id(cut))
                 yield Violation(
                     cut,
@@ -149,6 +151,22 @@ def train(model, loader, optimizer):
             why="backward alone may run under no_grad",
         ),
     )
+
+
+def _records(function: FunctionModel, call: cst.CSTNode) -> bool:
+    """Tell whether the model that is called turns recording on itself."""
+    scopes = function.module.scopes
+    return any(
+        isinstance(event, Forward)
+        and event.node is call
+        and any(not _TURNING_ON.isdisjoint(method.words) for method in owner.methods.values())
+        for event in function.events()
+        for value in (event.values if isinstance(event, Forward) else ())
+        if (owner := scopes.classes.get(value.name)) is not None
+    )
+
+
+_TURNING_ON = frozenset({"enable_grad", "set_grad_enabled"})
 
 
 def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of, names_in
-from gradcheck_lint.model.syntax import dotted_name, positional, walk
+from gradcheck_lint.model.syntax import dotted_name, last_word, positional, walk
+from gradcheck_lint.rules._emptying import is_emptied_anywhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -45,7 +47,9 @@ class HookKeepsGraph(Rule):
                 stored = stored.value
             if not isinstance(stored, cst.Name) or stored.value not in given & names_in(stored):
                 continue
-            if _goes_with_the_hook(function, node.func.value):
+            if _goes_with_the_hook(function, node.func.value) or _may_stay_small(
+                function, node.func.value
+            ):
                 continue
             yield Violation(
                 node,
@@ -125,11 +129,35 @@ def _hooks(function: FunctionModel) -> frozenset[str]:
             for node in walk(function.module.tree)
             if isinstance(node, cst.Call)
             and isinstance(node.func, cst.Attribute)
-            and node.func.attr.value in {"register_forward_hook", "register_full_backward_hook"}
+            and node.func.attr.value == "register_forward_hook"
             for argument in positional(node)[:1]
         )
     found: frozenset[str] = memo["hooks"]
     return found
+
+
+def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool:
+    """Tell whether the list is no plain one, is emptied, or is filled where nothing is recorded."""
+    module = function.module
+    if b"backward" not in module.source and _RECORDS_NOTHING.search(module.source):
+        return True
+    while isinstance(target, cst.Subscript):
+        target = target.value
+    path = dotted_name(target)
+    if path is None:
+        return False
+    for scope in module.scopes.functions:
+        for node in scope.nodes:
+            if isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
+                made = (dotted_name(node.value.func) or "").rpartition(".")[2]
+                names = (dotted_name(known.target) or "" for known in node.targets)
+                if made not in _UNBOUNDED and last_word(path) in map(last_word, names):
+                    return True
+    return is_emptied_anywhere(module, path, function.scope.parent)
+
+
+_UNBOUNDED = frozenset({"list", "dict", "defaultdict", "OrderedDict"})
+_RECORDS_NOTHING = re.compile(rb"no_grad|inference_mode|set_grad_enabled")
 
 
 def _goes_with_the_hook(function: FunctionModel, target: cst.BaseExpression) -> bool:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.flow import Backward, GradMode, InPlace, Return
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional, walk
-from gradcheck_lint.model.values import Kind
+from gradcheck_lint.model.values import Kind, carried_by_all, mentioned_by
+from gradcheck_lint.rules._recording import exclude, is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -20,6 +21,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gradcheck_lint.model.flow import Event
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -41,7 +43,8 @@ class InplaceOnSavedOutput(Rule):
         yield from _sequences(function)
         if not function.may_write_to(_is_saver):
             return
-        for event in function.events():
+        events = list(function.events())
+        for place, event in enumerate(events):
             if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
                 continue
             makers = [_maker(value.node) for value in event.values]
@@ -49,11 +52,14 @@ class InplaceOnSavedOutput(Rule):
                 continue
             if not all(value.kind is Kind.HISTORY or value.through for value in event.values):
                 continue
+            severity = _severity(function, event, events[place + 1 :])
+            if severity is None or may_be_frozen(function):
+                continue
             yield Violation(
                 event.node,
                 f"the output of {makers[0]}() is needed by its own backward and is changed in "
                 f"place by {event.operation}: torch raises in backward()",
-                Severity.WARNING if event.arms else Severity.ERROR,
+                severity,
                 "use the form that makes a new tensor",
             )
 
@@ -81,6 +87,7 @@ y = torch.exp(w)
 y.add_(1)
 z = torch.sigmoid(w)
 z *= 2
+(y + z).sum().backward()
 """,
             lines=(5, 7),
         ),
@@ -99,8 +106,11 @@ y.mul_(2)
 with torch.no_grad():
     z = torch.exp(w)
     z.add_(1)
+p = torch.sigmoid(w)
+(y + p).sum().backward()
+p.zero_()
 """,
-            why="neither saves its output, or nothing is recorded",
+            why="neither saves its output, nothing is recorded, or backward has been there",
         ),
     )
 
@@ -135,6 +145,28 @@ def _maker(node: cst.CSTNode | None) -> str | None:
     if isinstance(node.func, cst.Attribute):
         last = node.func.attr.value
     return last if last in _SAVED else None
+
+
+def _severity(function: FunctionModel, write: InPlace, later: list[Event]) -> Severity | None:
+    """Return how certain it is that a backward goes through what is overwritten; None if not."""
+    made = {id(value.node) for value in write.values}
+    if Part.BACKWARD in function.scope.parts:
+        for event in later:
+            if not isinstance(event, Backward) or event.expects_error or exclude(write, event):
+                continue
+            reached = carried_by_all(event.values) | mentioned_by(event.values)
+            if made <= reached:
+                is_certain = event.arms == write.arms and made <= carried_by_all(event.values)
+                return Severity.ERROR if is_certain else Severity.WARNING
+        return None
+    if not function.scope.name.endswith(".forward") or is_for_evaluation(function, write):
+        return None
+    for event in later:
+        if isinstance(event, Return) and made <= (
+            carried_by_all(event.values) | mentioned_by(event.values)
+        ):
+            return Severity.WARNING if write.arms else Severity.ERROR
+    return None
 
 
 def _sequences(function: FunctionModel) -> Iterator[Violation]:

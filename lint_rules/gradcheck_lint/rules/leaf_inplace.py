@@ -10,7 +10,7 @@ from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
-from gradcheck_lint.rules._hidden_acts import FREEZING, may_act_inside
+from gradcheck_lint.rules._hidden_acts import FREEZING, is_handed_on, may_act_inside
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -269,6 +269,9 @@ def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
     """Return how certain it is that torch raises here; None for silence."""
     certain = all(value.certain for value in event.values)
     if event.mode is GradMode.AMBIENT:
+        if is_handed_on(function):
+            # Whoever gets it may call it under no_grad.
+            return None
         callers = function.module.modes_of_callers(function.scope)
         if callers and GradMode.ENABLED not in callers:
             # Hardly any decorator of a constructor turns recording off, but one may.

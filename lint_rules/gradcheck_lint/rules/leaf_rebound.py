@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.knowledge import PARAMETER_CLASSES
+from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, PARAMETER_CLASSES
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, walk
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -52,7 +52,7 @@ class LeafRebound(Rule):
                 ]
                 if not leaves or not _is_update(node.value, name):
                     continue
-                if _is_leaf_again(loop.node, name):
+                if _is_leaf_again(loop.node, name) or _ends_with(loop.node, node):
                     continue
                 yield Violation(
                     node,
@@ -163,12 +163,45 @@ def _is_update(node: cst.BaseExpression, name: str) -> bool:
 
 
 def _is_leaf_again(loop: cst.CSTNode, name: str) -> bool:
-    return any(
-        isinstance(node, cst.Attribute)
-        and node.attr.value in {"requires_grad_", "requires_grad", "retain_grad"}
-        and dotted_name(node.value) == name
-        for node in walk(loop)
-    )
+    """Tell whether the loop makes a leaf of it, binds it anew, or hands it to what may do so."""
+    for node in walk(loop):
+        if isinstance(node, cst.Attribute):
+            if node.attr.value in _LEAF_WORDS and dotted_name(node.value) == name:
+                return True
+        elif isinstance(node, (cst.AnnAssign, cst.NamedExpr, cst.For)):
+            if node is not loop and name in bound_names(node.target):
+                return True
+        elif isinstance(node, cst.Assign):
+            targets = [target.target for target in node.targets]
+            if any(name in bound_names(target) for target in targets) and not _is_update(
+                node.value, name
+            ):
+                return True
+        elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+            called = node.value
+            if isinstance(called.func, cst.Name) and called.func.value not in HARMLESS_BUILTINS:
+                handed = [argument.value for argument in called.args]
+                if any(isinstance(known, cst.Name) and known.value == name for known in handed):
+                    return True
+    return False
+
+
+_LEAF_WORDS = frozenset({"requires_grad_", "requires_grad", "retain_grad"})
+
+
+def _ends_with(loop: cst.CSTNode, update: cst.Assign) -> bool:
+    """Tell whether the loop is left after an update."""
+    for block in walk(loop):
+        if not isinstance(block, cst.IndentedBlock):
+            continue
+        small = [
+            part
+            for line in block.body
+            for part in (line.body if isinstance(line, cst.SimpleStatementLine) else ())
+        ]
+        if any(part is update for part in small):
+            return isinstance(small[-1], (cst.Break, cst.Return, cst.Raise))
+    return False
 
 
 def _converted(function: FunctionModel) -> Iterator[Violation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -43,10 +44,16 @@ class LegacyScalarIndex(Rule):
             and not any(argument.keyword is None for argument in event.node.args)
         }
         bound = assignments(function.scope)
+        guarded = {id(inner) for node in nodes if _guards(node) for inner in walk(node)}
+        may_not_reduce = _REDUCTION.search(function.module.source) is not None
         for node, tensor in reads:
             name = dotted_name(tensor)
+            if id(node) in guarded or any(map(_keeps_dimension, bound.get(name or "", ()))):
+                continue
             certain = name is not None and (name in backwards or _is_loss(name, bound, function))
-            if not certain and not (name or "").rpartition(".")[2].lower().endswith("loss"):
+            if not certain and (
+                may_not_reduce or not (name or "").rpartition(".")[2].lower().endswith("loss")
+            ):
                 continue
             yield Violation(
                 node,
@@ -114,6 +121,29 @@ def _scalar_read(node: cst.CSTNode) -> tuple[cst.Subscript, cst.BaseExpression] 
     if isinstance(value, cst.Attribute) and value.attr.value == "data":
         return node, value.value
     return None
+
+
+def _guards(node: cst.CSTNode) -> bool:
+    """Tell whether a statement asks for torch's version or the shape, or catches the error."""
+    if isinstance(node, cst.Try):
+        return bool(node.handlers)
+    return isinstance(node, (cst.If, cst.IfExp)) and any(
+        isinstance(inner, cst.Name) and inner.value in _QUESTIONS for inner in walk(node.test)
+    )
+
+
+_QUESTIONS = frozenset(
+    {"__version__", "version", "hasattr", "isinstance", "dim", "ndim", "numel", "shape", "size"}
+)
+_REDUCTION = re.compile(rb"\breduc(?:e|tion)\s*=\s*(?![\"'](?:elementwise_)?(?:mean|sum)|True)")
+
+
+def _keeps_dimension(node: cst.BaseExpression) -> bool:
+    """Tell whether a result has at least one dimension, so that it has an index."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    name = node.func.attr.value
+    return bool(node.args) and name in {"view", "reshape", "unsqueeze", "expand", "sum", "mean"}
 
 
 def _is_loss(

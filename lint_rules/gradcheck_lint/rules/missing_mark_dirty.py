@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import libcst as cst
+
 from gradcheck_lint.model.flow import InPlace
-from gradcheck_lint.model.function_class import AutogradFunction, function_with
+from gradcheck_lint.model.function_class import AutogradFunction, body_of, function_with
 from gradcheck_lint.rules._aliases import name_written
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -27,6 +29,8 @@ class MissingMarkDirty(Rule):
         known = function_with(function, "forward")
         if known is None or not known.inputs or any(known.saving_calls("mark_dirty")):
             return
+        if _hands_on_context(function):
+            return
         sites = {id(item.node): item.name for item in known.inputs}
         seen: set[str] = set()
         for event in function.events():
@@ -34,6 +38,8 @@ class MissingMarkDirty(Rule):
                 continue
             name, certain = name_written(event.values, sites)
             if name is None or name in seen or not _is_tensor(event, name, known):
+                continue
+            if not _matters(known, name):
                 continue
             seen.add(name)
             yield Violation(
@@ -125,6 +131,25 @@ class Clip(Function):
 """,
             why="a copy is written, and a number",
         ),
+    )
+
+
+def _matters(known: AutogradFunction, name: str) -> bool:
+    """Tell whether an input is differentiated, saved or returned: running statistics are not."""
+    place = next(place for place, item in enumerate(known.inputs or ()) if item.name == name)
+    if known.backward is None or place in known.differentiated:
+        return True
+    return name in known.saved or name in known.returned
+
+
+def _hands_on_context(function: FunctionModel) -> bool:
+    """Tell whether another function gets the context, and may mark what it likes."""
+    first = function.scope.first_parameter
+    return any(
+        isinstance(argument.value, cst.Name) and argument.value.value == first
+        for node in body_of(function.scope)
+        if isinstance(node, cst.Call)
+        for argument in node.args
     )
 
 

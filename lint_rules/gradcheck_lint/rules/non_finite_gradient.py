@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
-from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.nearness import Sought
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, positional, walk
+from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -35,6 +37,7 @@ class NonFiniteGradient(Rule):
         if function.mode is GradMode.DISABLED or isinstance(function.scope.node, cst.Module):
             return
         scopes = function.module.scopes
+        bound = assignments(function.scope)
         for node in body_of(function.scope):
             if not isinstance(node, cst.Call):
                 continue
@@ -44,6 +47,10 @@ class NonFiniteGradient(Rule):
             if len(handed) != 3 or not isinstance(handed[0], cst.Comparison):  # noqa: PLR2004
                 continue
             compared = function.module.text(handed[0].left)
+            if any(map(_is_kept_away, bound.get(compared, ()))):
+                continue
+            if not _may_differentiate(function, handed[0].left):
+                continue
             for branch in handed[1:]:
                 found = _edge(branch, compared, function)
                 if found is not None:
@@ -93,6 +100,35 @@ def log(x):
 
 _WHERE = Sought(lambda word: word == "where")
 _EDGED = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "acos", "asin", "reciprocal"})
+
+
+def _is_kept_away(node: cst.BaseExpression) -> bool:
+    """Tell whether what a name was bound to is never at the edge: `x.clamp(min=eps)`, `x + eps`."""
+    if isinstance(node, cst.BinaryOperation):
+        return isinstance(node.operator, (cst.Add, cst.Power))
+    if not isinstance(node, cst.Call):
+        return False
+    last = dotted_name(node.func) or ""
+    if isinstance(node.func, cst.Attribute):
+        last = node.func.attr.value
+    return last.rpartition(".")[2] in _BOUNDED
+
+
+_BOUNDED = frozenset(
+    {"clamp", "clamp_min", "clamp_", "clip", "maximum", "where", "softplus", "exp", "sigmoid"}
+)
+
+
+def _may_differentiate(function: FunctionModel, node: cst.BaseExpression) -> bool:
+    """Tell whether something speaks for a gradient: a model, a loss, a graph of the operand."""
+    name = function.scope.name.rpartition(".")[2].lower()
+    if name == "forward" or "loss" in name or Part.BACKWARD in function.scope.parts:
+        return True
+    held = function.bindings.get(dotted_name(node) or "", frozenset())
+    return any(value.through or value.kind in _WITH_GRAPH for value in held)
+
+
+_WITH_GRAPH = frozenset({Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW})
 
 
 def _edge(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 import libcst as cst
 
@@ -39,11 +39,12 @@ class SavedIntermediate(Rule):
             return
         bound = assignments(function.scope)
         inputs = {item.name for item in known.inputs}
+        returned = _with_aliases(known.returned, bound)
         smooth = _smooth_names(bound, inputs & known.tensors)
         for call in known.saving_calls("save_for_backward"):
             for argument in positional(call):
                 name = argument.value if isinstance(argument, cst.Name) else None
-                if name is None or name in known.returned or name in inputs or name not in smooth:
+                if name is None or name in returned or name in inputs or name not in smooth:
                     continue
                 yield Violation(
                     argument,
@@ -121,6 +122,18 @@ class Relu(Function):
             why="a mask has no derivative, and an output has its graph",
         ),
     )
+
+
+def _with_aliases(
+    names: frozenset[str], bound: dict[str, list[cst.BaseExpression]]
+) -> frozenset[str]:
+    """Return names, and the names of what they are other names of."""
+    aliases = (value.value for name in names for value in bound.get(name, ()) if _is_name(value))
+    return names.union(aliases)
+
+
+def _is_name(node: cst.BaseExpression) -> TypeGuard[cst.Name]:
+    return isinstance(node, cst.Name)
 
 
 _SMOOTH = frozenset(

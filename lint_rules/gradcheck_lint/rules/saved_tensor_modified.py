@@ -18,6 +18,7 @@ from gradcheck_lint.model.values import (
     join_all,
     sites,
 )
+from gradcheck_lint.rules._recording import exclude, is_for_evaluation
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -64,7 +65,7 @@ class SavedTensorModified(Rule):
             for earlier, save in saves:
                 if earlier < place and _hits(save, write, written):
                     use = _use(events[place + 1 :], save, write, function)
-                    if use is not None:
+                    if use is not None and not is_for_evaluation(function, write):
                         yield _violation(function, save, write, written, use)
                         break
 
@@ -176,16 +177,10 @@ def _counts(write: InPlace, written: Values) -> bool:
 
 def _hits(save: Save, write: InPlace, written: Values) -> bool:
     """Tell whether what is written is what was saved, on whichever path."""
-    if not (save.is_tensor or write.operation.endswith("()")) or _exclude(save, write):
+    if not (save.is_tensor or write.operation.endswith("()")) or exclude(save, write):
         return False
     saved = sites(save.values)
     return all(aliased_by(frozenset({value})) & saved for value in written)
-
-
-def _exclude(first: Event, second: Event) -> bool:
-    """Tell whether two events are in different arms of one branch."""
-    arms = dict(first.arms)
-    return any(arms.get(branch, arm) != arm for branch, arm in second.arms)
 
 
 def _use(
@@ -197,7 +192,7 @@ def _use(
         function.scope.owner, "torch.nn."
     )
     for event in later:
-        if _exclude(save, event) or _exclude(write, event) or event.expects_error:
+        if exclude(save, event) or exclude(write, event) or event.expects_error:
             continue
         if isinstance(event, Backward) and result in carried_by_all(event.values):
             return event

@@ -14,6 +14,7 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional
 from gradcheck_lint.model.values import Kind, Value, Values
 from gradcheck_lint.rules._preallocated import is_preallocated
+from gradcheck_lint.rules._recording import is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -66,11 +67,15 @@ class SliceReadThenWrite(Rule):
                 if not certain and not _may_have_graph(function):
                     continue
             elif event.values and all(map(_is_recorded, event.values)):
+                if not _is_tensor(event.values, event.node):
+                    continue
                 # The slice has a graph itself, and is saved if the other operand has one too.
                 certain = any(_has_graph_itself(other, name, function) for other in others)
                 if not certain:
                     continue
             else:
+                continue
+            if is_for_evaluation(function, event) or may_be_frozen(function):
                 continue
             seen.add(id(event.node))
             text = source_of(function.module.tree, operand)
@@ -251,6 +256,16 @@ def _saved_slice(
 
 def _has_graph(values: Values) -> bool:
     return any(value.kind in {Kind.HISTORY, Kind.LEAF} or value.through for value in values)
+
+
+def _is_tensor(values: Values, node: cst.Subscript) -> bool:
+    """Tell whether what is written to is no list or dictionary: those hold what is read as it is.
+
+    Only a tensor has more than one index.
+    """
+    if any(value.kind in {Kind.CONTAINER, Kind.TUPLE} for value in values):
+        return False
+    return len(node.slice) > 1 or all(value.kind is Kind.HISTORY for value in values)
 
 
 def _is_recorded(value: Value) -> bool:

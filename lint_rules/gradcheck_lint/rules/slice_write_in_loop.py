@@ -14,6 +14,7 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positional, walk
 from gradcheck_lint.model.values import Kind, Origin, Values
 from gradcheck_lint.rules._preallocated import FACTORY, is_preallocated
+from gradcheck_lint.rules._recording import is_for_evaluation
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -67,6 +68,8 @@ class SliceWriteInLoop(Rule):
             if _reads(event.source, event.node.value):
                 continue
             if not _has_graph(event.written) and not _moves_features(event, function):
+                continue
+            if is_for_evaluation(function, event):
                 continue
             seen.add(id(event.node))
             target = source_of(function.module.tree, event.node.value)

@@ -10,7 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import dotted_name, is_none, positional
 from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
-from gradcheck_lint.rules._registering import is_registered, is_run
+from gradcheck_lint.rules._registering import has_other_base, is_registered, is_run
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._wrapping import wrapped
 from gradcheck_suite import catalogue
@@ -57,6 +57,8 @@ class UnregisteredModule(Rule):
             if not kinds & {"module", "parameter", "likely"} and is_run(target.attr.value, owner):
                 kinds = {kind_by_name(element, function) for element in elements}
             severity = _severity(kinds)
+            if severity is not None and has_other_base(owner, function):
+                severity = Severity.WARNING
             if severity is None or is_registered(target.attr.value, function, first or ""):
                 continue
             what, wrapper = _names(kinds, node.value)
@@ -67,7 +69,7 @@ class UnregisteredModule(Rule):
                 "or `.to()` reaches them",
                 severity,
                 f"wrap it: `nn.{wrapper}(...)`",
-                fix=wrapped(node.value, wrapper, function),
+                fix=None if _is_filled_by_key(node) else wrapped(node.value, wrapper, function),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -374,13 +376,15 @@ def _appended(
     node: cst.Assign, target: cst.Attribute, function: FunctionModel
 ) -> list[cst.BaseExpression]:
     """Return what the method appends to a list that it makes empty."""
-    if not isinstance(node.value, cst.List) or node.value.elements:
+    if not isinstance(node.value, (cst.List, cst.Dict)) or node.value.elements:
         return []
     path = dotted_name(target)
     assigned: dict[str, list[cst.BaseExpression]] = {}
     appended: list[cst.BaseExpression] = []
     for other in body_of(function.scope):
-        if isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Name):
+        if isinstance(other, cst.Assign) and _is_item_of(other.targets[0].target, path):
+            appended.append(other.value)
+        elif isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Name):
             assigned.setdefault(other.targets[0].target.value, []).append(other.value)
         elif isinstance(other, cst.Call) and dotted_name(other.func) == f"{path}.append":
             appended.extend(positional(other))
@@ -402,6 +406,15 @@ def _appended(
             return []
         found.extend(assigned.get(name or "") or [value])
     return found
+
+
+def _is_item_of(target: cst.BaseExpression, path: str | None) -> bool:
+    return isinstance(target, cst.Subscript) and dotted_name(target.value) == path
+
+
+def _is_filled_by_key(node: cst.Assign) -> bool:
+    """Tell whether this is an empty dictionary, whose keys need not suit a ``ModuleDict``."""
+    return isinstance(node.value, cst.Dict) and not node.value.elements
 
 
 def _form(node: cst.BaseExpression) -> str:
