@@ -176,19 +176,21 @@ def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> str | None:
             return dotted_name(target.value)
         return None if in_place else dotted_name(target)
     elif type(node) is cst.Assign:
-        for assigned in node.targets:
-            target = assigned.target
-            if isinstance(target, cst.Subscript):
-                if _is_of_sequence(target):
-                    return dotted_name(target.value)
-            elif in_place:
-                continue
-            elif isinstance(target, cst.Tuple):
-                paths = (dotted_name(element.value) for element in target.elements)
-                return next((path for path in paths if path is not None and "." in path), None)
-            elif not _adds_to(node.value, dotted_name(target)):
-                return dotted_name(target)
+        found = (_replaced_by(node, target.target, in_place=in_place) for target in node.targets)
+        return next((path for path in found if path is not None), None)
     return None
+
+
+def _replaced_by(node: cst.Assign, target: cst.BaseExpression, *, in_place: bool) -> str | None:
+    if isinstance(target, cst.Subscript):
+        return dotted_name(target.value) if _is_of_sequence(target) else None
+    if in_place:
+        return None
+    if isinstance(target, cst.Tuple):
+        # `losses, self.losses = self.losses, []`
+        paths = (dotted_name(element.value) for element in target.elements)
+        return next((path for path in paths if path is not None and "." in path), None)
+    return None if _adds_to(node.value, dotted_name(target)) else dotted_name(target)
 
 
 _EMPTYING: Final = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -9,9 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.nearness import Sought
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, positional, walk
-from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -36,6 +35,8 @@ class NonFiniteGradient(Rule):
         """Yield every where() that computes on the branch whose edge it excludes."""
         if function.mode is GradMode.DISABLED or isinstance(function.scope.node, cst.Module):
             return
+        if _handles_data(function):
+            return
         scopes = function.module.scopes
         bound = assignments(function.scope)
         for node in body_of(function.scope):
@@ -48,8 +49,6 @@ class NonFiniteGradient(Rule):
                 continue
             compared = function.module.text(handed[0].left)
             if any(map(_is_kept_away, bound.get(compared, ()))):
-                continue
-            if not _may_differentiate(function, handed[0].left):
                 continue
             for branch in handed[1:]:
                 found = _edge(branch, compared, function)
@@ -119,16 +118,12 @@ _BOUNDED = frozenset(
 )
 
 
-def _may_differentiate(function: FunctionModel, node: cst.BaseExpression) -> bool:
-    """Tell whether something speaks for a gradient: a model, a loss, a graph of the operand."""
-    name = function.scope.name.rpartition(".")[2].lower()
-    if name == "forward" or "loss" in name or Part.BACKWARD in function.scope.parts:
-        return True
-    held = function.bindings.get(dotted_name(node) or "", frozenset())
-    return any(value.through or value.kind in _WITH_GRAPH for value in held)
+def _handles_data(function: FunctionModel) -> bool:
+    """Tell by its name whether a function prepares or shows data, which nobody differentiates."""
+    return _DATA.search(function.scope.name.rpartition(".")[2].lower()) is not None
 
 
-_WITH_GRAPH = frozenset({Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW})
+_DATA = re.compile("prep|augment|collate|metric|plot|visual|dataset|getitem")
 
 
 def _edge(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gradcheck_lint.model.flow import Backward, Call, Event, Loop, ModeSwitch, Step
+from gradcheck_lint.model.flow import Backward, Call, Event, GradMode, Loop, ModeSwitch, Step
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import STEP
 from gradcheck_lint.model.paths import bound_parameters, in_caller
@@ -281,7 +281,8 @@ def _followed(item: _Happening) -> Iterator[_Happening]:
     ):
         return
     called = item.owner.module.function(event.function)
-    if called is item.owner:
+    # A decorator that is not known may put the mode back.
+    if called is item.owner or called.mode is GradMode.UNKNOWN:
         return
     binding = {
         **item.binding,
