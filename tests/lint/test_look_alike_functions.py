@@ -148,6 +148,15 @@ def f(m, x, y):
     loss = F.cross_entropy(m(x), y)
     return loss.item() if hasattr(loss, "item") else loss.data[0]
 """,
+    "GCS902 version branch": """\
+from torch.autograd import Variable
+
+def var(x):
+    if torch.__version__ < "0.4":
+        return Variable(x, volatile=True)
+    with torch.no_grad():
+        return x
+""",
 }
 
 _WRONG = {

@@ -183,6 +183,30 @@ class Block(nn.Module):
     def forward(self, x):
         return checkpoint(self.a, x, use_reentrant=True)
 """,
+    "GCS404 registered in base": """\
+class Base(nn.Module):
+    def _register(self):
+        for i, b in enumerate(self.blocks):
+            self.add_module(str(i), b)
+
+class M(Base):
+    def __init__(self):
+        super().__init__()
+        self.blocks = [nn.Linear(2, 2) for _ in range(3)]
+        self._register()
+""",
+    "GCS404 frozen hidden helper": """\
+def freeze(n):
+    for p in n.parameters():
+        p.requires_grad = False
+
+class P(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
+        for n in self.nets:
+            freeze(n)
+""",
 }
 
 _WRONG = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def is_for_evaluation(function: FunctionModel, event: Event) -> bool:
-    """Tell whether an event takes place where nobody trains: by its callers, or by a flag."""
+    """Tell whether an event takes place where nobody trains: by callers, decorators or a flag."""
+    node = function.scope.node
+    if not isinstance(node, cst.Module) and any(map(_evaluates, node.decorators)):
+        return True
     if event.mode is GradMode.AMBIENT:
         callers = function.module.modes_of_callers(function.scope)
         if callers and GradMode.ENABLED not in callers:
@@ -33,6 +37,15 @@ def exclude(first: Event, second: Event) -> bool:
     """Tell whether two events are in different arms of one branch."""
     arms = dict(first.arms)
     return any(arms.get(branch, arm) != arm for branch, arm in second.arms)
+
+
+def _evaluates(decorator: cst.Decorator) -> bool:
+    named = decorator.decorator
+    name = dotted_name(named.func if isinstance(named, cst.Call) else named) or ""
+    return _EVALUATING.search(name.rpartition(".")[2].lower()) is not None
+
+
+_EVALUATING: Final = re.compile("infer|eval|predict|no_?grad|frozen")
 
 
 def _is_in_evaluation(block: Block, event: Event) -> bool | None:

@@ -10,6 +10,8 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope
 
@@ -48,10 +50,14 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
     path = f"{first}.{attribute}"
     owner = function.scope.owner
     assert owner is not None
-    for method in owner.methods.values():
+    elements = _elements_of(function.scope.nodes, attribute)
+    lineage = function.module.scopes.lineage(owner)
+    for method in (method for known in lineage for method in known.methods.values()):
         for node in body_of(method):
             if isinstance(node, cst.Call):
                 name = dotted_name(node.func) or ""
+                if method is function.scope and _hands_on(node, elements):
+                    return True
                 if name.rpartition(".")[2] in {"add_module", "register_module", "setattr"}:
                     return True
                 if name.rpartition(".")[2] in {"parameters", "named_parameters"} and (
@@ -88,18 +94,30 @@ def _is_asked_for_parameters(attribute: str, function: FunctionModel) -> bool:
     for scope in function.module.scopes.functions:
         if attribute not in scope.words or _GIVING.isdisjoint(scope.words):
             continue
-        elements = {
-            name
-            for node in scope.nodes
-            if isinstance(node, (cst.For, cst.CompFor)) and _names_attribute(node.iter, attribute)
-            for name in bound_names(node.target)
-        }
+        elements = _elements_of(scope.nodes, attribute)
         for node in scope.nodes:
             if not isinstance(node, cst.Attribute) or node.attr.value not in _GIVING:
                 continue
             if dotted_name(node.value) in elements or _names_attribute(node.value, attribute):
                 return True
     return False
+
+
+def _elements_of(nodes: Iterable[cst.CSTNode], attribute: str) -> frozenset[str]:
+    """Return the names that loops give to the elements of a container."""
+    return frozenset(
+        name
+        for node in nodes
+        if isinstance(node, (cst.For, cst.CompFor)) and _names_attribute(node.iter, attribute)
+        for name in bound_names(node.target)
+    )
+
+
+def _hands_on(node: cst.Call, elements: frozenset[str]) -> bool:
+    """Tell whether a function gets an element, and may freeze or register it."""
+    if not isinstance(node.func, cst.Name) or node.func.value in _ITERATORS:
+        return False
+    return any(dotted_name(argument.value) in elements for argument in node.args)
 
 
 _GIVING = frozenset({"parameters", "named_parameters"})

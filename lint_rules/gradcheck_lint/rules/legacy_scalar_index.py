@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.syntax import dotted_name, integer, keyword, walk
+from gradcheck_lint.rules._guards import guarded_by_handler, guarded_by_question
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -44,7 +45,7 @@ class LegacyScalarIndex(Rule):
             and not any(argument.keyword is None for argument in event.node.args)
         }
         bound = assignments(function.scope)
-        guarded = {id(inner) for node in nodes if _guards(node) for inner in walk(node)}
+        guarded = guarded_by_question(nodes) | guarded_by_handler(nodes)
         may_not_reduce = _REDUCTION.search(function.module.source) is not None
         for node, tensor in reads:
             name = dotted_name(tensor)
@@ -123,18 +124,6 @@ def _scalar_read(node: cst.CSTNode) -> tuple[cst.Subscript, cst.BaseExpression] 
     return None
 
 
-def _guards(node: cst.CSTNode) -> bool:
-    """Tell whether a statement asks for torch's version or the shape, or catches the error."""
-    if isinstance(node, cst.Try):
-        return bool(node.handlers)
-    return isinstance(node, (cst.If, cst.IfExp)) and any(
-        isinstance(inner, cst.Name) and inner.value in _QUESTIONS for inner in walk(node.test)
-    )
-
-
-_QUESTIONS = frozenset(
-    {"__version__", "version", "hasattr", "isinstance", "dim", "ndim", "numel", "shape", "size"}
-)
 _REDUCTION = re.compile(rb"\breduc(?:e|tion)\s*=\s*(?![\"'](?:elementwise_)?(?:mean|sum)|True)")
 
 

@@ -10,6 +10,7 @@ from gradcheck_lint.model.flow import Backward, GradMode
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import VARIABLE_CLASSES
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
+from gradcheck_lint.rules._guards import guarded_by_question
 from gradcheck_lint.rules._rule import Fix, Invalid, Removal, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -31,13 +32,15 @@ class LegacyVolatile(Rule):
         if b"volatile" not in function.module.source or function.mode is GradMode.DISABLED:
             return
         trains = any(isinstance(event, Backward) for event in function.events())
-        nodes = walk(function.scope.node) if isinstance(function.scope.node, cst.Module) else ()
         if not isinstance(function.scope.node, cst.Module):
-            nodes = iter(body_of(function.scope))
+            nodes = list(body_of(function.scope))
         elif len(function.module.scopes.functions) > 1:
-            nodes = _top_level(function.scope.node)
+            nodes = list(_top_level(function.scope.node))
+        else:
+            nodes = list(walk(function.scope.node))
+        guarded = guarded_by_question(nodes)
         for node in nodes:
-            if not isinstance(node, cst.Call):
+            if not isinstance(node, cst.Call) or id(node) in guarded:
                 continue
             wanted = keyword(node, "volatile")
             if wanted is None or boolean(wanted) is False:

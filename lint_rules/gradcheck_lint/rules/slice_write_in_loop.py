@@ -53,9 +53,6 @@ class SliceWriteInLoop(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such write whose right side is shown to have a graph."""
-        if function.mode is GradMode.UNKNOWN:
-            # What an unknown decorator does is unknown.
-            return
         loops = {loop.identity: loop for loop in function.loops()}
         seen: set[int] = set()
         for event in function.events():

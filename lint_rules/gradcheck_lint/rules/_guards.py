@@ -1,0 +1,38 @@
+"""Tell which parts of a function run on some versions of torch, or for some shapes, alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.syntax import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def guarded_by_question(nodes: Iterable[cst.CSTNode]) -> set[int]:
+    """Return the nodes in branches that ask for torch's version, or what a value is."""
+    return {id(inner) for node in nodes if _asks(node) for inner in walk(node)}
+
+
+def guarded_by_handler(nodes: Iterable[cst.CSTNode]) -> set[int]:
+    """Return the nodes in a ``try`` that catches what is raised there."""
+    return {
+        id(inner)
+        for node in nodes
+        if isinstance(node, cst.Try) and node.handlers
+        for inner in walk(node)
+    }
+
+
+def _asks(node: cst.CSTNode) -> bool:
+    return isinstance(node, (cst.If, cst.IfExp)) and any(
+        isinstance(inner, cst.Name) and inner.value in _QUESTIONS for inner in walk(node.test)
+    )
+
+
+_QUESTIONS: Final = frozenset(
+    {"__version__", "version", "hasattr", "isinstance", "dim", "ndim", "numel", "shape", "size"}
+)
