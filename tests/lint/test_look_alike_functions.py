@@ -148,6 +148,12 @@ def f(m, x, y):
     loss = F.cross_entropy(m(x), y)
     return loss.item() if hasattr(loss, "item") else loss.data[0]
 """,
+    "GCS604 kept away by a sum": """\
+class Stable(nn.Module):
+    def forward(self, x):
+        x = x.abs() + 1e-6
+        return torch.where(x > 1, torch.log(x), x)
+""",
     "GCS902 version branch": """\
 from torch.autograd import Variable
 

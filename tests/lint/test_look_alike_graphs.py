@@ -457,6 +457,19 @@ class Probe:
     def hook(self, module, inp, out):
         store().append(out)
 """,
+    "GCS404 dictionary and its names": """\
+class M(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.heads = {}
+        for name in names:
+            self.heads[name] = nn.Linear(2, 2)
+        for name, head in self.heads.items():
+            print(name, head)
+
+    def forward(self, x):
+        return [head(x) for head in self.heads.values()]
+""",
 }
 
 

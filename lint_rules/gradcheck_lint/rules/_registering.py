@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _elements_of(nodes: Iterable[cst.CSTNode], attribute: str) -> frozenset[str]
 
 def _hands_on(node: cst.Call, elements: frozenset[str]) -> bool:
     """Tell whether a function gets an element, and may freeze or register it."""
-    if not isinstance(node.func, cst.Name) or node.func.value in _ITERATORS:
+    if not isinstance(node.func, cst.Name) or node.func.value in HARMLESS_BUILTINS:
         return False
     return any(dotted_name(argument.value) in elements for argument in node.args)
 
