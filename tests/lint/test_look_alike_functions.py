@@ -154,6 +154,20 @@ class Stable(nn.Module):
         x = x.abs() + 1e-6
         return torch.where(x > 1, torch.log(x), x)
 """,
+    "GCS501 decorators that may change it": """\
+from .amp import adapt
+
+class A(torch.autograd.Function):
+    @staticmethod
+    @adapt
+    def forward(ctx, x, y, z):
+        return x
+
+    @staticmethod
+    @adapt
+    def backward(ctx, g):
+        return g
+""",
     "GCS902 version branch": """\
 from torch.autograd import Variable
 
@@ -353,6 +367,20 @@ def f(m, x, y):
     if torch.__version__ < "2":
         print("old")
     return loss.data[0]
+""",
+    "GCS501 decorated for autocast": """\
+from torch.cuda.amp import custom_bwd, custom_fwd
+
+class A(torch.autograd.Function):
+    @staticmethod
+    @custom_fwd
+    def forward(ctx, x, y, z):
+        return x
+
+    @staticmethod
+    @custom_bwd
+    def backward(ctx, g):
+        return g, None
 """,
 }
 

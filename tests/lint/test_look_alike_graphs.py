@@ -183,6 +183,18 @@ class Block(nn.Module):
     def forward(self, x):
         return checkpoint(self.a, x, use_reentrant=True)
 """,
+    "GCS408 input is made to require one": """\
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.register_forward_pre_hook(lambda m, i: i[0].requires_grad_())
+
+    def forward(self, x):
+        return checkpoint(self.a, x, use_reentrant=True)
+""",
     "GCS404 registered in base": """\
 class Base(nn.Module):
     def _register(self):

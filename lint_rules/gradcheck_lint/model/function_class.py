@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import FunctionScope
+    from gradcheck_lint.model.scopes import FunctionScope, Scopes
 
 FUNCTION: Final = "torch.autograd.Function"
 
@@ -217,6 +217,24 @@ def has_decorator(scope: FunctionScope, name: str) -> bool:
         if (dotted_name(call) or "").rpartition(".")[2] == name:
             return True
     return False
+
+
+def has_other_decorator(scope: FunctionScope, scopes: Scopes) -> bool:
+    """Tell whether a decorator that is not torch's may change what a method takes or returns."""
+    if isinstance(scope.node, cst.Module):
+        return False
+    for decorator in scope.node.decorators:
+        target = decorator.decorator
+        name = dotted_name(target.func if isinstance(target, cst.Call) else target) or ""
+        imported = scopes.resolve_import(name) or ""
+        if name.rpartition(".")[2] not in _METHOD_DECORATORS and not imported.startswith("torch."):
+            return True
+    return False
+
+
+_METHOD_DECORATORS: Final = frozenset(
+    {"staticmethod", "classmethod", "override", "custom_fwd", "custom_bwd", "once_differentiable"}
+)
 
 
 def parameters(scope: FunctionScope) -> list[Input] | None:

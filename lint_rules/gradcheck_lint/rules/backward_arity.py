@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import AutogradFunction, function_with, returns
+from gradcheck_lint.model.function_class import (
+    AutogradFunction,
+    function_with,
+    has_other_decorator,
+    returns,
+)
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -26,6 +31,9 @@ class BackwardArity(Rule):
         """Yield every return of a backward that has too few values."""
         known = function_with(function, "backward", "vjp")
         if known is None or known.inputs is None or known.forward is None or not known.is_static:
+            return
+        scopes = function.module.scopes
+        if any(has_other_decorator(method, scopes) for method in (function.scope, known.forward)):
             return
         needed = sum(not item.has_default for item in known.inputs)
         for node in returns(function.scope):

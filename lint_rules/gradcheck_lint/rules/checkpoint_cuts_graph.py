@@ -56,6 +56,8 @@ class CheckpointCutsGraph(Rule):
                 continue
             if not all_are(layer, Kind.MODULE) or names_in(handed[1]) - set(given):
                 continue
+            if any(not _ASKED.isdisjoint(method.words) for method in owner.methods.values()):
+                continue
             if _PARTS.search(owner.node.name.value.lower()):
                 continue
             if len(function.bindings.get(given[0], ())) != 1 or _is_used_by_others(owner, function):
@@ -112,6 +114,7 @@ class Network(nn.Module):
     )
 
 
+_ASKED = frozenset({"requires_grad", "requires_grad_"})
 _PARTS = re.compile(
     "block|layer|stage|unit|bottleneck|attention|encoder|decoder|head|mlp|cell|module|wrap|resid"
     "|conv|neck|adapter|dense|expert"
