@@ -217,13 +217,14 @@ def _per_op(*, rounds: int | None) -> Benchmark:
             clock=time.process_time,
         )
         rows += [bare, audited]
-        added.append(audited.milliseconds - bare.milliseconds)
+        # Of the bare op in the same rounds, as the machine's speed changes from case to case.
+        added.append(audited.ratio - bare.ratio)
     return Benchmark(
         title="Cost per op of a step of 30, 300 and 3,000 small ops",
         command=COMMAND,
         unit="op (CPU)",
         rows=tuple(rows),
-        goal="what is added to an op of 3,000 at most 1.3 times what is added to one of 300",
+        goal="what is added to the ratio of 3,000 ops at most 1.3 times what is added to that of 300",
         met=added[2] <= 1.3 * added[1],
     )
 
