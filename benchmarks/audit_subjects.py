@@ -224,7 +224,7 @@ def _per_op(*, rounds: int | None) -> Benchmark:
         command=COMMAND,
         unit="op (CPU)",
         rows=tuple(rows),
-        goal="what is added to the ratio of 3,000 ops at most 1.3 times what is added to that of 300",
+        goal="what 3,000 ops add to their ratio at most 1.3 times what 300 ops add to theirs",
         met=added[2] <= 1.3 * added[1],
     )
 
