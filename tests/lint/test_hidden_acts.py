@@ -358,3 +358,19 @@ def test_a_function_of_another_file_may_differentiate(before: str, inside: str) 
     program, _, _ = _PROGRAMS["backward"]
     source = _HEAD + program.format(before=_indented(before, 1), inside=_indented(inside, 2))
     assert lint_source(source.encode(), "train.py") == ()
+
+
+@pytest.mark.parametrize(
+    ("use", "codes"),
+    [
+        ("if options.move:\n    move()", ["GCS101"]),
+        ("move()", ["GCS101"]),
+        ("with torch.no_grad():\n    helper(move)", []),
+        ("register(run=move)\nmove()", []),
+        ("@move\ndef moved():\n    pass\nmove()", []),
+    ],
+    ids=["option of that name", "call", "handed on", "by name", "decorator"],
+)
+def test_an_attribute_of_the_same_name_hands_no_function_on(use: str, codes: list[str]) -> None:
+    source = f"{_HEAD}\nw = torch.ones(1, requires_grad=True)\ndef move():\n    w.add_(1)\n{use}\n"
+    assert [finding.code for finding in lint_source(source.encode(), "x.py")] == codes

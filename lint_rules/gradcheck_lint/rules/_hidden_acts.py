@@ -153,11 +153,12 @@ class _File:
 
     def hands_on(self, scope: FunctionScope) -> bool:
         """Tell whether a function is named where it is not called."""
-        return _last(scope) in self._handed_on
+        is_method = scope.owner is not None
+        return (f".{_last(scope)}" if is_method else _last(scope)) in self._handed_on
 
     def _runs_unseen(self, scope: FunctionScope) -> bool:
         name = _last(scope)
-        if name in self._handed_on or (name.startswith("__") and name != "__init__"):
+        if self.hands_on(scope) or (name.startswith("__") and name != "__init__"):
             return True
         node = scope.node
         if isinstance(node, cst.Module):
@@ -223,16 +224,22 @@ def _words_of(scope: FunctionScope) -> frozenset[str]:
 
 
 def _handed_on_by(scope: FunctionScope) -> frozenset[str]:
-    """Return the words of what a function names without calling it, and of what lambdas name."""
+    """Return what a function names without calling it, and what lambdas and decorators name."""
     nodes, lambdas = scope.nodes_and_lambdas
     quiet = _called_in(nodes) | _not_read_in(nodes)
-    found = {word for node in nodes if id(node) not in quiet and (word := _named(node)) is not None}
-    found.update(
-        word for known in lambdas for node in walk(known) if (word := _named(node)) is not None
-    )
-    if not isinstance(scope.node, cst.Module):
-        found.update(map(_decorator_name, scope.node.decorators))
+    found = [spelt for node in nodes if id(node) not in quiet and (spelt := _spelt(node))]
+    decorators = () if isinstance(scope.node, cst.Module) else scope.node.decorators
+    for root in (*lambdas, *decorators):
+        below = list(walk(root))
+        quiet = _not_read_in(below)
+        found += [spelt for node in below if id(node) not in quiet and (spelt := _spelt(node))]
     return frozenset(found)
+
+
+def _spelt(node: cst.CSTNode) -> str | None:
+    """Return a name, or an attribute with the dot before it: ``.step`` is no function ``step``."""
+    word = _named(node)
+    return f".{word}" if word is not None and type(node) is cst.Attribute else word
 
 
 def _deeds_of(scope: FunctionScope, act: Act) -> _Deeds:
