@@ -28,12 +28,8 @@ class Links:
         self._acts = acts
         self.users: dict[Hashable, list[Hashable]] = {}
         self._words: dict[str, set[str]] = {}
-        self._functions: dict[str, list[FunctionScope]] = {}
+        self._functions = scopes.by_name
         self._known_to_give: dict[str, bool] = {}
-        for scope in scopes.functions[1:]:
-            self._functions.setdefault(scope.name.rpartition(".")[2], []).append(scope)
-        for name, owner in scopes.classes.items():
-            self._functions.setdefault(name, []).extend(owner.methods.values())
         if provenance is not None:
             for scope in scopes.functions:
                 self._add_variables(scope, provenance)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, GradMode, Return
-from gradcheck_lint.model.syntax import dotted_name, is_none
+from gradcheck_lint.model.syntax import decorator_name, is_none
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
@@ -58,17 +58,10 @@ def returns_plainly(scope: FunctionScope) -> bool:
     node = scope.node
     if isinstance(node, cst.Module):
         return False
-    if any(
-        (dotted_name(_decorator(known)) or "").rpartition(".")[2] not in _PLAIN_DECORATORS
-        for known in node.decorators
-    ):
+    if any(decorator_name(known) not in _PLAIN_DECORATORS for known in node.decorators):
         return False
     kinds = {type(inner) for inner in scope.nodes}
     return cst.Return in kinds and cst.Yield not in kinds
-
-
-def _decorator(node: cst.Decorator) -> cst.CSTNode:
-    return node.decorator.func if isinstance(node.decorator, cst.Call) else node.decorator
 
 
 _PLAIN_DECORATORS = frozenset(

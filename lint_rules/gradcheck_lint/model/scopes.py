@@ -148,6 +148,21 @@ class FunctionScope:
         return self._nodes_and_lambdas
 
     @property
+    def nodes_with_lambdas(self) -> Iterator[cst.CSTNode]:
+        """Yield the nodes of the body, of a top level too, and those of lambdas inside it."""
+        nodes, lambdas = self.nodes_and_lambdas
+        yield from nodes
+        for known in lambdas:
+            yield from walk(known)
+
+    def encloses(self, other: FunctionScope) -> bool:
+        """Tell whether another function is defined in this one, or in a class or function there."""
+        around = other.parent
+        while around is not None and around is not self:
+            around = around.parent
+        return around is self
+
+    @property
     def first_parameter(self) -> str | None:
         """Return the name of the first positional parameter, ``self`` in a method."""
         if isinstance(self.node, cst.Module):
@@ -232,6 +247,7 @@ class Scopes:
         self._imported: set[str] = set()
         self._resolved: dict[str, str | None] = {}
         self._class_words: dict[int, frozenset[str]] = {}
+        self._by_name: dict[str, list[FunctionScope]] | None = None
         self._collect(module, self.top, None, "")
 
     def release(self) -> None:
@@ -243,6 +259,7 @@ class Scopes:
             known.methods.clear()
         self.functions.clear()
         self.classes.clear()
+        self._by_name = None
 
     def resolve_import(self, dotted: str) -> str | None:
         """Return the full name of what ``dotted`` was imported as, or None.
@@ -313,6 +330,17 @@ class Scopes:
             seen.add(id(scope))
             yield scope
             waiting.extend(self.classes[base] for base in scope.bases if base in self.classes)
+
+    @property
+    def by_name(self) -> Mapping[str, Sequence[FunctionScope]]:
+        """Return the functions by their last names, and the methods by those of their classes."""
+        if self._by_name is None:
+            self._by_name = {}
+            for scope in self.functions[1:]:
+                self._by_name.setdefault(scope.name.rpartition(".")[2], []).append(scope)
+            for name, owner in self.classes.items():
+                self._by_name.setdefault(name, []).extend(owner.methods.values())
+        return self._by_name
 
     def class_words(self, owner: ClassScope) -> frozenset[str]:
         """Return the words of a class and of its bases in the same file, outside of methods."""

@@ -116,6 +116,12 @@ def dotted_name(node: cst.CSTNode | None) -> str | None:
     return ".".join(reversed(parts))
 
 
+def decorator_name(node: cst.Decorator) -> str:
+    """Return the last word of a decorator, called or not, "" for one that has no name."""
+    named = node.decorator.func if isinstance(node.decorator, cst.Call) else node.decorator
+    return (dotted_name(named) or "").rpartition(".")[2]
+
+
 def place_name(node: cst.CSTNode | None) -> str | None:
     """Return ``a.b["key"].c[0]`` for names, their attributes and items under literal keys."""
     name = dotted_name(node)

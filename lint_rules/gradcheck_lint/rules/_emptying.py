@@ -72,12 +72,7 @@ def _empties_argument(call: Call, store: Store) -> bool:
 
 def _inside(scope: FunctionScope, module: ModuleModel) -> Iterator[FunctionScope]:
     """Yield the functions that a function defines, those of its classes too."""
-    for other in module.scopes.functions:
-        around = other.parent
-        while around is not None and around is not scope:
-            around = around.parent
-        if around is not None:
-            yield other
+    return filter(scope.encloses, module.scopes.functions)
 
 
 def _relatives(function: FunctionModel) -> Iterator[FunctionScope]:
@@ -129,9 +124,7 @@ def is_emptied_anywhere(module: ModuleModel, target: str, maker: FunctionScope |
     word = last_word(target)
     for scope in module.scopes.functions:
         makes = scope is maker or scope is module.scopes.top or scope.name.endswith("__init__")
-        nodes, lambdas = scope.nodes_and_lambdas
-        inside = (node for known in lambdas for node in walk(known))
-        for node in (*nodes, *inside):
+        for node in scope.nodes_with_lambdas:
             if makes and isinstance(node, cst.Assign) and not _is_part_assigned(node):
                 continue
             if last_word(_emptied_by(node) or "") == word:
@@ -144,9 +137,7 @@ def _is_part_assigned(node: cst.Assign) -> bool:
 
 
 def _empties_in(scope: FunctionScope, target: str) -> bool:
-    nodes, lambdas = scope.nodes_and_lambdas
-    inside = (node for known in lambdas for node in walk(known))
-    return _any_empties((*nodes, *inside), target)
+    return _any_empties(scope.nodes_with_lambdas, target)
 
 
 def _any_empties(nodes: Iterable[cst.CSTNode], target: str, store: Store | None = None) -> bool:

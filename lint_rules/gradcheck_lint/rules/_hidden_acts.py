@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.syntax import dotted_name, plain_string, walk
+from gradcheck_lint.model.syntax import decorator_name, plain_string, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,7 +79,7 @@ def may_act_inside(function: FunctionModel, act: Act) -> bool:
     scope = function.scope
     if _deeds_of(scope, act).handed_on:
         return True
-    inner = (other for other in function.module.scopes.functions if _encloses(scope, other))
+    inner = (other for other in function.module.scopes.functions if scope.encloses(other))
     return any(
         deeds.directly or deeds.handed_on for deeds in (_deeds_of(one, act) for one in inner)
     )
@@ -124,11 +124,7 @@ class _File:
         self._scopes = module.scopes
         self._words = {id(scope): _words_of(scope) for scope in module.scopes.functions}
         self._handed_on = frozenset[str]().union(*map(_handed_on_by, module.scopes.functions))
-        self._functions: dict[str, list[FunctionScope]] = {}
-        for scope in module.scopes.functions[1:]:
-            self._functions.setdefault(_last(scope), []).append(scope)
-        for name, owner in module.scopes.classes.items():
-            self._functions.setdefault(name, []).extend(owner.methods.values())
+        self._functions = module.scopes.by_name
         self._named: dict[int, frozenset[int]] = {}
 
     def may_reach(
@@ -139,13 +135,13 @@ class _File:
         Where it is ``called`` counts as well.
         """
         deeds = _deeds_of(other, act)
-        if other is scope or other is self._scopes.top or _encloses(other, scope):
+        if other is scope or other is self._scopes.top or other.encloses(scope):
             return deeds.handed_on
         is_run = deeds.directly and (called or self._runs_unseen(other))
         if not deeds.handed_on and not is_run:
             return False
         return (
-            _encloses(scope, other)
+            scope.encloses(other)
             or self._are_relatives(scope, other)
             or id(other) in self._named_by(scope)
             or (deeds.handed_on and id(scope) in self._named_by(other))
@@ -163,7 +159,7 @@ class _File:
         node = scope.node
         if isinstance(node, cst.Module):
             return False
-        if any(_decorator_name(known) not in _PLAIN for known in node.decorators):
+        if any(decorator_name(known) not in _PLAIN for known in node.decorators):
             return True
         return any(type(inner) is cst.Yield for inner in scope.nodes)
 
@@ -198,18 +194,6 @@ def _last(scope: FunctionScope) -> str:
     return scope.name.rpartition(".")[2]
 
 
-def _decorator_name(node: cst.Decorator) -> str:
-    named = node.decorator.func if isinstance(node.decorator, cst.Call) else node.decorator
-    return (dotted_name(named) or "").rpartition(".")[2]
-
-
-def _encloses(scope: FunctionScope, other: FunctionScope) -> bool:
-    around = other.parent
-    while around is not None and around is not scope:
-        around = around.parent
-    return around is scope
-
-
 def _named(node: cst.CSTNode) -> str | None:
     """Return the word of a name or of an attribute."""
     if type(node) is cst.Name:
@@ -218,9 +202,8 @@ def _named(node: cst.CSTNode) -> str | None:
 
 
 def _words_of(scope: FunctionScope) -> frozenset[str]:
-    nodes, lambdas = scope.nodes_and_lambdas
-    inside = (node for known in lambdas for node in walk(known))
-    return frozenset(word for node in (*nodes, *inside) if (word := _named(node)) is not None)
+    words = map(_named, scope.nodes_with_lambdas)
+    return frozenset(word for word in words if word is not None)
 
 
 def _handed_on_by(scope: FunctionScope) -> frozenset[str]:

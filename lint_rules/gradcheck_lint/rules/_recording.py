@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Branch, Event, GradMode, Jump, Loop, Return
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.syntax import decorator_name, dotted_name
 from gradcheck_lint.rules._hidden_acts import FREEZING, may_act_elsewhere
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def exclude(first: Event, second: Event) -> bool:
 
 
 def _evaluates(decorator: cst.Decorator) -> bool:
-    named = decorator.decorator
-    name = dotted_name(named.func if isinstance(named, cst.Call) else named) or ""
-    return _EVALUATING.search(name.rpartition(".")[2].lower()) is not None
+    return _EVALUATING.search(decorator_name(decorator).lower()) is not None
 
 
 _EVALUATING: Final = re.compile("infer|eval|predict|no_?grad|frozen")
