@@ -40,10 +40,10 @@ def lint_source(
     ``codes`` are the rules to apply, all by default. Source without the word "torch" is not
     parsed. Source that can't be parsed is a finding.
     """
-    plan = _plan(source, path, codes)
-    if not isinstance(plan, _Plan):
-        return plan
     with _collector_off():
+        plan = _plan(source, path, codes)
+        if not isinstance(plan, _Plan):
+            return plan
         suspects = _suspects(source, plan.codes)
         if plan.answerable is None and suspects is not None and not suspects:
             return ()
@@ -82,10 +82,11 @@ def _violations(
     model: ModuleModel, rules: Sequence[Rule], suspects: _Suspects | None = None
 ) -> Iterator[tuple[Rule, FunctionModel, Violation]]:
     for place, function in enumerate(model.functions()):
+        parts = function.scope.parts
         for rule in rules:
             if suspects is not None and (rule.entry.code, place) not in suspects:
                 continue
-            if (rule.part is None or rule.part in function.scope.parts) and rule.may_find(function):
+            if (rule.part is None or rule.part in parts) and rule.may_find(function):
                 for violation in rule.check(function):
                     yield rule, function, violation
 
@@ -94,12 +95,12 @@ def inspect_source(source: bytes, path: str, *, codes: Collection[str] | None = 
     """Return what is wrong in one file and how to fix it; as ``lint_source``."""
     from gradcheck_lint.inspection import Inspection  # noqa: PLC0415 - needs libcst
 
-    plan = _plan(source, path, codes)
-    if not isinstance(plan, _Plan):
-        from gradcheck_lint.inspection import Inspected  # noqa: PLC0415 - as above
-
-        return Inspection(tuple(map(Inspected, plan)))
     with _collector_off():
+        plan = _plan(source, path, codes)
+        if not isinstance(plan, _Plan):
+            from gradcheck_lint.inspection import Inspected  # noqa: PLC0415 - as above
+
+            return Inspection(tuple(map(Inspected, plan)))
         return _inspect(source, path, plan)
 
 
