@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS, MAYBE_ITSELF_METHODS, VIEW_METHODS
+from gradcheck_lint.model.python_tree import child_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,14 +75,14 @@ class EarlierUse:
             inner: list[Sequence[ast.stmt]] = []
             kind = type(node)
             is_closed = kind in _DEFINITIONS
-            for field, value in node.__dict__.items():
-                if field in {"body", "orelse", "finalbody"} and not is_closed:
-                    inner.append(value)
-                elif field in {"handlers", "cases"}:
-                    inner.extend(part.body for part in value)
-                    _count(value, names, skip="body")
-                elif isinstance(value, (ast.AST, list)):
-                    _count(value, names)
+            if is_closed:
+                _count(child_nodes(node), names)
+            else:
+                _count(child_nodes(node, skip=_BLOCK_FIELDS), names)
+                inner.extend(getattr(node, field, ()) for field in _OWN_BLOCKS)
+                for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                    _count(child_nodes(part, skip=_BLOCK_FIELDS), names)
+                    inner.append(part.body)
             bound, source = None, None
             if kind is ast.Assign:
                 targets = node.targets  # type: ignore[attr-defined]
@@ -95,17 +96,14 @@ class EarlierUse:
                     self._collect(block, blocks, within)
 
 
-def _count(value: Any, names: Counter[str], *, skip: str = "") -> None:
-    waiting = [value]
-    while waiting:
-        current = waiting.pop()
-        kind = type(current)
-        if kind is list:
-            waiting.extend(current)
-        elif kind is ast.Name:
+def _count(nodes: list[Any], names: Counter[str]) -> None:
+    """Count the names in and below these nodes, which are used up."""
+    while nodes:
+        current = nodes.pop()
+        if type(current) is ast.Name:
             names[current.id] += 1
-        elif isinstance(current, ast.AST) and kind is not ast.Constant:
-            waiting.extend(part for field, part in current.__dict__.items() if field != skip)
+        else:
+            nodes.extend(child_nodes(current))
 
 
 def _is_new(node: ast.expr) -> bool:
@@ -118,6 +116,8 @@ def _is_new(node: ast.expr) -> bool:
     return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant))
 
 
+_OWN_BLOCKS: Final = ("body", "orelse", "finalbody")
+_BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, "handlers", "cases"})
 _DEFINITIONS: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _LOOPS: Final = frozenset({ast.For, ast.AsyncFor, ast.While})
 _SHARING: Final = (

@@ -6,6 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from gradcheck_lint.model.python_tree import child_nodes, walk_python
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
 
@@ -104,7 +106,7 @@ class Links:
                     yield node.attr  # type: ignore[attr-defined]
                 elif kind is ast.keyword and node.arg is not None:  # type: ignore[attr-defined]
                     yield node.arg  # type: ignore[attr-defined]
-                waiting.extend(ast.iter_child_nodes(node))
+                waiting.extend(child_nodes(node))
 
     def _parts_of_call(self, node: ast.Call) -> Iterator[ast.AST]:
         """Yield what the result of a call may be, or do when it is called itself."""
@@ -141,7 +143,7 @@ class Links:
 
 
 def _all_names(node: ast.AST) -> Iterator[str]:
-    for inner in ast.walk(node):
+    for inner in walk_python(node):
         if isinstance(inner, ast.Name):
             yield inner.id
         elif isinstance(inner, ast.Attribute):
@@ -149,7 +151,7 @@ def _all_names(node: ast.AST) -> Iterator[str]:
 
 
 def _attributes_of(target: Any) -> Iterator[str]:
-    for node in ast.walk(target):
+    for node in walk_python(target):
         if isinstance(node, ast.Attribute):
             yield node.attr
 

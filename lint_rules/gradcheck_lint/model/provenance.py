@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS
+from gradcheck_lint.model.python_tree import child_nodes, walk_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ class Write:
     def moves(self) -> bool:
         """Tell whether an item is written whose index is made of a name."""
         return self.index is not None and any(
-            isinstance(node, ast.Name) for node in ast.walk(self.index)
+            isinstance(node, ast.Name) for node in walk_python(self.index)
         )
 
 
@@ -298,17 +299,10 @@ class _Collector:
 
     def _expressions(self, node: ast.stmt, *, in_loop: bool) -> None:
         """Look for calls that write, and for names that expressions bind."""
-        waiting: list[Any] = [
-            value
-            for name, value in node.__dict__.items()
-            if name not in _BLOCK_FIELDS and (isinstance(value, (ast.AST, list)))
-        ]
+        waiting: list[Any] = child_nodes(node, skip=_BLOCK_FIELDS)
         while waiting:
             current = waiting.pop()
             kind = type(current)
-            if kind is list:
-                waiting.extend(item for item in current if isinstance(item, ast.AST))
-                continue
             if kind is ast.Name or kind is ast.Constant:
                 continue
             if kind is ast.Call:
@@ -317,12 +311,7 @@ class _Collector:
                 self._assign(current.target, current.iter)
             elif kind is ast.NamedExpr:
                 self._assign(current.target, current.value)
-            for value in current.__dict__.values():
-                inner = type(value)
-                if inner is list:
-                    waiting.extend(item for item in value if isinstance(item, ast.AST))
-                elif inner not in _PLAIN and isinstance(value, ast.AST):
-                    waiting.append(value)
+            waiting.extend(child_nodes(current))
 
     def _note_write(self, node: ast.Call, statement: ast.stmt, *, in_loop: bool) -> None:
         func, roots = node.func, []
@@ -351,7 +340,6 @@ class _Collector:
         self._body.writes.extend(Write(root, statement, in_loop=in_loop) for root in roots)
 
 
-_PLAIN: Final = frozenset({str, int, float, bool, type(None), ast.Load, ast.Store})
 _DEFINITIONS: Final = frozenset(
     {ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom}
 )
@@ -428,7 +416,7 @@ def _parts(node: ast.expr) -> Iterator[ast.expr]:
     else:
         waiting: list[ast.AST] = [node]
         while waiting:
-            for child in ast.iter_child_nodes(waiting.pop()):
+            for child in child_nodes(waiting.pop()):
                 if isinstance(child, ast.expr):
                     yield child
                 elif isinstance(child, ast.comprehension):

@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import writes_items
 from gradcheck_lint.model.provenance import dotted
+from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional
 from gradcheck_lint.model.values import Kind, Value, Values
@@ -212,7 +213,7 @@ def _may_read_itself(write: Write) -> bool:
     """Tell whether an item is written with what an operation makes of an item of the same."""
     if write.index is None or write.source is None or not (name := dotted(write.target)):
         return False
-    for node in ast.walk(write.source):
+    for node in walk_python(write.source):
         operands: list[ast.expr] = []
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.MatMult)):
             operands = [node.left, node.right]
