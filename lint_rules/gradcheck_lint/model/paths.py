@@ -29,6 +29,8 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.nearness import STEPS, Sought
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.values import sites
 
@@ -47,6 +49,16 @@ PROTOCOL: Final = (
     SchedulerStep,
 )
 """What belongs to the order of a training step."""
+
+
+def _is_act(word: str) -> bool:
+    return word in STEPS or word in _OTHER_ACTS or any(part in word for part in _PARTS_OF_ACTS)
+
+
+_OTHER_ACTS: Final = frozenset({"unscale_", "update", "setattr", "getattr"})
+_PARTS_OF_ACTS: Final = ("backward", "grad", "zero")
+_ACTS: Final = Sought(_is_act)
+"""What is named wherever such an event is, save for what is written in place."""
 
 _EFFECTS: Final = (*PROTOCOL, Jump, Return)
 
@@ -148,8 +160,10 @@ class _Walk:
 
 
 def matters(function: FunctionModel) -> bool:
-    """Tell whether a function has events of a training step itself."""
-    return any(isinstance(event, PROTOCOL) for event in function.events())
+    """Tell whether a function has events of a training step itself; few by words need reading."""
+    scope = function.scope
+    may_act = Part.WRITE in scope.parts or function.module.near.has_itself(scope, _ACTS)
+    return may_act and any(isinstance(event, PROTOCOL) for event in function.events())
 
 
 def turns(loop: Loop, function: FunctionModel) -> list[Path]:
@@ -275,7 +289,7 @@ def _may_change(text: str, changing: frozenset[str]) -> bool:
 
 def _block(block: Block, walk: _Walk, before: list[_Partial]) -> list[_Partial]:
     ways = before
-    for item in block.items:
+    for item in _effects(block, walk):
         going = [way for way in ways if way.goes_on]
         if not going:
             break
@@ -320,8 +334,6 @@ def _occurrence(event: Event, walk: _Walk) -> Occurrence:
 
 
 def _branch(branch: Branch, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
-    if not any(_has_effect(arm, walk) for arm in branch.arms):
-        return ways
     decision = _decision(branch, walk)
     result: list[_Partial] = []
     for index, arm in enumerate(branch.arms):
@@ -354,20 +366,22 @@ def _decision(branch: Branch, walk: _Walk) -> tuple[str, int] | None:
     return text, is_negated
 
 
-def _has_effect(block: Block, walk: _Walk) -> bool:
-    """Tell whether a block has anything that a path shows; the answer is kept with the file."""
+def _effects(block: Block, walk: _Walk) -> Sequence[Event | Branch | Loop]:
+    """Return what of a block a path shows: many paths go through it, and little of it matters."""
     memo = walk.function.module.memo
-    key = ("has effect", id(block))
+    key = ("effects", id(block))
     if key not in memo:
-        memo[key] = any(_is_effect(item, walk) for item in block.items)
-    return bool(memo[key])
+        # The block is kept as well, so that no other one gets its `id`.
+        memo[key] = block, [item for item in block.items if _is_effect(item, walk)]
+    found: list[Event | Branch | Loop] = memo[key][1]
+    return found
 
 
 def _is_effect(item: Event | Branch | Loop, walk: _Walk) -> bool:
     if isinstance(item, Branch):
-        return any(_has_effect(arm, walk) for arm in item.arms)
+        return any(_effects(arm, walk) for arm in item.arms)
     if isinstance(item, Loop):
-        return _has_effect(item.body, walk)
+        return bool(_effects(item.body, walk))
     if isinstance(item, Call):
         return item.function is not None or _is_unclear(item, walk)
     return isinstance(item, _EFFECTS)
@@ -375,8 +389,6 @@ def _is_effect(item: Event | Branch | Loop, walk: _Walk) -> bool:
 
 def _inner_loop(loop: Loop, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
     """Take one way through an inner loop's body, and each again."""
-    if not _has_effect(loop.body, walk):
-        return ways
     bodies = [
         body
         for body in {way.key: way for way in _block(loop.body, walk, [_Partial()])}.values()
@@ -403,7 +415,7 @@ def _call(call: Call, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
     if id(scope) in walk.seen:
         return ways
     called = walk.function.module.function(scope)
-    if any(isinstance(event, Call) and event.suspends for event in called.events()):
+    if _may_suspend(called):
         return _extend(ways, _occurrence(call, walk))
     if not _may_matter(called, walk):
         return ways
@@ -417,6 +429,15 @@ def _call(call: Call, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
         for body in bodies
         if body.left_by is not JumpKind.RAISE
     ]
+
+
+def _may_suspend(called: FunctionModel) -> bool:
+    """Tell whether a function hands control to its caller in between."""
+    memo = called.module.memo
+    key = ("suspends", id(called.scope))
+    if key not in memo:
+        memo[key] = any(isinstance(event, Call) and event.suspends for event in called.events())
+    return bool(memo[key])
 
 
 def _may_matter(called: FunctionModel, walk: _Walk) -> bool:

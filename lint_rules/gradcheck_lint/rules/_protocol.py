@@ -17,6 +17,7 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.nearness import STEPS, Sought
 from gradcheck_lint.model.paths import Path, matters, once, turns
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules._clipping import judge_clip
 from gradcheck_lint.rules._hidden_acts import (
     DIFFERENTIATING,
@@ -96,7 +97,7 @@ def _is_candidate(function: FunctionModel) -> bool:
     if matters(function):
         return True
     # A loop that only calls functions of the file: `for x in data: self.step(x)`.
-    return any(
+    return Part.LOOP in function.scope.parts and any(
         isinstance(event, Call) and event.function is not None and event.loops
         for event in function.events()
     )
