@@ -28,6 +28,7 @@ from gradcheck_lint.model.syntax import (
     plain_string,
 )
 from gradcheck_lint.model.values import (
+    NO_SITES,
     NOTHING,
     Kind,
     Origin,
@@ -227,8 +228,8 @@ _ATTRIBUTE_KINDS = {
 
 
 def _epoch(state: State, path: str) -> frozenset[int]:
-    root = path.partition(".")[0]
-    return frozenset(value.site for value in state.names.get(f"{root}.*", NOTHING))
+    held = state.names.get(path.partition(".")[0] + ".*")
+    return NO_SITES if held is None else frozenset(value.site for value in held)
 
 
 def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:

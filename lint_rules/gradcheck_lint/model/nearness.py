@@ -140,17 +140,14 @@ class Nearness:
         return known
 
     def _has_itself(self, scope: FunctionScope, sought: Sought, wanted: frozenset[str]) -> bool:
-        text = scope.text
         owner = scope.owner
-        of_class = frozenset[str]() if owner is None else self._scopes.class_words(owner)
+        if owner is not None and not wanted.isdisjoint(self._scopes.class_words(owner)):
+            return True
         found = wanted & scope.words
-        if sought.text is None or text is None:
-            return bool(found) or not wanted.isdisjoint(of_class)
-        return (
-            not wanted.isdisjoint(of_class)
-            or not all(map(sought.is_one, found))
-            or (bool(found) and sought.text.search(text) is not None)
-        )
+        if not found or sought.text is None or not all(map(sought.is_one, found)):
+            return bool(found)
+        text = scope.text
+        return text is None or sought.text.search(text) is not None
 
 
 def writes_items(scope: FunctionScope) -> Iterator[tuple[cst.Subscript, cst.BaseExpression | None]]:

@@ -73,6 +73,8 @@ def join_states(left: State, right: State, lookup: Lookup) -> State:
     names = dict(left.names)
     for path, values in right.names.items():
         known = names.get(path)
+        if known is values:
+            continue
         if known is None:
             known = lookup(left, path) if "." in path else values
         names[path] = join(known, values)

@@ -114,7 +114,7 @@ NO_SITES: frozenset[int] = frozenset()
 
 def join(left: Values, right: Values) -> Values:
     """Return what may be held after either of two paths; a site appears once per kind."""
-    if left == right or not right:
+    if left is right or not right or left == right:
         return left
     if not left:
         return right

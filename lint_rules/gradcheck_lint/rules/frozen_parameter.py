@@ -32,11 +32,11 @@ class FrozenParameter(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `name.startswith("layers.1")` that decides what is frozen."""
         for node in body_of(function.scope):
-            if not isinstance(node, cst.If) or not _freezes(node.body):
+            if type(node) is not cst.If:
                 continue
             for inner in walk(node.test):
                 pattern = _pattern(inner)
-                if pattern is not None:
+                if pattern is not None and _freezes(node.body):
                     yield Violation(
                         inner,
                         f"the pattern {pattern!r} ends in a number, so it also matches "
