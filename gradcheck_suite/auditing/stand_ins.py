@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -33,17 +33,24 @@ if TYPE_CHECKING:
 __all__ = ["StandIns"]
 
 
+class _Acting:
+    """Whom all stand-ins tell, as there are hundreds: the writers of the audit that runs."""
+
+    __slots__ = ("writers",)
+
+    def __init__(self) -> None:
+        self.writers: Writers | None = None
+
+
+_acting = _Acting()
+
+
 class _Watched:
     """Stand in for a function that writes into its first argument, and take note of each call.
 
     It equals the original, since torch hands the function that it finds under a name to
     ``__torch_function__``, and programs look up there what they have registered by function.
-
-    Attributes:
-        writers: of the audit that runs; of all stand-ins at once, as there are hundreds.
     """
-
-    writers: ClassVar[Writers | None] = None
 
     def __init__(self, original: Callable[..., Any], name: str) -> None:
         functools.update_wrapper(self, original)
@@ -51,7 +58,7 @@ class _Watched:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        writers = _Watched.writers
+        writers = _acting.writers
         try:
             result = self.original(*args, **kwargs)
         except RuntimeError as error:
@@ -59,7 +66,10 @@ class _Watched:
                 writers.refused(args[0] if args else kwargs.get("input"), self._name, error)
             raise
         if writers is not None and writers.listening and not _is_compiling():
-            writers.note(args[0] if args else kwargs.get("input"), self._name)
+            written = args[0] if args else kwargs.get("input")
+            caller = _running_frame(1)
+            if writers.last() is not written or not writers.runs_again(self._name, caller):
+                writers.note(written, self._name, caller)
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -88,6 +98,7 @@ class _Watched:
 
 
 _is_compiling = torch.compiler.is_compiling
+_running_frame = sys._getframe  # noqa: SLF001 - the only cheap way
 
 
 def _operator(original: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
@@ -96,11 +107,12 @@ def _operator(original: Callable[..., Any], name: str) -> Callable[[Any, Any], A
     Loops write by operators more than by any other means. A function is called sooner than an
     object, but does not equal the original.
     """
-    running_frame = sys._getframe  # noqa: SLF001 - the only cheap way
+    running_frame = _running_frame
+    acting = _acting
 
     @functools.wraps(original)
     def operate(tensor: Any, other: Any, /) -> Any:
-        writers = _Watched.writers
+        writers = acting.writers
         if writers is None:
             return original(tensor, other)
         try:
@@ -111,7 +123,7 @@ def _operator(original: Callable[..., Any], name: str) -> Callable[[Any, Any], A
         if writers.last() is tensor and writers.runs_again(name, running_frame(1)):
             return result
         if writers.listening and result is not NotImplemented and not _is_compiling():
-            writers.note(tensor, name)
+            writers.note(tensor, name, running_frame(1))
         return result
 
     return operate
@@ -152,14 +164,14 @@ class StandIns:
         """Tell ``writers`` of each call from now on."""
         if not self._originals:
             self._place(patches)
-        _Watched.writers = writers
+        _acting.writers = writers
         writers.begin()
 
     def end(self) -> None:
         """Tell nobody any more."""
-        if _Watched.writers is not None:
-            _Watched.writers.end()
-            _Watched.writers = None
+        if _acting.writers is not None:
+            _acting.writers.end()
+            _acting.writers = None
 
     def _place(self, patches: Patches) -> None:
         for owner, name in in_place_functions():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from gradcheck_suite._torch_compat import (
     jit_is_tracing,
     without_torch_function,
 )
-from gradcheck_suite.auditing.call_sites import CallSite, call_site
+from gradcheck_suite.auditing.call_sites import CallSite, call_site, kind_of_file
 from gradcheck_suite.auditing.checksums import extent_of
 from gradcheck_suite.auditing.events import WriteRefused, Written
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.clock import Moment
     from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.saved_tensors import SavedTensors
 
 __all__ = ["Write", "Writers"]
 
@@ -33,6 +33,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _KEPT_PER_STORAGE = 8
 _KEPT_STORAGES = 512
 _WORTH_A_LOOK = 8
+_new_tuple = tuple.__new__  # spares a call of Python for each write
 
 
 class Write(NamedTuple):
@@ -57,7 +58,8 @@ class Writers:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._clock = recorder.clock
-        self._writes: dict[int, deque[Write]] = {}
+        # By the address of the storage, the one written last at the end.
+        self._writes: OrderedDict[int, list[Write]] = OrderedDict()
         self.last: Callable[[], object] = _nothing
         self._last_operation = ""
         self._last_moment: Moment | None = None
@@ -67,10 +69,12 @@ class Writers:
         self.listening = False
         self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
         self._tells = False
+        self._saved_tensors: SavedTensors  # made after this
 
     def begin(self) -> None:
         """Be told of writes from now on."""
         self._tells = self._recorder.wants(Written)
+        self._saved_tensors = self._recorder.saved_tensors
 
     def end(self) -> None:
         """Forget the writes of an audit that is over."""
@@ -86,19 +90,19 @@ class Writers:
             caller.f_lasti == self._last_offset
             and caller.f_code is self._last_code
             and self._clock.moment is self._last_moment
-            and self._recorder.saved_tensors.saved == self._saved_by_then
+            and self._saved_tensors.saved == self._saved_by_then
             and self._last_operation == operation
         )
 
-    def note(self, written: object, name: str) -> None:
-        """Take note of a call of ``name`` that wrote into ``written``, a tensor or several."""
-        # Above is the stand-in.
-        if self.last() is written and self.runs_again(name, sys._getframe(2)):  # noqa: SLF001
-            return
+    def note(self, written: object, name: str, caller: FrameType) -> None:
+        """Take note of a call of ``name`` that wrote into ``written``, a tensor or several.
+
+        The caller of the stand-in has seen that it does not just run again.
+        """
         if jit_is_tracing():
             return  # what is asked of a tensor now would become a part of the program
         if type(written) in _PLAIN and not function_mode_is_active():
-            self._note_tensor(written, name)
+            self._note_tensor(written, name, caller)
             return
         targets = written if isinstance(written, (list, tuple)) else (written,)
         for tensor in targets:
@@ -106,28 +110,36 @@ class Writers:
                 continue
             if function_mode_is_active():
                 with without_torch_function():
-                    self._note_tensor(tensor, name)
+                    self._note_tensor(tensor, name, caller)
             else:
-                self._note_tensor(tensor, name)
+                self._note_tensor(tensor, name, caller)
 
-    def _note_tensor(self, tensor: Any, name: str) -> None:
+    def _note_tensor(self, tensor: Any, name: str, caller: FrameType) -> None:
         # Gradient checks write into single elements thousands of times: each line here counts.
         if not tensor.dim() and not tensor.is_floating_point():
             return  # a counter that a module keeps, such as batch norm's of its batches
         try:
-            start = tensor.data_ptr()
-            storage = start - tensor.storage_offset() * tensor.itemsize
+            start = storage = tensor.data_ptr()
+            offset = tensor.storage_offset()
+            if offset:
+                storage -= offset * tensor.itemsize
             end = start + (tensor.nbytes or 1) if tensor.is_contiguous() else _end_of(tensor, start)
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
             return
-        site = call_site()
-        writes = self._writes.get(storage)
+        code = caller.f_code
+        is_foreign = kind_of_file[code.co_filename]
+        site = call_site(caller) if is_foreign else (code, caller.f_lasti)
+        known = self._writes
+        writes = known.pop(storage, None)
         if writes is None:
-            if len(self._writes) >= _KEPT_STORAGES:
-                self._forget_oldest()
-            writes = self._writes[storage] = deque(maxlen=_KEPT_PER_STORAGE)
+            if len(known) >= _KEPT_STORAGES:
+                known.popitem(last=False)
+            writes = []
+        elif len(writes) >= _KEPT_PER_STORAGE:
+            del writes[0]
+        known[storage] = writes
         sequence = self._clock.tick()
-        writes.append(Write(sequence, name, site, start, end))
+        writes.append(_new_tuple(Write, (sequence, name, site, start, end)))
         if site is None or self._tells or name == "__setitem__":
             self.last = _nothing
         else:
@@ -135,7 +147,7 @@ class Writers:
             self._last_operation = name
             self._last_code, self._last_offset = site
             self._last_moment = self._clock.moment
-            self._saved_by_then = self._recorder.saved_tensors.saved
+            self._saved_by_then = self._saved_tensors.saved
         if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
             try:
                 self.on_indexed(tensor, site)
@@ -155,16 +167,9 @@ class Writers:
         if len(self._writes) < _WORTH_A_LOOK:
             return
         oldest = oldest_save()
-        self._writes = {
-            storage: writes
-            for storage, writes in self._writes.items()
-            if writes[-1].sequence > oldest
-        }
-
-    def _forget_oldest(self) -> None:
-        by_age = sorted(self._writes, key=lambda storage: self._writes[storage][-1].sequence)
-        for storage in by_age[: _KEPT_STORAGES // 2]:
-            del self._writes[storage]
+        for storage, writes in tuple(self._writes.items()):
+            if writes[-1].sequence <= oldest:
+                del self._writes[storage]
 
     def since(self, sequence: int, tensor: Any) -> list[Write]:
         """Return the writes into the memory of ``tensor`` after ``sequence``, oldest first.
@@ -180,7 +185,7 @@ class Writers:
             return []
         return [
             write
-            for write in self._writes.get(storage, ())
+            for write in tuple(self._writes.get(storage, ()))
             if write.sequence > sequence and write.start < end and start < write.end
         ]
 

@@ -164,6 +164,25 @@ def test_a_line_that_writes_into_one_view_after_another_is_named_for_each(line_o
     assert finding.location.line == line_of(step)
 
 
+def test_a_write_is_known_while_no_more_than_500_other_tensors_are_written(line_of):
+    def step():
+        others = [torch.zeros(1) for _ in range(150 + 500)]
+        for other in others[:150]:
+            other.add_(1)
+        saved = torch.rand(3, requires_grad=True).exp()
+        loss = saved.exp()
+        saved.mul_(2)  # <- here
+        for other in others[150:]:
+            other.add_(1)
+        loss.sum().backward()
+
+    options = {"watch_writers": "never"}
+    with gs.audit(**options) as session, pytest.raises(RuntimeError, match="modified by an in"):
+        step()
+    (finding,) = session.findings
+    assert finding.location.line == line_of(step)
+
+
 def test_an_operator_that_does_not_know_its_operand_has_not_written(line_of):
     class Other:
         def __radd__(self, tensor):
