@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CallSite",
     "call_site",
+    "exact_call_site",
     "is_user_code",
     "kind_of_file",
     "location_of",
@@ -28,9 +29,10 @@ __all__ = [
 ]
 
 
-CallSite: TypeAlias = "tuple[CodeType, int]"
+CallSite: TypeAlias = "tuple[CodeType, int] | tuple[CodeType, int, CodeType, int]"
 """A place in running code, its code object and the offset in it: the line is worked out when it is
-asked for. A plain tuple, because one is made for each saved tensor."""
+asked for. A plain tuple, because one is made for each saved tensor. Where the user's code called a
+library and that called torch, the place in the library may follow."""
 
 
 _TORCH = folder_prefix(Path(torch.__file__).parent)
@@ -80,6 +82,26 @@ def call_site(start: FrameType | None = None) -> CallSite | None:
     return None if fallback is None else (fallback.f_code, fallback.f_lasti)
 
 
+def exact_call_site() -> CallSite | None:
+    """Return the innermost place in the user's code, and where a library it called has come to.
+
+    A training loop inside a library is one line of the user's, however many backwards and steps it
+    has: what compares places, to tell whether one call was made again, asks for this.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+    kinds = kind_of_file
+    inner: FrameType | None = None
+    while frame is not None:
+        kind = kinds[frame.f_code.co_filename]
+        if kind == _USER:
+            here = (frame.f_code, frame.f_lasti)
+            return here if inner is None else (*here, inner.f_code, inner.f_lasti)
+        if kind == _LIBRARY and inner is None:
+            inner = frame
+        frame = frame.f_back
+    return None if inner is None else (inner.f_code, inner.f_lasti)
+
+
 def user_frames() -> Iterator[FrameType]:
     """Yield the frames of this thread that are not torch's, Python's or ours, innermost first."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
@@ -113,7 +135,7 @@ def location_of(place: CallSite | None) -> Location | None:
     """Return the source line of a call site."""
     if place is None:
         return None
-    code, offset = place
+    code, offset = place[:2]
     line = code.co_firstlineno
     for start, end, number in code.co_lines():
         if start <= offset < end and number is not None:

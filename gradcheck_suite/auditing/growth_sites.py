@@ -71,7 +71,7 @@ def growth_of(
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return Growth()
-    wanted = _Wanted(name, attribute, classes, base)
+    wanted = _Wanted(name, attribute, classes, base, _receivers(tree) if classes else frozenset())
     statements = [
         each
         for each in _statements(tree, (), in_loop=False)
@@ -95,6 +95,7 @@ class _Wanted:
     attribute: bool
     classes: frozenset[str]
     base: str | None
+    receivers: frozenset[str]
 
     def is_called(self, node: ast.AST, scope: str) -> bool:
         """Return whether an expression in that scope is the name."""
@@ -106,7 +107,7 @@ class _Wanted:
             return True
         before = node.value
         last = before.id if isinstance(before, ast.Name) else getattr(before, "attr", None)
-        if last in ("self", "cls") and self.classes:
+        if last in self.receivers:
             return any(f"{scope}.".startswith(f"{name}.") for name in self.classes)
         return last == self.base
 
@@ -117,6 +118,19 @@ class _Wanted:
                 return False
             node = node.value
         return True
+
+
+def _receivers(tree: ast.AST) -> frozenset[str]:
+    """Return what the methods of a file call the object or the class that they are called on."""
+    methods = [
+        method.args
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        for method in each.body
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    first = [[*given.posonlyargs, *given.args][:1] for given in methods]
+    return frozenset(parameter.arg for found in first for parameter in found)
 
 
 def _comes_once(shrinking: _Statement, growing: list[_Statement]) -> bool:

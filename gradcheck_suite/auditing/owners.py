@@ -137,13 +137,15 @@ class RunningFrames:
             for name, value in scope.variables.items():
                 if value is not thing:
                     continue
-                rank = (0 if scope.users else 4) + (name == "self")
+                rank = (0 if scope.users else _LIBRARYS) + (name == "self")
                 if best is None or rank < best.rank:
                     best = _Anchor(rank, _variable("local", name, scope.code), 0)
         return best
 
 
 _USER, _MACHINERY = 0, 2
+_LIBRARYS = 4
+"""The ranks of a library's own variables begin here."""
 
 
 def is_ours(thing: object) -> bool:
@@ -205,7 +207,13 @@ def owner_of(holder: object, frames: RunningFrames, *, skip: set[int]) -> Owner 
                 attribute = _attribute(node.chain())
         if named:
             anchor, chain = min(named, key=lambda entry: entry[0].rank)
-            return _with_path(anchor.owner, chain[anchor.start :])
+            below = chain[anchor.start :]
+            if anchor.rank >= _LIBRARYS and below and _is_users(type(below[0])):
+                # What a library calls it says less than whose attribute it is.
+                attribute = _attribute(below) or attribute
+                if attribute is not None:
+                    return attribute
+            return _with_path(anchor.owner, below)
         level = _referrers(level, seen)[:_MOST_PER_LEVEL]
         if not level:
             break
@@ -374,13 +382,21 @@ def _some(file: str | None) -> tuple[str, ...]:
     return () if file is None else (file,)
 
 
+def _file_of(kind: type) -> str | None:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+
+
+def _is_users(kind: type) -> bool:
+    file = _file_of(kind)
+    return file is not None and kind_of_file[file] == _USER
+
+
 def _growth_name(kind: type, name: str, base: str | None) -> GrowthName | None:
     """Return an attribute as the user's classes of this kind know it; None if it is a library's."""
     classes = [
         (each, file)
         for each in kind.__mro__
-        if (file := getattr(sys.modules.get(each.__module__), "__file__", None)) is not None
-        and kind_of_file[file] == _USER
+        if (file := _file_of(each)) is not None and kind_of_file[file] == _USER
     ]
     if not classes:
         return None

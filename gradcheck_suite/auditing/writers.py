@@ -145,7 +145,7 @@ class Writers:
         else:
             self.last = weakref.ref(tensor)
             self._last_operation = name
-            self._last_code, self._last_offset = site
+            self._last_code, self._last_offset = site[:2]
             self._last_moment = self._clock.moment
             self._saved_by_then = self._saved_tensors.saved
         if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:

@@ -200,7 +200,7 @@ def _switches_off(node: ast.expr) -> bool:
 
 def span_at(site: CallSite) -> Span | None:
     """Return where in its source the call at this site stands (Python 3.11 and later)."""
-    code, offset = site
+    code, offset = site[:2]
     positions = getattr(code, "co_positions", None)
     if positions is None:
         return None

@@ -451,7 +451,7 @@ class ConnectivityDetector:
             for backward in stack
             if (at := location_of(backward)) is not None
         }
-        callers = {code for stack in self._stacks for code, _ in stack}
+        callers = {site[0] for stack in self._stacks for site in stack}
         for frame in call.sites:
             at = location_of(frame)
             if at is None:

@@ -180,10 +180,10 @@ class LifetimeDetector:
         return None
 
     def _at_the_end(self, _event: SessionEnded) -> None:
-        spent = self._recorder.generations.spent()
         if self._suspect is None and self._recorder.generations.living > 1:
             # A holder has the newest graph too, by now.
-            self._suspect = self._ask_who(spent)
+            self._suspect = self._ask_who(leave_out=0)
+        spent = self._recorder.generations.spent()
         if self._suspect is not None:
             self._report(replace(self._suspect, most=max(self._suspect.most, len(spent))))
             self._suspect = None
@@ -214,23 +214,28 @@ class LifetimeDetector:
             if self._suspect is not None:
                 self._let_go()
             return
-        spent = self._recorder.generations.spent()[:-1]
         if self._suspect is not None:
-            self._follow(spent)
-        elif len(spent) >= self._threshold:
-            self._suspect = self._ask_who(spent)
+            self._follow(self._recorder.generations.spent()[:-1])
+        elif len(self._recorder.generations.spent()) > self._threshold:
+            self._suspect = self._ask_who(leave_out=1)
 
     def _turns(self, spent: list[Generation]) -> dict[Generation, int]:
         """Return the generations with the step of each, or its number if nothing steps."""
         return {each: each.step if self._stepped else each.index for each in spent}
 
-    def _ask_who(self, spent: list[Generation]) -> _Suspect | None:
+    def _ask_who(self, *, leave_out: int) -> _Suspect | None:
+        """Look for holders of all graphs but the newest ``leave_out``.
+
+        No list of generations may live on while the garbage is collected: a generation is taken
+        to live as long as its graph does.
+        """
         limit = self._recorder.options.graph_limit
-        if len(set(self._turns(spent).values())) < limit:
+        indices = [each.index for each in self._recorder.generations.spent()]
+        newest = indices[-1 - leave_out] if len(indices) > leave_out else -1
+        if len(set(self._turns(self._up_to(newest)).values())) < limit:
             return None
-        newest = spent[-1]
         gc.collect()
-        alive = [each for each in self._recorder.generations.spent() if each.index <= newest.index]
+        alive = self._up_to(newest)
         turns = self._turns(alive)
         held: tuple[HeldGraphs, ...] = ()
         if len(set(turns.values())) >= limit and len(self._kept) < _MOST_FINDINGS:
@@ -248,6 +253,9 @@ class LifetimeDetector:
             self._threshold = 2 * len(alive)
             return None
         return suspect
+
+    def _up_to(self, newest: int) -> list[Generation]:
+        return [each for each in self._recorder.generations.spent() if each.index <= newest]
 
     def _follow(self, spent: list[Generation]) -> None:
         suspect = self._suspect

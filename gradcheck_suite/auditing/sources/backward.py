@@ -13,7 +13,7 @@ from gradcheck_suite._torch_compat import (
     inside_backward,
     transform_is_active,
 )
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import (
     BackwardFailed,
     BackwardFinished,
@@ -103,13 +103,13 @@ class BackwardSource(Source):
         try:
             return original(outputs, *args, **kwargs)
         except BaseException as error:
-            self.fail(Generation(index, call_site()), outputs, error)
+            self.fail(Generation(index, exact_call_site()), outputs, error)
             raise
 
     def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
         """Tell that a backward begins; return what ``end`` needs."""
         recorder = self.recorder
-        site = call_site()
+        site = exact_call_site()
         index = recorder.count_backward()
         recorder.backwards_elsewhere += threading.get_ident() != recorder.thread
         recorder.writers.listening = True

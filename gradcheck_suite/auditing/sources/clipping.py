@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from gradcheck_suite._torch_compat import clipping_internals
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import GradientsClipped
 from gradcheck_suite.auditing.sources._base import Source, is_compiling
 
@@ -101,7 +101,7 @@ class ClippingSource(Source):
                     function=function,
                     gradients=tuple(gradient for gradient in gradients if gradient is not None),
                     parameters=None if given is None else len(given),
-                    site=call_site(),
+                    site=exact_call_site(),
                     given=tuple(given or ()),
                     limit=float(limit) if isinstance(limit, (int, float)) else None,
                     refused=refused,

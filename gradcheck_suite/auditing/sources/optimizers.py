@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import (
     GradientsCleared,
     NonLeafRefused,
@@ -78,7 +78,7 @@ class OptimizerSource(Source):
         if not recorder.running:
             return
         recorder.writers.listening = False
-        source.site = call_site()
+        source.site = exact_call_site()
         if recorder.optimizers.note(optimizer):
             recorder.emit(StepStarted(recorder.step, optimizer, source.site))
 
@@ -89,7 +89,7 @@ class OptimizerSource(Source):
             return
         recorder.writers.listening = True
         # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
-        site = call_site() if source.site is None else source.site
+        site = exact_call_site() if source.site is None else source.site
         source.site = None
         recorder.after_optimizer_step(optimizer, site)
         if recorder.optimizers.note(optimizer):
@@ -112,7 +112,7 @@ class OptimizerSource(Source):
             finally:
                 under_construction.discard(id(self))
             if recorder.running and recorder.optimizers.note(self):
-                recorder.emit(OptimizerConstructed(self, call_site()))
+                recorder.emit(OptimizerConstructed(self, exact_call_site()))
 
         return __init__
 
@@ -131,7 +131,7 @@ class OptimizerSource(Source):
                 raise
             new = recorder.running and id(self) not in under_construction
             if new and recorder.optimizers.note(self):
-                recorder.emit(ParameterGroupAdded(self, call_site()))
+                recorder.emit(ParameterGroupAdded(self, exact_call_site()))
 
         return add_param_group
 
@@ -147,7 +147,7 @@ class OptimizerSource(Source):
             if isinstance(self, Optimizer) and not recorder.optimizers.note(self):
                 return
             set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
-            recorder.emit(GradientsCleared(self, set_to_none, call_site()))
+            recorder.emit(GradientsCleared(self, set_to_none, exact_call_site()))
 
         return zero_grad
 
@@ -157,4 +157,4 @@ _NON_LEAF = "can't optimize a non-leaf Tensor"
 
 def _tell_of_refusal(recorder: Recorder, optimizer: Optimizer, error: ValueError) -> None:
     if recorder.running and str(error) == _NON_LEAF:
-        recorder.emit(NonLeafRefused(type(optimizer).__name__, call_site()))
+        recorder.emit(NonLeafRefused(type(optimizer).__name__, exact_call_site()))

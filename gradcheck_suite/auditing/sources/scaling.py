@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.amp import GradScaler
 
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import (
     GradientsUnscaled,
     LossScaled,
@@ -58,7 +58,7 @@ class ScalingSource(Source):
             source: ScalingSource = self.acting
             result = source.run(original, scaler, outputs)
             if not source.inside:
-                source.recorder.emit(LossScaled(scaler, result, call_site()))
+                source.recorder.emit(LossScaled(scaler, result, exact_call_site()))
             return result
 
         return scale
@@ -73,7 +73,7 @@ class ScalingSource(Source):
                 failed = False
             finally:
                 if not source.inside:
-                    site = call_site()
+                    site = exact_call_site()
                     source.recorder.emit(GradientsUnscaled(scaler, optimizer, failed, site))
             return result
 
@@ -91,7 +91,7 @@ class ScalingSource(Source):
                 failed = False
             finally:
                 stepped = recorder.optimizer_steps > before
-                recorder.emit(ScalerStepped(scaler, optimizer, stepped, failed, call_site()))
+                recorder.emit(ScalerStepped(scaler, optimizer, stepped, failed, exact_call_site()))
             return result
 
         return step
@@ -105,7 +105,7 @@ class ScalingSource(Source):
                 result = source.run(original, scaler, *args, **kwargs)
                 failed = False
             finally:
-                source.recorder.emit(ScalerUpdated(scaler, failed, call_site()))
+                source.recorder.emit(ScalerUpdated(scaler, failed, exact_call_site()))
             return result
 
         return update

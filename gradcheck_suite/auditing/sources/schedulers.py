@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer, lr_scheduler
 
-from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import SchedulerStepped
 from gradcheck_suite.auditing.sources._base import Source
 
@@ -56,7 +56,7 @@ class SchedulerSource(Source):
             if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
                 known = optimizer if isinstance(optimizer, Optimizer) else None
-                source.recorder.emit(SchedulerStepped(scheduler, known, call_site()))
+                source.recorder.emit(SchedulerStepped(scheduler, known, exact_call_site()))
             return result
 
         return step
