@@ -8,6 +8,7 @@ import weakref
 import torch
 from torch import nn
 
+import gradcheck_suite as gs
 from gradcheck_suite.auditing.call_sites import call_site, location_of, variables_of
 
 
@@ -76,3 +77,49 @@ def test_the_line_of_a_library_stands_in_where_nothing_is_the_users():
     # Above the library lies this test, which is the user's.
     assert location_of(site).path == __file__
     assert location_of(None) is None
+
+
+def saved_at(forward):
+    """Return where an audit says that ``forward`` has saved a tensor for its backward."""
+    session = gs.audit()
+    pack, unpack = session._recorder.saved_tensors.hooks
+    sites = []
+
+    def use(holder):
+        sites.append(location_of(holder.site))
+        return unpack(holder)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, use):
+        forward().backward(torch.ones(1, 2))
+    return sites[0]
+
+
+def test_a_tensor_is_saved_on_the_line_that_calls_the_modules():
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+
+    def forward():
+        return net(torch.ones(1, 2))
+
+    site = saved_at(forward)
+    assert site.function.endswith("forward")
+    assert site.line == forward.__code__.co_firstlineno + 1
+
+
+def test_what_runs_modules_in_the_place_of_torchs_own_is_the_programs(monkeypatch):
+    def run(module, *args):
+        return module.forward(*args)
+
+    monkeypatch.setattr(nn.Module, "_call_impl", run)
+    net = nn.Sequential(nn.Linear(2, 2))
+    assert saved_at(lambda: net(torch.ones(1, 2))).function.endswith("run")
+
+
+def test_modules_may_be_run_by_what_is_no_function_of_pythons(monkeypatch):
+    class Runner:
+        def __get__(self, module, owner):
+            return self if module is None else module.forward
+
+    monkeypatch.setattr(nn.Module, "_call_impl", Runner())
+    net = nn.Sequential(nn.Linear(2, 2))
+    site = saved_at(lambda: net(torch.ones(1, 2)))
+    assert site.path == __file__

@@ -64,7 +64,7 @@ def test_the_cost_of_a_step_and_of_an_op_is_bounded():
     few = added_by(4, **QUIET)
     many = added_by(40, **QUIET)
     # A layer saves four tensors, each packed and unpacked, and has two parameters.
-    for index, (most, fixed) in enumerate([(9.5, 80), (21, 80)]):
+    for index, (most, fixed) in enumerate([(9.5, 80), (18, 80)]):
         per_layer = (many[index] - few[index]) / 36
         assert 0 < per_layer <= most
         assert 0 < few[index] - 4 * per_layer <= fixed
