@@ -188,6 +188,32 @@ class Pyramid(nn.Module):
         maps[1] = maps[0] * maps[1]
         return maps
 """,
+    "GCS107 coordinates made relative to a size": """\
+class Position(nn.Module):
+    def forward(self, points, shape, width=1):
+        where = points.clone()
+        where[:, 0] = where[:, 0] / shape[1]
+        where[:, 1] = where[:, 1] * width
+        return 2 * where - 1
+""",
+    "GCS107 scaled by numbers of all sorts": """\
+class Scale(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.lift = nn.Linear(3, 3)
+        self.factor = config.factor
+        self.register_buffer("deviation", torch.ones(3))
+
+    def forward(self, x):
+        h = self.lift(x).clone()
+        rows, columns = x.shape
+        h[:, 0] = h[:, 0] * self.factor
+        h[:, 1] = h[:, 1] / rows + self.lift(x)[:, 1]
+        h[:, 2] = h[:, 2] * float(columns)
+        for step in range(1, 3):
+            h[step] = h[step - 1] * step
+        return h / self.deviation
+""",
     "GCS103 written in evaluation alone": """\
 class Block(nn.Module):
     def __init__(self):
@@ -299,6 +325,25 @@ class S(nn.Module):
         h = self.l(x)
         h[:, 0] = h[:, 1] * h[:, 2]
         return h
+""",
+    "GCS107 gate of an argument": """\
+class S(nn.Module):
+    def forward(self, x, decay):
+        y = torch.zeros_like(x)
+        for t in range(1, 5):
+            y[t] = decay[t] * y[t - 1] + x[t]
+        return y
+""",
+    "GCS107 result of a layer": """\
+class S(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = x.clone()
+        y[:, 0] = y[:, 0] * self.l(x)[:, 0]
+        return y
 """,
     "GCS107 param decay": """\
 class S(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -12,8 +13,8 @@ from gradcheck_lint.model.nearness import writes_items
 from gradcheck_lint.model.provenance import dotted
 from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional
-from gradcheck_lint.model.values import Kind, Value, Values
+from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional, walk
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values
 from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._recording import is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
@@ -63,18 +64,8 @@ class SliceReadThenWrite(Rule):
                 continue
             slices, others = saved
             operand = slices[0]
-            if is_preallocated(event.values, function):
-                certain = _has_graph(event.written)
-                if not certain and not _may_have_graph(function):
-                    continue
-            elif event.values and all(map(_is_recorded, event.values)):
-                if not _is_tensor(event.values, event.node):
-                    continue
-                # The slice has a graph itself, and is saved if the other operand has one too.
-                certain = any(_has_graph_itself(other, name, function) for other in others)
-                if not certain:
-                    continue
-            else:
+            certain = _is_saved(event, event.node, others, function)
+            if certain is None:
                 continue
             if is_for_evaluation(function, event) or may_be_frozen(function):
                 continue
@@ -209,6 +200,31 @@ class Masked(nn.Module):
     )
 
 
+def _is_saved(
+    event: InPlace,
+    target: cst.Subscript,
+    others: list[cst.BaseExpression],
+    function: FunctionModel,
+) -> bool | None:
+    """Tell whether a slice that is used with ``others`` is surely saved; None if likely not.
+
+    An operand is saved only if what it is used with needs a gradient.
+    """
+    if is_preallocated(event.values, function):
+        need = max(_need_of(other, function) for other in others)
+        if need is _Need.SURELY and _has_graph(event.written):
+            return True
+        return False if need is not _Need.NO and _may_have_graph(function) else None
+    if event.values and all(map(_is_recorded, event.values)):
+        # The slice has a graph itself.
+        name = dotted_name(target.value) or ""
+        is_sure = _is_tensor(event.values, target) and any(
+            _has_graph_itself(other, name, function) for other in others
+        )
+        return is_sure or None
+    return None
+
+
 def _may_read_itself(write: Write) -> bool:
     """Tell whether an item is written with what an operation makes of an item of the same."""
     if write.index is None or write.source is None or not (name := dotted(write.target)):
@@ -281,6 +297,81 @@ def _has_graph_itself(node: cst.BaseExpression, name: str, function: FunctionMod
         return False
     values = function.bindings.get(path, ())
     return path == name or (bool(values) and all(map(_is_recorded, values)))
+
+
+class _Need(IntEnum):
+    """Whether an operand needs a gradient."""
+
+    NO = 0
+    MAYBE = 1
+    SURELY = 2
+
+
+def _need_of(node: cst.BaseExpression, function: FunctionModel) -> _Need:
+    """Tell whether an operand is a tensor with a graph, and no number.
+
+    Without any sign of it, as with an argument that is only ever used as it is, or of which one
+    item is taken by number, as of a shape, it is taken for a number.
+    """
+    base = node.value if isinstance(node, cst.Subscript) else node
+    if isinstance(base, cst.Call):
+        return _need_of_result(base, function)
+    if isinstance(base, (cst.BinaryOperation, cst.UnaryOperation)):
+        parts = [each for each in child_list(base) if isinstance(each, cst.BaseExpression)]
+        return max(_need_of(each, function) for each in parts)
+    path = dotted_name(base) or ""
+    if path.startswith("self."):
+        return _need_of_attribute(path.removeprefix("self."), function)
+    values = function.bindings.get(path, NOTHING)
+    if values and all(map(_is_recorded, values)):
+        return _Need.SURELY
+    return _Need(any(_may_be_recorded(value, node, function) for value in values))
+
+
+def _need_of_attribute(name: str, function: FunctionModel) -> _Need:
+    known = _attribute(name, function)
+    if known:
+        return _Need.SURELY if all(value.kind in _TRAINED for value in known) else _Need.NO
+    return _Need.MAYBE if name in _PARAMETER_NAMES else _Need.NO
+
+
+def _need_of_result(call: cst.Call, function: FunctionModel) -> _Need:
+    path = dotted_name(call.func) or ""
+    if path.startswith("self."):
+        known = _attribute(path.removeprefix("self."), function)
+        if known and all(value.kind is Kind.MODULE for value in known):
+            return _Need.SURELY
+    return _Need.NO if _last_name(call) in _MAKES_NUMBERS else _Need.MAYBE
+
+
+def _attribute(name: str, function: FunctionModel) -> Values:
+    around = function.scope.owner
+    return NOTHING if around is None else function.module.class_attribute(around.name, name)
+
+
+_MAKES_NUMBERS = frozenset({"dim", "float", "int", "item", "len", "numel", "range", "size"})
+_PARAMETER_NAMES = frozenset({"weight", "bias"})
+_TRAINED = frozenset({Kind.LEAF, Kind.LEAF_VIEW, Kind.HISTORY})
+
+
+def _may_be_recorded(value: Value, node: cst.BaseExpression, function: FunctionModel) -> bool:
+    if value.kind in _TRAINED or value.through:
+        return True
+    if value.kind is not Kind.UNKNOWN:
+        return False
+    if value.origin is not Origin.ARGUMENT:
+        # What is unpacked or looped over may well be sizes.
+        return value.origin is Origin.CALL and isinstance(value.node, cst.Call)
+    if isinstance(node, cst.Subscript):
+        return not all(
+            isinstance(part.slice, cst.Index) and is_literal(part.slice.value)
+            for part in node.slice
+        )
+    # A number has no attributes that anybody asks for.
+    return any(
+        isinstance(each, cst.Attribute) and dotted_name(each.value) == value.name
+        for each in walk(function.scope.node)
+    )
 
 
 def _last_name(node: cst.Call) -> str:
