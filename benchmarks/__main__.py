@@ -1,7 +1,10 @@
 """Run benchmarks, each in a process of its own, and write docs/benchmarks.md.
 
 Without names, all of them. The figures are kept in benchmarks/results.json: a run of a few replaces
-theirs, and the page is written anew from all that are there.
+theirs, and the page is written anew from all that are there. One that needs to be told something,
+such as where a corpus lies, is named alone, with its options after ``--``:
+
+    python -m benchmarks lint_speed -- --corpus DIR
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import as_markdown, from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NAMES = (
     "audit_overhead",
@@ -26,8 +32,16 @@ NAMES = (
     "localize",
     "mutants",
 )
-MORE = ("audit_leaks", "audit_loops", "audit_subjects", "graph_page", "native_precision")
-"""Those that take many minutes or a browser, and run only when named."""
+MORE = (
+    "audit_leaks",
+    "audit_loops",
+    "audit_subjects",
+    "graph_page",
+    "lint_recall",
+    "lint_speed",
+    "native_precision",
+)
+"""Those that take many minutes, a browser or a corpus, and run only when named."""
 KEPT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -41,7 +55,10 @@ def main() -> int:
         metavar="NAME",
         help=", ".join(NAMES) + "; only by name: " + ", ".join(MORE),
     )
-    names = parser.parse_args().names or NAMES
+    own, options = _split(sys.argv[1:])
+    names = parser.parse_args(own).names or NAMES
+    if options and len(names) != 1:
+        parser.error("options after -- go to one benchmark: name it")
     unknown = set(names) - {*NAMES, *MORE}
     if unknown:
         parser.error(
@@ -49,7 +66,7 @@ def main() -> int:
         )
     kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for name in names:
-        kept[name] = _run(name)
+        kept[name] = _run(name, options)
         ordered = {name: kept[name] for name in (*NAMES, *MORE) if name in kept}
         # After each, so that a run that is interrupted loses nothing.
         KEPT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
@@ -58,10 +75,16 @@ def main() -> int:
     return 0 if all(met) else 1
 
 
-def _run(name: str) -> dict[str, Any]:
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before ``--``, and what stands after it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
+def _run(name: str, options: Sequence[str]) -> dict[str, Any]:
     print(f"{name} ...", file=sys.stderr, flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--json"],
+        [sys.executable, "-m", f"benchmarks.{name}", "--json", *options],
         check=False,
         stdout=subprocess.PIPE,
         text=True,
