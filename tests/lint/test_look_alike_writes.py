@@ -334,6 +334,32 @@ class S(nn.Module):
             y[t] = decay[t] * y[t - 1] + x[t]
         return y
 """,
+    "GCS107 two items of the same": """\
+class S(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        y[0] = self.l(x)[0]
+        for t in range(2, 4):
+            y[t] = y[t - 1] * y[t - 2] + self.l(x)[t]
+        return y
+""",
+    "GCS107 method of the gate": """\
+class S(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        gate = self.l(x)
+        for t in range(1, 4):
+            y[t] = gate.mul(y[t - 1])
+        return y
+""",
     "GCS107 result of a layer": """\
 class S(nn.Module):
     def __init__(self):

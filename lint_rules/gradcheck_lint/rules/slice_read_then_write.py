@@ -210,14 +210,14 @@ def _is_saved(
 
     An operand is saved only if what it is used with needs a gradient.
     """
+    name = dotted_name(target.value) or ""
     if is_preallocated(event.values, function):
-        need = max(_need_of(other, function) for other in others)
+        need = max(_need_of(other, name, function) for other in others)
         if need is _Need.SURELY and _has_graph(event.written):
             return True
         return False if need is not _Need.NO and _may_have_graph(function) else None
     if event.values and all(map(_is_recorded, event.values)):
         # The slice has a graph itself.
-        name = dotted_name(target.value) or ""
         is_sure = _is_tensor(event.values, target) and any(
             _has_graph_itself(other, name, function) for other in others
         )
@@ -266,6 +266,8 @@ def _saved_slice(
             if isinstance(operand, cst.Subscript) and dotted_name(operand.value) == name
         ]
         if slices:
+            if isinstance(current, cst.Call) and isinstance(current.func, cst.Attribute):
+                operands.append(current.func.value)  # `gate.mul(slice)`, if not `torch.mul`
             return slices, [other for other in operands if other is not slices[0]]
         stack.extend(child_list(current))
     return None
@@ -307,24 +309,25 @@ class _Need(IntEnum):
     SURELY = 2
 
 
-def _need_of(node: cst.BaseExpression, function: FunctionModel) -> _Need:
+def _need_of(node: cst.BaseExpression, name: str, function: FunctionModel) -> _Need:
     """Tell whether an operand is a tensor with a graph, and no number.
 
-    Without any sign of it, as with an argument that is only ever used as it is, or of which one
-    item is taken by number, as of a shape, it is taken for a number.
+    Of the tensor ``name`` itself, that is so once anything with a graph is written to it. Without
+    any sign of it, as with an argument that is only ever used as it is, or of which one item is
+    taken by number, as of a shape, it is taken for a number.
     """
+    if _has_graph_itself(node, name, function):
+        return _Need.SURELY
     base = node.value if isinstance(node, cst.Subscript) else node
     if isinstance(base, cst.Call):
         return _need_of_result(base, function)
     if isinstance(base, (cst.BinaryOperation, cst.UnaryOperation)):
         parts = [each for each in child_list(base) if isinstance(each, cst.BaseExpression)]
-        return max(_need_of(each, function) for each in parts)
+        return max(_need_of(each, name, function) for each in parts)
     path = dotted_name(base) or ""
     if path.startswith("self."):
         return _need_of_attribute(path.removeprefix("self."), function)
     values = function.bindings.get(path, NOTHING)
-    if values and all(map(_is_recorded, values)):
-        return _Need.SURELY
     return _Need(any(_may_be_recorded(value, node, function) for value in values))
 
 
