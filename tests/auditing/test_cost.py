@@ -88,18 +88,21 @@ def test_a_checksummed_step_calls_a_bounded_number_more():
     assert (checked[1] - plain[1]) / 40 <= 11.5
 
 
+def added_to_each_write(write):
+    """Return the Python and the C calls that an audit adds to each of many writes."""
+    bare = calls_in(lambda: write(200))
+    with gs.audit():
+        audited = calls_in(lambda: write(200))
+    return [(with_it - without) / 200 for with_it, without in zip(audited, bare, strict=True)]
+
+
 def test_a_line_that_writes_again_and_again_costs_a_few_calls_each_time():
     def halve(times):
         x = torch.ones(3)
         for _ in range(times):
             x /= 2
 
-    bare = calls_in(lambda: halve(200))
-    with gs.audit():
-        audited = calls_in(lambda: halve(200))
-    calls, c_calls = (
-        (with_it - without) / 200 for with_it, without in zip(audited, bare, strict=True)
-    )
+    calls, c_calls = added_to_each_write(halve)
     assert calls <= 2.2  # the stand-in, and whether the write runs again
     assert c_calls <= 2.2  # the operator itself, and who runs it
 
@@ -110,12 +113,7 @@ def test_a_write_into_another_tensor_each_time_costs_a_bounded_number_of_calls()
             x = torch.ones(3)
             x /= 2
 
-    bare = calls_in(lambda: halve(200))
-    with gs.audit():
-        audited = calls_in(lambda: halve(200))
-    calls, c_calls = (
-        (with_it - without) / 200 for with_it, without in zip(audited, bare, strict=True)
-    )
+    calls, c_calls = added_to_each_write(halve)
     # The stand-in, whether it is compiled, the note, its tensor, and the clock.
     assert calls <= 6.2
     assert c_calls <= 14.5
