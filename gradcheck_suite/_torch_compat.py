@@ -510,35 +510,6 @@ def bound_method_maker(function: Callable[..., Any]) -> object:
     return bound
 
 
-def _memory_copier() -> Callable[[int, int], bytes]:
-    make = getattr(getattr(ctypes, "pythonapi", None), "PyBytes_FromStringAndSize", None)
-    if make is None:
-        return ctypes.string_at
-    copier: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-        ctypes.cast(make, ctypes.c_void_p).value or 0
-    )
-    return cast("Callable[[int, int], bytes]", copier)
-
-
-copy_of_memory: Callable[[int, int], bytes] = _memory_copier()
-"""Return the bytes at an address; like ``ctypes.string_at``, spared a call of Python's own."""
-
-
-def _memory_comparer() -> Callable[[bytes, int, int], int]:
-    try:
-        compare = ctypes.CDLL(None).memcmp
-    except (AttributeError, OSError, TypeError):  # no C library under this name, as on Windows
-        return lambda content, address, size: content[:size] != copy_of_memory(address, size)
-    # A type that keeps Python's lock: another thread must not write, or look, in between.
-    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
-    comparer: Any = kind(ctypes.cast(compare, ctypes.c_void_p).value or 0)
-    return cast("Callable[[bytes, int, int], int]", comparer)
-
-
-compare_memory: Callable[[bytes, int, int], int] = _memory_comparer()
-"""Return 0 if so many of these bytes are those at an address: in half the time of a copy."""
-
-
 @functools.cache
 def in_place_functions() -> tuple[tuple[Any, str], ...]:
     """Return the owner and name of each function that writes into its first argument (torch 2.13).

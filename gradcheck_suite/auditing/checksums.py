@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
-from gradcheck_suite._torch_compat import compare_memory, copy_of_memory
+from gradcheck_suite._memory import compare_memory, copy_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite._memory import compare_memory, memory_of_size
 from gradcheck_suite._torch_compat import (
-    compare_memory,
-    copy_of_memory,
     current_node,
     dispatch_mode_is_active,
     inside_backward,
@@ -175,7 +174,7 @@ class SavedTensors:
                 and not (tensor.is_nested or tensor.is_quantized)
             ):
                 # Bytes side by side in the CPU's memory: no operator is needed to copy them.
-                taken = copy_of_memory(address, size)
+                taken = memory_of_size[size](address).raw
             elif _may_read(tensor):
                 # What a watch compares with each other is all noted in one way.
                 if size > SMALL and not is_watched and self._shares:
@@ -283,7 +282,12 @@ class SavedTensors:
         content = holder.fingerprint
         if type(content) is bytes and in_place:
             # A copy of memory that is still at its place: no operator is needed to compare them.
-            unchanged = compare_memory(content, holder.checked_address, len(content)) == 0
+            size = len(content)
+            address = holder.checked_address
+            if size <= SMALL:
+                unchanged = memory_of_size[size](address).raw == content
+            else:
+                unchanged = compare_memory(content, address, size) == 0
             first.proven_at = now if unchanged else None
         elif _may_read(tensor) and (in_place or is_whole(tensor)):
             try:

@@ -14,7 +14,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Sequence
-from ctypes import string_at
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count, groupby
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from gradcheck_suite._memory import copy_of_memory, memory_of_size
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     flattened,
@@ -166,7 +166,7 @@ class Figures:
                 ):
                     size = elements * gradient.element_size()
                     if gradient.is_contiguous() or _has_no_gaps(gradient):
-                        numbers = string_at(address, size)
+                        numbers = memory_of_size[size](address).raw
                     else:
                         numbers = _numbers_in_a_row(gradient, size)
                     row = number()
@@ -369,7 +369,7 @@ def _numbers_in_a_row(gradient: torch.Tensor, size: int) -> bytes:
     is_seen = dispatch_mode_is_active() or torch.is_grad_enabled()
     with _unseen() if is_seen else contextlib.nullcontext():
         numbers = gradient.contiguous()
-    return string_at(numbers.data_ptr(), size)
+    return copy_of_memory(numbers.data_ptr(), size)
 
 
 def _version(gradient: torch.Tensor) -> int | None:

@@ -85,7 +85,8 @@ def test_a_checksummed_step_calls_a_bounded_number_more():
     plain = added_by(10, **QUIET)
     checked = added_by(10, checksum_every=1)
     assert (checked[0] - plain[0]) / 40 <= 4.5
-    assert (checked[1] - plain[1]) / 40 <= 11.5
+    # Memory is found by a method of a type, which is counted; a foreign function would not be.
+    assert (checked[1] - plain[1]) / 40 <= 12.5
 
 
 def added_to_each_write(write):
