@@ -39,7 +39,8 @@ class Generation:
     Attributes:
         index: the number of the backward, counted from 0.
         site: where it was called.
-        freed: whether that backward freed the buffers: no other can go through these graphs.
+        freed_by: the backward that freed the buffers, after which no other can go through these
+            graphs: this one or a later one that went through them; None while they last.
         step: the number of optimizer steps finished by then.
         chain: how many earlier generations, each of an earlier step than the next, these graphs
             go back through.
@@ -47,23 +48,23 @@ class Generation:
         known: the highest sequence number of this thread's nodes that earlier backwards looked at.
     """
 
-    __slots__ = ("__weakref__", "chain", "freed", "index", "known", "reused", "site", "step")
+    __slots__ = ("__weakref__", "chain", "freed_by", "index", "known", "reused", "site", "step")
 
     def __init__(self, index: int, site: CallSite | None, step: int = 0) -> None:
         self.index = index
         self.site = site
         self.step = step
-        self.freed = False
+        self.freed_by: int | None = None
         self.chain = self.known = 0
         self.reused: list[weakref.ref[Generation]] = []
 
-    def free(self) -> None:
+    def free(self, by: int) -> None:
         """Note that a backward has freed the buffers of these graphs and of those they reach."""
-        self.freed = True
+        self.freed_by = by
         for reference in self.reused:
             earlier = reference()
-            if earlier is not None and not earlier.freed:
-                earlier.free()
+            if earlier is not None and earlier.freed_by is None:
+                earlier.free(by)
 
 
 class Generations:
@@ -157,7 +158,7 @@ class Generations:
 
     def spent(self) -> list[Generation]:
         """Return the living generations whose buffers a backward has freed, oldest first."""
-        return [generation for generation in self._all_living() if generation.freed]
+        return [each for each in self._all_living() if each.freed_by is not None]
 
     def _all_living(self) -> list[Generation]:
         living = []

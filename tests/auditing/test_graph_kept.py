@@ -327,6 +327,21 @@ def meta_learning():
         optimizer.step()
 
 
+def meta_learning_by_few_steps():
+    weight = torch.randn(3, 3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        total = 0.0
+        for _ in range(4):
+            loss = (torch.randn(2, 3) @ weight).pow(2).mean()
+            (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+            fast = weight - 0.01 * gradient
+            total = total + (torch.randn(2, 3) @ fast).pow(2).mean()
+        (total / 4).backward()
+        optimizer.step()
+
+
 def truncated_backpropagation():
     cell = nn.GRUCell(4, 4)
     optimizer = torch.optim.SGD(cell.parameters(), lr=1e-3)
@@ -366,6 +381,7 @@ def shared_trunk():
         retained_within_the_step,
         higher_derivatives,
         meta_learning,
+        meta_learning_by_few_steps,
         truncated_backpropagation,
         shared_trunk,
     ],

@@ -220,8 +220,14 @@ class LifetimeDetector:
             self._suspect = self._ask_who(leave_out=1)
 
     def _turns(self, spent: list[Generation]) -> dict[Generation, int]:
-        """Return the generations with the step of each, or its number if nothing steps."""
-        return {each: each.step if self._stepped else each.index for each in spent}
+        """Return the generations with the step of each.
+
+        Before the first step, and where nothing steps, with the backward that freed it: one that
+        goes through the graphs of several others, as that of a meta-learner does, is one turn.
+        """
+        if self._stepped:
+            return {each: each.step for each in spent}
+        return {each: each.index if each.freed_by is None else each.freed_by for each in spent}
 
     def _ask_who(self, *, leave_out: int) -> _Suspect | None:
         """Look for holders of all graphs but the newest ``leave_out``.

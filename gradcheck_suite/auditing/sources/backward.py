@@ -154,7 +154,7 @@ class BackwardSource(Source):
     ) -> None:
         """Tell that it has ended."""
         if not keeps and not failed:
-            generation.free()
+            generation.free(generation.index)
         recorder = self.recorder
         if not self._tells_ends:
             return
