@@ -412,17 +412,17 @@ def _producer_now(holder: Holder, node: Node | None) -> tuple[str, int] | None:
     name = None if node is None else saved_as(node, holder)
     original = holder.original()
     if node is not None and name is not None and name.startswith(_OUTPUT_NAMES):
-        return operation_of(node.name()), 0 if original is None else original.output_nr
+        return _torch_word(node.name()), 0 if original is None else original.output_nr
     if original is not None:
         maker = original.grad_fn
-        return "" if maker is None else operation_of(maker.name()), original.output_nr
+        return "" if maker is None else _torch_word(maker.name()), original.output_nr
     edge = None if node is None else saved_input_edge(node, name, holder.tensor)
     if edge is None:
         return None
     maker, number = edge
     # torch rebuilds the node of a view whose base has been written to.
     rebuilt = type(maker).__name__ in _VIEWS
-    return operation_of("AsStridedBackward0" if rebuilt else maker.name()), number
+    return "AsStrided" if rebuilt else _torch_word(maker.name()), number
 
 
 _VIEWS = frozenset(
@@ -452,6 +452,15 @@ def operation_of(node_name: str) -> str:
     ('Mul', 'MyFunction')
     """
     return re.sub(r"Backward\d*$", "", node_name)
+
+
+def _torch_word(node_name: str) -> str:
+    """Return what torch 2.13 calls a backward node in its errors.
+
+    >>> [_torch_word(name) for name in ("MulBackward0", "SumBackward1", "MyFunctionBackward")]
+    ['Mul', 'Sum1', 'MyFunction']
+    """
+    return re.sub(r"Backward(?:0|([1-9]\d*))?$", r"\1", node_name)
 
 
 def _version_error(holder: Holder, version: int, producer: tuple[str, int] | None) -> str:

@@ -117,7 +117,29 @@ def activation_then_method():
     loss.backward()  # <- used
 
 
+def after_an_activation_in_place():
+    h = (torch.randn(4, requires_grad=True) * 2).tanh_()  # <- saved
+    h += 1  # <- written
+    h.sum().backward()  # <- used
+
+
+def dropout_after_an_activation_in_place():
+    h = nn.functional.celu(torch.randn(4, requires_grad=True) * 2, inplace=True)  # <- saved
+    loss = nn.functional.dropout(h, inplace=True).sum()  # <- written
+    loss.backward()  # <- used
+
+
+def output_of_an_overload():
+    h = torch.randn(3, 4, requires_grad=True).sum(0)
+    loss = (h * h).sum()  # <- saved
+    with torch.no_grad():
+        h.add_(1)  # <- written
+    loss.backward()  # <- used
+
+
 CODES = {
+    after_an_activation_in_place: "GCS108",
+    dropout_after_an_activation_in_place: "GCS108",
     inplace_activation: "GCS108",
     inplace_dropout: "GCS108",
     activation_then_method: "GCS108",
@@ -126,6 +148,9 @@ CODES = {
 
 CASES = [
     activation_then_method,
+    after_an_activation_in_place,
+    dropout_after_an_activation_in_place,
+    output_of_an_overload,
     augmented_assignment,
     method,
     indexed_assignment,
@@ -158,6 +183,20 @@ def test_the_writing_and_the_saving_line_are_named(only, line_of, case):
     assert places["saved for backward here"] == line_of(case, "saved")
     used = line_of(Double, "used") if case is custom_function else line_of(case, "used")
     assert places["used by this backward"] == used
+
+
+def test_an_activation_in_place_of_a_slice_is_not_taken_for_who_overwrote_it(only, line_of):
+    def program():
+        h = torch.randn(3, 4, requires_grad=True) * 2
+        left, right = h[:, :2], h[:, 2:]
+        left.exp_()
+        left += right  # <- written
+        h.sum().backward()
+
+    session = gs.audit()
+    with pytest.raises(RuntimeError, match=ERROR), session:
+        program()
+    assert only(session, "GCS103").location.line == line_of(program, "written")
 
 
 @pytest.mark.parametrize("anomaly", [False, True])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import current_node, saved_as
+from gradcheck_suite._torch_compat import current_node, saved_as, version_of
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors._overwritten import (
     Use,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.names import ParameterNames
     from gradcheck_suite.auditing.packed import Holder
     from gradcheck_suite.auditing.recorder import OptimizerStep, Recorder
+    from gradcheck_suite.auditing.writers import Write
 
 __all__ = ["InPlaceDetector"]
 
@@ -176,7 +177,10 @@ class InPlaceDetector:
     def _noted_writers(self, holder: Holder) -> list[Writer]:
         """Return who took note of a write into this memory since it was saved, oldest first."""
         found: list[tuple[int, Writer]] = []
-        for write in self._recorder.writers.since(holder.moment.sequence, holder.tensor):
+        writes = self._recorder.writers.since(holder.moment.sequence, holder.tensor)
+        if writes and _is_savers_own(writes, holder):
+            del writes[0]
+        for write in writes:
             indexed = write.operation == "__setitem__"
             words = operation_words(write.operation)
             found.append((write.sequence, Writer(words, write.site, indexed=indexed)))
@@ -213,9 +217,7 @@ class InPlaceDetector:
             if self._carried.entry is not None:
                 return catalogue.STATE_NOT_DETACHED
             return catalogue.STEP_BEFORE_SECOND_BACKWARD
-        node = current_node()
-        saved = None if node is None else saved_as(node, event.holder)
-        if saved is not None and saved.startswith("result"):
+        if _is_result(event.holder):
             return catalogue.INPLACE_ON_SAVED_OUTPUT
         if writer is not None and writer.indexed and _is_part(event.holder.tensor):
             return catalogue.SLICE_READ_THEN_WRITE
@@ -231,6 +233,28 @@ class InPlaceDetector:
             *map(finding_of, mistakes.values()),
             *self._slices.findings(),
         ]
+
+
+def _is_result(holder: Holder) -> bool:
+    """Return whether the operation whose backward runs saved its own output."""
+    node = current_node()
+    saved = None if node is None else saved_as(node, holder)
+    return saved is not None and saved.startswith("result")
+
+
+def _is_savers_own(writes: list[Write], holder: Holder) -> bool:
+    """Return whether the first write since a tensor was saved is that of what saved it.
+
+    An operation such as ``relu_`` saves its output before it returns, and the write is noted after
+    that. Only what it saved so had been written to by then. Where it wrote into a view, torch hides
+    the operation; but then more writes are noted than the version has moved by.
+    """
+    if not holder.version or writes[0].site != holder.site:
+        return False
+    node = current_node()
+    if node is not None and node.name().endswith("CopySlices"):
+        return len(writes) > version_of(holder.tensor) - holder.version
+    return _is_result(holder)
 
 
 def _is_part(tensor: Tensor) -> bool:
