@@ -53,6 +53,13 @@ ALSO = {
 """What else is true of a loop."""
 
 
+@pytest.mark.parametrize("name", ALSO)
+def test_parameters_that_nobody_trains_are_told_of_once(audited, name):
+    session = audited(lambda: run_quietly(BUGGY[name][1]))
+    codes = [finding.code for finding in session.findings]
+    assert len(codes) == len(set(codes))
+
+
 @pytest.mark.parametrize("name", CLEAN)
 def test_nothing_is_said(audited, name):
     session = audited(lambda: run_quietly(CLEAN[name]))

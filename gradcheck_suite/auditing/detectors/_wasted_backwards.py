@@ -115,6 +115,12 @@ class WastedBackwards:
             if line is not None and any(id(each) in owned for each in line.living()):
                 self._lines[site] = None
 
+    def leave_out(self, told: set[int]) -> None:
+        """Say nothing of a line that fills no more than these, which are told of otherwise."""
+        for site, line in self._lines.items():
+            if line is not None and told.issuperset(map(id, line.living())):
+                self._lines[site] = None
+
     def findings(self) -> list[Finding]:
         """Return one finding for each line."""
         return [

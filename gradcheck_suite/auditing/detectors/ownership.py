@@ -271,6 +271,8 @@ class OwnershipDetector:
         self._told.update(map(id, listed))
         if stale:
             self._recorder.optimizers.replaced.update(map(id, listed))
+        else:
+            self._wasted.leave_out(set(map(id, listed)))
         for each in listed:
             self._orphans.pop(id(each), None)
         self._occurrences.append(
@@ -398,11 +400,13 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "names": list(occurrence.names),
     }
     step = location_of(occurrence.stepped)
+    they_were = "it was" if count == 1 else "they were"
+    they_have = "it has" if count == 1 else "they have"
     if occurrence.stale:
         return Finding.of(
             catalogue.STALE_PARAMETER,
             f"{name} owns {number} that no loss depends on and that the model that runs does not "
-            "have: they were replaced or removed after the optimizer was made; expected the "
+            f"have: {they_were} replaced or removed after the optimizer was made; expected the "
             "parameters of the model",
             detector="audit",
             location=location_of(site),
@@ -412,7 +416,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         )
     which = f" ({listed(occurrence.names)})" if occurrence.names else ""
     why = (
-        f"; {name} still owns those that they have replaced"
+        f"; {name} still owns what {they_have} replaced"
         if occurrence.replaced
         else f", though {name} trains other parameters of the same model"
     )
