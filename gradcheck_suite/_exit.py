@@ -21,9 +21,10 @@ __all__ = [
     "USAGE",
     "exit_status",
     "internal_error",
-    "open_output",
+    "own_output",
     "reader_may_leave",
     "stop_writing",
+    "writing_output",
 ]
 
 CLEAN: Final = 0
@@ -46,27 +47,44 @@ def exit_status(
         run: does the work and returns the status.
         explain: returns what to say of an exception that is not our fault, or None.
     """
+    return _flushed(name, _status_of(name, run, explain))
+
+
+def _status_of(
+    name: str, run: Callable[[], int], explain: Callable[[Exception], str | None]
+) -> int:
     try:
-        status = run()
-        if _is_open(sys.stdout):
-            with reader_may_leave():
-                sys.stdout.flush()
+        return run()
     except UsageError as error:
         return _fail(name, str(error))
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        # The user's code may have pipes of its own.
+        message = explain(error)
+        if message is not None:
+            return _fail(name, message)
         stop_writing()
         return CLEAN
     except KeyboardInterrupt:
-        sys.stderr.write(f"{name}: interrupted\n")
+        _say(f"{name}: interrupted\n")
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - nothing of ours may end in a traceback
         return _failed(name, error, explain)
+
+
+def _flushed(name: str, status: int) -> int:
+    if not _is_open(sys.stdout):
+        return status
+    try:
+        with writing_output():
+            sys.stdout.flush()
+    except UsageError as error:
+        return _fail(name, str(error))
     return status
 
 
 def _failed(name: str, error: Exception, explain: Callable[[Exception], str | None]) -> int:
     if _comes_of_ctrl_c(error):
-        sys.stderr.write(f"{name}: interrupted\n")
+        _say(f"{name}: interrupted\n")
         return INTERRUPTED
     message = explain(error)
     if message is not None:
@@ -101,6 +119,42 @@ def reader_may_leave() -> Iterator[None]:
         stop_writing()
 
 
+@contextlib.contextmanager
+def writing_output() -> Iterator[None]:
+    """Write to standard output: a reader who leaves early is no failure, a full disk is one.
+
+    Raises:
+        UsageError: standard output can't be written.
+    """
+    _open_output()
+    try:
+        with reader_may_leave():
+            yield
+    except OSError as error:
+        stop_writing()
+        raise UsageError(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def own_output(stdout: TextIO | None) -> Iterator[None]:
+    """Write to the standard output that the command began with, within the block.
+
+    The user's code may have put another in its place, such as one that copies what it is given to
+    a file, and may have closed this one: then standard error takes its place.
+    """
+    theirs = sys.stdout
+    # What their code has written comes before what we write.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        theirs.flush()
+    # None is what Python has for one that was closed before.
+    sys.stdout = stdout
+    _open_output()
+    try:
+        yield
+    finally:
+        sys.stdout = theirs
+
+
 def stop_writing() -> None:
     """Give up standard output: what waits to be written there, and what follows, is dropped."""
     # Python flushes stdout once more at exit.
@@ -108,17 +162,24 @@ def stop_writing() -> None:
 
 
 def _fail(name: str, message: str) -> int:
-    sys.stderr.write(f"{name}: error: {message}\n")
+    _say(f"{name}: error: {message}\n")
     return USAGE
 
 
-def open_output() -> None:
-    """Put standard error in the place of a standard output that the user's code has closed."""
+def _say(text: str) -> None:
+    # It is None where the process was started without one.
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+
+
+def _open_output() -> None:
+    """Put standard error in the place of a standard output that is closed."""
     if not _is_open(sys.stdout):
+        # Python has None for one that was closed before the command began.
+        how = "is closed" if sys.stdout is None else "was closed by your code"
         sys.stdout = sys.stderr if _is_open(sys.stderr) else io.StringIO()
         sys.stdout.write(
-            "gradcheck-suite: standard output was closed by your code; what belongs there goes to "
-            "standard error\n"
+            f"gradcheck-suite: standard output {how}; what belongs there goes to standard error\n"
         )
 
 

@@ -213,6 +213,8 @@ def _asked_by(on_abrupt_exit: Callable[[ScriptOutcome], int], outcome: ScriptOut
 
 def _find_script(target: str) -> _Program:
     path = Path(target)
+    if not target:
+        raise UsageError("audit: expected a Python script, or -m MODULE, got ''")
     if path.is_dir():
         raise UsageError(f"audit: {target} is a directory; give it a Python script, or -m MODULE")
     try:
@@ -242,15 +244,24 @@ def _find_module(name: str) -> _Program:
     code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None  # type: ignore[union-attr]
     if spec is None or code is None:
         raise UsageError(
-            f"audit: there is no module {name} that can be run; expected what python -m takes"
+            f"audit: there is no module {name or repr(name)} that can be run; "
+            "expected what python -m takes"
         )
     return _Program(name=name, file=spec.origin or name, first_on_path=here, source=code, spec=spec)
 
 
 def _spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
+    # To look for a.b imports a: what it lacks itself is another matter than that there is no a.
+    packages = name.split(".")
+    if not all(packages):
+        return None
     try:
         return importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):
+    except ModuleNotFoundError as error:
+        if error.name in {".".join(packages[:depth]) for depth in range(1, len(packages) + 1)}:
+            return None
+        raise
+    except ValueError:
         return None
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from gradcheck_suite._exit import CLEAN, FINDINGS, open_output, reader_may_leave, stop_writing
+from gradcheck_suite._exit import CLEAN, FINDINGS, own_output, reader_may_leave, stop_writing
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from gradcheck_suite.findings import Report
 
@@ -57,35 +58,54 @@ def add_report_options(
     )
 
 
-def emit(report: Report, arguments: argparse.Namespace) -> int:
+def emit(
+    report: Report,
+    arguments: argparse.Namespace,
+    *,
+    before: Callable[[TextIO], object] | None = None,
+) -> int:
     """Write ``report`` where and how the options say, and return the exit status.
+
+    ``before`` writes to standard output what comes before the report.
 
     Raises:
         UsageError: the output file cannot be written, or standard output, as on a full disk. The
             report then goes to standard output, or standard error, so that it is not lost.
     """
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
-    status = FINDINGS if fails else CLEAN
-    open_output()
+    with own_output(arguments.stdout):
+        _write(report, arguments, before)
+    return FINDINGS if fails else CLEAN
+
+
+def _write(
+    report: Report, arguments: argparse.Namespace, before: Callable[[TextIO], object] | None
+) -> None:
     path: Path | None = arguments.output_file
-    if path is None:
-        try:
-            with reader_may_leave():
+    try:
+        with reader_may_leave():
+            if before is not None:
+                before(sys.stdout)
+            if path is None:
                 write_report(
                     report,
                     output_format=arguments.output_format,
                     stream=sys.stdout,
                     color=arguments.color,
                 )
-                sys.stdout.flush()
-        except OSError as error:
-            stop_writing()
-            write_report(report, output_format="full", stream=sys.stderr, color=arguments.color)
-            raise UsageError(
-                f"cannot write the report to standard output: {error.strerror or error}; it is on "
-                "standard error instead. Give --output-file a path in a folder that can be written"
-            ) from error
-        return status
+            sys.stdout.flush()
+    except OSError as error:
+        stop_writing()
+        write_report(report, output_format="full", stream=sys.stderr, color=arguments.color)
+        raise UsageError(
+            f"cannot write the report to standard output: {error.strerror or error}; it is on "
+            "standard error instead. Give --output-file a path in a folder that can be written"
+        ) from error
+    if path is not None:
+        _write_file(report, path, arguments)
+
+
+def _write_file(report: Report, path: Path, arguments: argparse.Namespace) -> None:
     try:
         with path.open("w", encoding="utf-8", newline="\n") as stream:
             write_report(
@@ -100,4 +120,3 @@ def emit(report: Report, arguments: argparse.Namespace) -> int:
             f"cannot write the report to {path}: {error.strerror or error}; it is printed above "
             "instead. Give --output-file a path in a folder that exists and can be written"
         ) from error
-    return status

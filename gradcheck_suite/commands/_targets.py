@@ -72,6 +72,33 @@ def refuse_coroutine(function: object, target: str) -> None:
     )
 
 
+def made_by(target: str) -> object:
+    """Call the function without arguments that ``--inputs`` names, and return what it makes.
+
+    Raises:
+        UsageError: there is none, it is something else, or it needs arguments.
+    """
+    maker = load_target(target)
+    expected = (
+        "expected a function without arguments that returns the inputs; write one, such as: "
+        "def make_inputs(): return (torch.randn(4, 3, requires_grad=True),)"
+    )
+    if isinstance(maker, type) or not callable(maker):
+        raise UsageError(
+            f"--inputs {target} names an object of type {type(maker).__name__}, {expected}"
+        )
+    refuse_coroutine(maker, f"--inputs {target}")
+    try:
+        inspect.signature(maker).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"--inputs {target} can't be called without arguments: {error}; {expected}"
+        ) from None
+    except ValueError:
+        pass  # built in, without a signature
+    return maker()
+
+
 def _import_file(path: Path) -> ModuleType:
     loaded = sys.modules.get(path.stem)
     if loaded is not None and _same_file(getattr(loaded, "__file__", None), path):

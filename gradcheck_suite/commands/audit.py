@@ -7,7 +7,6 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import open_output, reader_may_leave
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.reporting import OutputFormat, write_report
 
@@ -80,12 +79,14 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show no status line on the terminal while SCRIPT runs",
     )
     parser.add_argument("target", metavar="SCRIPT", help="the script (or, with -m, the module)")
-    parser.add_argument(
+    own = parser.add_argument(
         "arguments",
         metavar="ARGS",
         nargs=argparse.REMAINDER,
         help="its own arguments",
     )
+    # argparse would name them with SCRIPT when that is missing.
+    own.required = False
     parser.set_defaults(run=run)
 
 
@@ -95,12 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 
     def report(outcome: ScriptOutcome) -> int:
-        open_output()
-        if arguments.output_file is None and arguments.output_format == "full":
-            # The script's own output comes right before.
-            with suppress(OSError), reader_may_leave():
-                print(flush=True)  # noqa: T201 - as the report, which tells what is wrong
-        return emit(outcome.report, arguments)
+        # The script's own output comes right before.
+        spaced = arguments.output_file is None and arguments.output_format == "full"
+        return emit(
+            outcome.report,
+            arguments,
+            before=(lambda stream: stream.write("\n")) if spaced else None,
+        )
 
     def report_so_far(so_far: Report) -> None:
         _write_so_far(so_far, arguments)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gradcheck_suite._exit import CLEAN, writing_output
 from gradcheck_suite.commands._shared import NEVER, Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
 from gradcheck_suite.commands.graph import print_graph
@@ -44,6 +45,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Lint, audit, verify and picture the example, write one report, return the exit status."""
+    shown: list[Report] = []
+    with writing_output():
+        shown.append(_shown(arguments))
+    # There is none when the reader of the output has left.
+    return emit(shown[0], arguments) if shown else CLEAN
+
+
+def _shown(arguments: argparse.Namespace) -> Report:
+    """Let each part work, tell of it if people read that, and return one report of all."""
     from gradcheck_suite.findings import merge_reports  # noqa: PLC0415 - on demand
     from gradcheck_suite.reporting.paths import display_path  # noqa: PLC0415 - on demand
 
@@ -66,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     pictured = _picture(script, stream, arguments.color)
     announce("The report")
     # What was seen to happen comes before what was read in the source.
-    reports = (audited, verified, linted, pictured)
-    return emit(merge_reports("gradcheck-suite demo", reports), arguments)
+    return merge_reports("gradcheck-suite demo", (audited, verified, linted, pictured))
 
 
 def _folder() -> Path:
@@ -119,7 +128,7 @@ def _picture(script: str, stream: TextIO, color: ColorChoice) -> Report:
 
     loss, model = _call(f"{script}:one_loss")
     graph = trace_graph(loss, model=model)
-    print_graph(graph, stream=stream, color=color)
+    print_graph(graph, stream, color=color)
     return graph.report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import CLEAN
+from gradcheck_suite._exit import CLEAN, writing_output
 
 if TYPE_CHECKING:
     import argparse
@@ -46,5 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from gradcheck_suite.reporting.explain import print_explanation  # noqa: PLC0415 - on demand
 
-    print_explanation(arguments.names, sys.stdout, color=arguments.color)
+    with writing_output():
+        print_explanation(arguments.names, sys.stdout, color=arguments.color)
+        sys.stdout.flush()
     return CLEAN

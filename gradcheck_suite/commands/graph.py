@@ -6,13 +6,14 @@ import argparse
 import inspect
 import sys
 import webbrowser
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
-from gradcheck_suite.commands._targets import load_target, refuse_coroutine
+from gradcheck_suite.commands._targets import load_target, made_by, refuse_coroutine
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,10 +102,18 @@ def run(arguments: argparse.Namespace) -> int:
         graph.save(output, depth=arguments.depth)
         print(f"graph saved to {output}", file=sys.stderr)  # noqa: T201 - a command's words
         if arguments.open:
-            webbrowser.open(output.resolve().as_uri())
-    elif arguments.output_format == "full":
-        print_graph(graph, stream=sys.stdout, color=arguments.color)
-    return emit(graph.report, arguments)
+            _open_in_browser(output)
+    draws = output is None and arguments.output_format == "full"
+    return emit(
+        graph.report,
+        arguments,
+        before=partial(print_graph, graph, color=arguments.color) if draws else None,
+    )
+
+
+def _open_in_browser(path: Path) -> None:
+    if not webbrowser.open(path.resolve().as_uri()):
+        print(f"there is no browser here to open {path}", file=sys.stderr)  # noqa: T201 - as above
 
 
 def _depth(text: str) -> int:
@@ -215,6 +224,11 @@ def _call_of(
     from torch.nn import Module  # noqa: PLC0415 - loads torch
 
     target = arguments.target
+    if isinstance(function, type) and issubclass(function, Module):
+        raise UsageError(
+            f"{target} is a module class, expected a function, or an instance of it with --inputs; "
+            f"write one, such as: net = {function.__name__}(...)"
+        )
     positional: tuple[Any, ...] = ()
     named: dict[str, Any] = {}
     if arguments.inputs is not None:
@@ -247,20 +261,13 @@ def _call_of(
 
 
 def _inputs(target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    maker = load_target(target)
-    if not callable(maker):
-        raise UsageError(
-            f"--inputs {target} names an object of type {type(maker).__name__}, expected a "
-            "function without arguments that makes the inputs"
-        )
-    refuse_coroutine(maker, f"--inputs {target}")
-    made = maker()
+    made = made_by(target)
     if isinstance(made, dict):
         return (), made
     return (made if isinstance(made, tuple) else (made,)), {}
 
 
-def print_graph(graph: AutogradGraph, *, stream: TextIO, color: ColorChoice) -> None:
+def print_graph(graph: AutogradGraph, stream: TextIO, *, color: ColorChoice) -> None:
     """Draw ``graph`` for ``stream``: as wide, and in the signs and colours, as that can show."""
     from rich.console import Console  # noqa: PLC0415 - loads rich
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._exit import CLEAN
+from gradcheck_suite._exit import CLEAN, writing_output
 
 if TYPE_CHECKING:
     import argparse
@@ -51,5 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         if family.name in wanted
         for entry in catalogue.entries_of(family)
     ]
-    print_rules(entries, arguments.output_format, sys.stdout)
+    with writing_output():
+        print_rules(entries, arguments.output_format, sys.stdout)
+        sys.stdout.flush()
     return CLEAN

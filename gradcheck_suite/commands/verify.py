@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite._exit import INTERRUPTED
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
-from gradcheck_suite.commands._targets import load_target, refuse_coroutine
-from gradcheck_suite.errors import UsageError
+from gradcheck_suite.commands._targets import load_target, made_by, refuse_coroutine
 from gradcheck_suite.reporting.progress import progress
 
 if TYPE_CHECKING:
@@ -59,7 +58,10 @@ def add_parser(subparsers: Subparsers) -> None:
         help="type that inputs, parameters and buffers are cast to (default: native, no cast)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of probes and random draws (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of what your files draw, of probes and random draws (default: 0)",
     )
     parser.add_argument(
         "--probes",
@@ -149,8 +151,13 @@ def _bytes(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the gradients, write the report and return the exit status."""
+    from gradcheck_suite.verification.randomness import RandomState  # noqa: PLC0415 - needs torch
     from gradcheck_suite.verification.watching import Watcher  # noqa: PLC0415 - needs torch
 
+    # The inputs and weights that the files draw are the same in every run; the check itself tells
+    # of a seed that can be none.
+    if arguments.seed in range(2**32):
+        RandomState.from_seed(arguments.seed).restore()
     target = load_target(arguments.target)
     refuse_coroutine(target, arguments.target)
     inputs, kwargs = _make_inputs(arguments.inputs)
@@ -210,15 +217,7 @@ def _names(listed: str | None) -> list[str] | None:
 
 
 def _make_inputs(name: str) -> tuple[Any, dict[str, Any] | None]:
-    make = load_target(name)
-    if isinstance(make, type) or not callable(make):
-        raise UsageError(
-            f"{name} names an object of type {type(make).__name__}, expected a function "
-            "without arguments that returns the inputs; write one, such as: "
-            "def make_inputs(): return (torch.randn(4, 3, requires_grad=True),)"
-        )
-    refuse_coroutine(make, f"--inputs {name}")
-    made = make()
+    made: Any = made_by(name)
     if (
         type(made) is tuple
         and len(made) == _ARGS_AND_KWARGS

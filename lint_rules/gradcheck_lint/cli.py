@@ -16,7 +16,7 @@ from gradcheck_suite._exit import (
     USAGE,
     exit_status,
     internal_error,
-    reader_may_leave,
+    writing_output,
 )
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
@@ -60,7 +60,7 @@ def _run(words: list[str]) -> int:
         return _adopt(run, arguments, settings)
     run = _without_known(run, arguments, settings)
     status = _status(run, Severity(arguments.fail_on or settings.fail_on), arguments)
-    with reader_may_leave():
+    with writing_output():
         _tell(run, arguments, on_stdin=_STDIN in paths)
     return status
 
@@ -164,6 +164,8 @@ def _on_stdin(arguments: argparse.Namespace, settings_for: SettingsFor) -> Run:
 
     name: str = arguments.stdin_filename or "<stdin>"
     settings = settings_for(arguments.stdin_filename or ".")
+    if sys.stdin is None:
+        raise UsageError("standard input (-) is closed; expected Python source there")
     source = sys.stdin.buffer.read()
     if arguments.force_exclude and is_excluded(name, settings):
         return Run(Report(tool=TOOL, summary={"files": 0}), changes=((name, source, source),))
@@ -250,11 +252,13 @@ def _explain(words: Sequence[str]) -> int:
     from gradcheck_suite.reporting.explain import print_explanation  # noqa: PLC0415 - on demand
 
     named = [name for name in arguments.names if name.lower() not in _OWN_FINDINGS]
-    for name in arguments.names:
-        if name.lower() in _OWN_FINDINGS:
-            sys.stdout.write(_OWN_FINDINGS[name.lower()])
-    if named:
-        print_explanation(named, sys.stdout, color=arguments.color)
+    with writing_output():
+        for name in arguments.names:
+            if name.lower() in _OWN_FINDINGS:
+                sys.stdout.write(_OWN_FINDINGS[name.lower()])
+        if named:
+            print_explanation(named, sys.stdout, color=arguments.color)
+        sys.stdout.flush()
     return CLEAN
 
 
@@ -270,7 +274,9 @@ def _rules(words: Sequence[str]) -> int:
 
     found = [catalogue.find(rule.code) for rule in RULES]
     entries = [entry for entry in found if entry is not None]
-    print_rules(entries, arguments.output_format, sys.stdout)
+    with writing_output():
+        print_rules(entries, arguments.output_format, sys.stdout)
+        sys.stdout.flush()
     return CLEAN
 
 

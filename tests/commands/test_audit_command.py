@@ -312,7 +312,7 @@ def test_the_time_that_checksums_take_can_be_bounded(audit):
 
 @pytest.mark.parametrize(
     "closing",
-    ["import sys; sys.stdout.close()", "import sys; sys.stdout = None", "import os; os.close(1)"],
+    ["import sys; sys.stdout.close()", "import os; os.close(1)"],
 )
 def test_a_script_that_closes_standard_output_keeps_its_report(audit, closing):
     done = audit(BUGGY.replace('print("done")', closing), "--output-format", "concise")
@@ -320,6 +320,74 @@ def test_a_script_that_closes_standard_output_keeps_its_report(audit, closing):
     assert "standard output was closed by your code" in done.stderr
     assert "GCS301" in done.stderr
     assert "internal error" not in done.stderr
+
+
+COPYING = """
+import sys
+class Copying:
+    def __init__(self):
+        self.terminal, self.file = sys.stdout, open("log.txt", "w")
+    def write(self, text):
+        self.terminal.write(text)
+        self.file.write(text)
+    def flush(self):
+        self.file.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    ("replaced", "printed"),
+    [
+        ("sys.stdout = Copying()", "done\n"),
+        ("sys.stdout = open('log.txt', 'w')", ""),
+        ("sys.stdout = None", ""),
+    ],
+)
+def test_a_script_that_replaces_standard_output_keeps_its_report(
+    audit, tmp_path, replaced, printed
+):
+    """The report goes where the command began to write, and not into the script's own log."""
+    done = audit(f"{COPYING}{replaced}\n{BUGGY}", "--output-format", "concise")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"{printed}train.py:")
+    assert "GCS301" in done.stdout
+    log = tmp_path / "log.txt"
+    assert not log.exists() or log.read_text() == "done\n"
+
+
+def test_a_package_that_lacks_a_module_is_not_said_to_be_missing(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import no_such_dependency\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcheck_suite", "audit", "-m", "package.train"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "No module named 'no_such_dependency'" in done.stderr
+    assert "there is no module" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: SCRIPT\n"),
+        ([""], "expected a Python script, or -m MODULE, got ''"),
+        (["-m", ".package"], "there is no module .package that can be run"),
+        (["-m", ""], "there is no module '' that can be run"),
+    ],
+)
+def test_a_script_that_has_no_name(words, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcheck_suite", "audit", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
 
 
 def test_a_script_whose_folder_is_gone(audit):
