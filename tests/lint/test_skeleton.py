@@ -62,7 +62,7 @@ else: b
 finally: c
 x = y = a, *b
 x += 1; x -= y; x @= z; x **= 2; x //= 3; x >>= 1; x <<= 1; x &= 1; x |= 1; x ^= 1; x %= 2; x /= 3
-x[1:2, ..., ::3] = x[a, *b] = x[(i)] = x[i,] = x[a:b] = 1
+x[1:2, ..., ::3] = x[(i)] = x[i,] = x[a:b] = 1
 f(x for x in y if z if w for q in r)
 z = {a: 1, **b, "c": {1, 2}}, [*a, 1], {k: v for k, v in w}, {x for x in y}
 z = a if b else c, lambda x, *y, k=1, **z: x, -1, +1, ~1, not a, a and b and c or d
@@ -74,6 +74,8 @@ f(a, *b, c=1, *d, **e)
 yield_ = lambda: (yield)
 def k(): yield from x
 """
+if sys.version_info >= (3, 11):
+    _SYNTAX += "x[a, *b] = 1\n"
 
 
 def _said(node: object) -> object:

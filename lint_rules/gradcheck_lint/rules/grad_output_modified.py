@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
+_RESHAPES = frozenset(
+    {
+        *("as_strided_()", "squeeze_()", "swapaxes_()", "swapdims_()", "t_()", "transpose_()"),
+        "unsqueeze_()",
+    }
+)
+
 
 class GradOutputModified(Rule):
     """A backward writes into the gradient that it was given, which others may use too."""
@@ -35,6 +42,9 @@ class GradOutputModified(Rule):
             name, certain = name_written(event.values, sites)
             if name is None or name in seen:
                 continue
+            is_itself = any(value.site in sites for value in event.values)
+            if event.operation in _RESHAPES and not is_itself:
+                continue  # a view of it gets another shape, and no number changes
             seen.add(name)
             yield Violation(
                 event.node,
@@ -80,6 +90,23 @@ class Reverse(torch.autograd.Function):
 """,
             lines=(10,),
         ),
+        Invalid(
+            """\
+import torch
+
+class Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad.unsqueeze_(-1).expand_as(x)
+""",
+            lines=(12,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -104,5 +131,25 @@ class Relu(Function):
         return grad_input
 """,
             why="copies are written",
+        ),
+        Valid(
+            """\
+import torch
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return (x * weight).sum(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        rows = grad.unsqueeze(-1)
+        column = grad.view(-1)
+        column.unsqueeze_(-1)
+        return rows * weight, column.mul(x).sum(0)
+""",
+            why="a view gets another shape: neither the numbers nor the shape of `grad` change",
         ),
     )

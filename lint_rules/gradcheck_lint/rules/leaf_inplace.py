@@ -66,6 +66,8 @@ class LeafInplace(Rule):
             f"`{target}` is {what} that requires grad and is modified in place by "
             f"{event.operation} while operations are recorded: torch raises a RuntimeError here"
         )
+        if severity is Severity.WARNING and event.mode is GradMode.AMBIENT:
+            message += ", unless the caller has switched recording off"
         related: list[tuple[cst.CSTNode, str]] = [
             (value.node, "the leaf comes from here")
             for value in sorted(event.values, key=lambda value: value.site)[:1]
