@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from gradcheck_suite.graph.model import AutogradGraph
+    from gradcheck_suite.graph.model import AutogradGraph, Node
 
 __all__ = ["READABLE", "Group", "GroupKind", "Groups", "group"]
 
@@ -58,6 +58,16 @@ class Groups:
     groups: list[Group]
     group_of: list[int]
     stands_for: dict[int, dict[int, int]]
+
+    def module_round(self, node: Node, graph: AutogradGraph) -> str:
+        """Return the path of the innermost module that a node of ``graph`` is grouped in."""
+        number: int | None = self.group_of[node.id]
+        while number is not None:
+            entry = self.groups[number]
+            if entry.call is not None:
+                return graph.calls[entry.call - 1].path
+            number = entry.parent
+        return ""
 
     def path(self, group_id: int | None) -> list[int]:
         """Return the groups from the outermost to this one."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gradcheck_suite.graph._groups import Group
-    from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, Node, TensorType
+    from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, Leaf, Node, TensorType
 
 __all__ = [
     "SMALL",
@@ -59,6 +59,7 @@ def label_node(
     node: Node,
     *,
     mark: str | None,
+    within: str = "",
     gradients: Sequence[EdgeGradient] = (),
     freed_is_news: bool = True,
 ) -> Label:
@@ -67,12 +68,13 @@ def label_node(
     Args:
         node: what the box stands for.
         mark: the severity of the worst finding on it.
+        within: the path of the module whose frame is drawn round it: names begin below that.
         gradients: what a recorded backward sent there.
         freed_is_news: whether to show that it was freed: after a recorded backward all are, which
             the page says once.
     """
     if node.leaf is not None:
-        title = visible(node.leaf.name.rpartition(".")[2]) if node.leaf.names else "unnamed leaf"
+        title = visible(_name_within(node.leaf, within))
         lines = [short_type(node.leaf.type)] if node.leaf.type is not None else []
         classes = ["leaf", "parameter" if node.leaf.is_parameter else "input"]
     else:
@@ -92,6 +94,17 @@ def label_node(
     if mark is not None:
         classes.append(mark)
     return _sized(title, lines, classes)
+
+
+def _name_within(leaf: Leaf, path: str) -> str:
+    """Name a leaf to a reader who sees that it is in the module at ``path``."""
+    if not leaf.names:
+        return "unnamed leaf"
+    if not path:
+        return leaf.name
+    below = f"{path}."
+    inner = (name.removeprefix(below) for name in leaf.names if name.startswith(below))
+    return next(inner, leaf.name)
 
 
 def _node_lines(node: Node) -> list[str]:

@@ -117,7 +117,7 @@ def slice_write_chains(nodes: Sequence[Node], edges: Sequence[Edge]) -> Iterator
             severity=Severity.WARNING if len(chain) >= _LONG_CHAIN else Severity.NOTE,
             location=node.source,
             hint="collect the parts in a list and join them with torch.stack or torch.cat",
-            evidence={"count": len(chain), "nodes": tuple(chain[:_LISTED]), "bytes": size},
+            evidence={"count": len(chain), "nodes": tuple(chain), "bytes": size},
         )
 
 

@@ -139,6 +139,7 @@ def picture(
             label_node(
                 node,
                 mark=marks.get(node.id),
+                within=groups.module_round(node, graph),
                 gradients=gradients.get(node.id, ()),
                 freed_is_news=not gradients,
             )

@@ -36,7 +36,10 @@ def graph_to_dot(graph: AutogradGraph) -> str:
 
 def _lines(graph: AutogradGraph, groups: Groups) -> Iterator[str]:
     marks = marked_nodes(graph)
-    labels = [label_node(node, mark=marks.get(node.id)) for node in graph.nodes]
+    labels = [
+        label_node(node, mark=marks.get(node.id), within=groups.module_round(node, graph))
+        for node in graph.nodes
+    ]
     yield "digraph autograd {"
     yield '  graph [rankdir=TB, fontname="Helvetica", fontsize=10, compound=true];'
     yield '  node [shape=box, style="rounded,filled", fillcolor="#f5f7fa", fontname="Helvetica",'

@@ -20,7 +20,7 @@ def test_names_and_ops(made):
     loss, params = made
     source = make_dot(loss, params=params).source
 
-    for word in ("weight", "bias", "Mean", "Relu", "Addmm"):
+    for word in ("0.weight", "0.bias", "Mean", "Relu", "Addmm"):
         assert f'label="{word}' in source
     assert "unnamed leaf" in make_dot(loss).source
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite.graph._labels import marked_nodes
 
 
 def codes(graph):
@@ -69,6 +70,15 @@ class TestSliceWrites:
         assert "20 in-place writes into slices of one tensor (20, 2) float32" in finding.message
         assert "3.1 KiB in all" in finding.message
         out.sum().backward()
+
+    def test_every_write_of_the_loop_is_marked(self):
+        out = torch.zeros(20, 2)
+        for t in range(20):
+            out[t] = torch.ones(2, requires_grad=True)
+        graph = gs.trace_graph(out)
+        writes = {node.id for node in graph.nodes if node.op == "CopySlices"}
+        assert len(writes) == 20
+        assert set(marked_nodes(graph)) == writes
 
     def test_a_short_loop_is_a_note(self):
         out = torch.zeros(5, 2)

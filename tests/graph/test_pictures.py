@@ -57,6 +57,14 @@ def parsed(svg):
     return ElementTree.fromstring(svg.encode())
 
 
+def leaf_titles(graph):
+    return {
+        label.title
+        for node, label in zip(graph.nodes, picture(graph).node_labels, strict=True)
+        if node.leaf
+    }
+
+
 class TestSvg:
     def test_every_node_has_its_box_with_its_words(self, subject):
         graph = recorded(subject)
@@ -67,8 +75,28 @@ class TestSvg:
         for box in boxes:
             node = graph.node(int(box.get("data-node")))
             words = [element.text for element in box if element.tag.endswith("text")]
-            title = node.leaf.name.rpartition(".")[2] if node.leaf else node.op
-            assert title.startswith(words[0].split()[0])
+            if node.leaf:
+                assert node.leaf.name.endswith(words[0].removesuffix(" leaf"))
+            else:
+                assert node.op.startswith(words[0].split()[0])
+
+    def test_leaves_bear_the_name_that_no_frame_round_them_says(self):
+        """Ten boxes called "weight" tell nobody which is which."""
+        plain = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        model = nn.Sequential(plain, nn.Linear(8, 8, bias=False))
+        model[1].weight = plain.linear1.weight = nn.Parameter(torch.randn(8, 8))
+        plain.linear1.bias = nn.Parameter(torch.randn(8))
+        plain.linear2.weight = nn.Parameter(torch.randn(8, 8))
+        x = torch.randn(2, 5, 8)
+
+        traced = gs.trace_graph(model(x).sum(), model=model)
+        assert leaf_titles(traced) == {leaf.leaf.name for leaf in traced.leaves}
+
+        in_frames = leaf_titles(recorded(lambda: (model(x).sum(), model)))
+        # A normalisation is one op, which has no frame of its own; a shared weight is in none.
+        assert {"norm1.weight", "norm2.weight", "0.linear1.weight", "in_proj_weight"} <= in_frames
+        # Within the frame of its module a name is said without it.
+        assert {"bias", "weight"} <= in_frames
 
     def test_labels_fit_into_their_boxes(self, subject):
         for label in picture(recorded(subject)).node_labels:
