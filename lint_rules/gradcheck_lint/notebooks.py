@@ -14,6 +14,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from gradcheck_lint.ipython import lines_of
 from gradcheck_lint.unreadable import unreadable
 from gradcheck_suite.findings import Finding, Location
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 # A statement, and no comment: a comment goes when the statement below it does.
 _MARKER: Final = "'gradcheck-lint: end of a cell'"
 _MAGIC: Final = "pass  # gradcheck-lint: line of IPython "
-_LINE_MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
-_ASSIGNED_MAGIC = re.compile(r"^(\s*[\w., ]+=\s*)[%!](?!=)")
-_TRANSPARENT: Final = frozenset({"%%time", "%%timeit", "%%capture", "%%prun"})
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _LINE_END = re.compile(r"\n")
 
@@ -83,20 +81,15 @@ class _Notebook:
 
     def _plain(self, cell: _Cell) -> str:
         """Return the cell without what only IPython understands, line by line."""
-        head = cell.text.split(None, 1)[0] if cell.text.strip() else ""
-        if head.startswith("%%") and head not in _TRANSPARENT:
-            hidden = [self._hidden(line, "") if line else "" for line in cell.lines]
-            return "\n".join(hidden)
         plain = []
-        for line in cell.lines:
-            magic, assigned = _LINE_MAGIC.match(line), _ASSIGNED_MAGIC.match(line)
-            if magic:
-                plain.append(self._hidden(line, magic[1]))
-            elif assigned:
-                name = self._hidden(line, "").removeprefix("pass  ")
-                plain.append(f"{assigned[1]}None  {name}")
+        for line in lines_of(cell.lines):
+            if line.python is None:
+                plain.append(line.text)
+            elif line.is_assigned:
+                name = self._hidden(line.text, "").removeprefix("pass  ")
+                plain.append(f"{line.python}None  {name}")
             else:
-                plain.append(line)
+                plain.append(self._hidden(line.text, line.python))
         return "\n".join(plain)
 
     def _hidden(self, line: str, indent: str) -> str:

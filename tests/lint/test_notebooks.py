@@ -81,6 +81,32 @@ def test_cell_that_is_no_python_is_told_and_the_others_are_linted():
     assert "x = = 1" in source.decode().split("\n")[refused.location.line - 1]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["print(\n", "    'took %d s'\n", "    % (3,)\n", ")"],
+        ["!ls\n", "x = [7\n", "% 4, '''\n", "%ls\n", "!ls'''\n", "% (b\n", "% 2)]"],
+        ["x = 7 \\\n", "  % 4"],
+        ["text = '''it's\n", "% done '''  # it's (\n", "%time\n", "x = 1"],
+        ["s = 'a \\' (' + \"b [\"\n", "!ls\n", 't = """\\"""""" + "{"\n', "%ls"],
+        ["!pip install a \\\n", "    b \\\n", "    'c\n", "x = 1"],
+        ["if x:\n", "    files = !ls \\\n", "        -l (\n", "    y = 1"],
+        ["f(a)\n", "?f\n", "f??\n", "a.b?"],
+        ["\n", "  \n", "%%bash\n", "for x in loader: do (\n", "done"],
+    ],
+)
+def test_what_ipython_runs_is_told_from_python(lines):
+    assert lint_notebook(_notebook(*_CELLS[:2], ("code", lines)), "a.ipynb") == ()
+
+
+def test_what_ipython_runs_is_written_back_as_it_was(monkeypatch):
+    fake_rules.install(monkeypatch)
+    start, end = ["!pip install a \\\n", "    b\n"], ["z = f(\n", "    '%d'\n", "    % 3)\n", "%ls"]
+    before = _notebook(*_CELLS[:2], ("code", [*start, "z = unwrap(y)\n", *end]))
+    fixed = fix_notebook(before, "a.ipynb")
+    assert fixed.source == _notebook(*_CELLS[:2], ("code", [*start, "z = y\n", *end]))
+
+
 def test_other_languages_are_left_alone():
     assert lint_notebook(_notebook(*_CELLS, language="julia"), "a.ipynb") == ()
 
