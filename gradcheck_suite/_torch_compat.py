@@ -285,6 +285,28 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return compiled or "_orig_mod" in getattr(module, "_modules", ())
 
 
+def power_iterations(module: torch.nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return each parameter that spectral norm divides by an estimate of its norm (torch 2.13).
+
+    Only where each forward iterates that estimate, as in training mode. With each parameter come
+    its matrix and the left singular vector by now. Empty where torch can't tell.
+    """
+    found = []
+    for part in module.modules():
+        parametrized = getattr(part, "parametrizations", None)
+        for parametrization in parametrized.values() if parametrized is not None else ():
+            norm = parametrization[0]
+            if type(norm).__name__ == "_SpectralNorm" and norm.training and hasattr(norm, "_u"):
+                weight = parametrization.original
+                found.append((weight, norm._reshape_weight_to_matrix(weight.detach()), norm._u))
+        for hook in part._forward_pre_hooks.values() if part.training else ():
+            if type(hook).__name__ == "SpectralNorm" and hasattr(part, f"{hook.name}_u"):
+                weight = getattr(part, f"{hook.name}_orig")
+                vector = getattr(part, f"{hook.name}_u")
+                found.append((weight, hook.reshape_weight_to_matrix(weight.detach()), vector))
+    return found
+
+
 def inside_backward() -> bool:
     """Return whether this thread is running part of a backward (torch 2.13)."""
     return _graph_task_id() != _NO_GRAPH_TASK

@@ -17,7 +17,7 @@ from gradcheck_suite.verification.arguments import (
     resolve_target,
     split_arguments,
 )
-from gradcheck_suite.verification.by_design import ALL_ROWS, departures
+from gradcheck_suite.verification.by_design import departures
 from gradcheck_suite.verification.calling import Constant, Given, Subject, Variable
 from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.representations import (
@@ -154,17 +154,17 @@ class _Builder:
                 )
             name = full_name.removeprefix(prefix)
             shown = f"self.{name}" if name in taken else name
-            rows = by_design.get(id(parameter))
-            if self._options.parameters and rows == ALL_ROWS:
+            departure = by_design.get(id(parameter))
+            if self._options.parameters and isinstance(departure, str):
                 self.not_covered.append(
-                    f"the gradient of `{shown}` is by design not the derivative "
-                    "(scale_grad_by_freq); it was held constant"
+                    f"the gradient of `{shown}` is by design not the derivative ({departure}); it "
+                    "was held constant"
                 )
                 slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
             elif self._options.parameters:
                 slots[full_name] = self._slot(parameter, shown, "parameter")
-                if rows is not None and slots[full_name].varies:
-                    self._leave_out_row(int(rows))
+                if departure is not None and slots[full_name].varies:
+                    self._leave_out_row(departure)
             else:
                 slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
         if slots and not self._options.parameters:

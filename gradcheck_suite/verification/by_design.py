@@ -3,6 +3,9 @@
 ``nn.Embedding`` documents two: the row of ``padding_idx`` gets no gradient though the output
 depends on it, and ``scale_grad_by_freq`` divides each row's by how often the row was looked up.
 
+Spectral norm iterates singular vectors in each forward in training mode and takes them for
+constants in backward, which they are once they have settled.
+
 A straight-through estimator is another (Y. Bengio, N. Leonard, A. Courville, "Estimating or
 propagating gradients through stochastic neurons", 2013). A custom Function says so by an attribute
 of its class, ``straight_through = True``.
@@ -10,29 +13,49 @@ of its class, ``straight_through = True``.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+import torch
 from torch import nn
 
-__all__ = ["ALL_ROWS", "STRAIGHT_THROUGH", "departures", "is_straight_through"]
+from gradcheck_suite._torch_compat import power_iterations
+
+__all__ = ["STRAIGHT_THROUGH", "Departure", "departures", "is_straight_through"]
 
 STRAIGHT_THROUGH = "straight_through"
 
-ALL_ROWS: Literal["all"] = "all"
-Rows: TypeAlias = "int | Literal['all']"
+Departure: TypeAlias = "int | str"
+"""The row that gets no gradient, or why no row's is the derivative."""
+
+_SETTLED = 1e-7
+_SPECTRAL = (
+    "spectral norm in training mode takes vectors for constants that have not settled yet; in "
+    "evaluation mode they are"
+)
 
 
-def departures(module: nn.Module) -> dict[int, Rows]:
-    """Return the row, or ``ALL_ROWS``, whose gradient is none, by ``id`` of the parameter."""
-    found: dict[int, Rows] = {}
+def departures(module: nn.Module) -> dict[int, Departure]:
+    """Return what is not the derivative, and why, by ``id`` of the parameter."""
+    found: dict[int, Departure] = {
+        id(weight): _SPECTRAL
+        for weight, matrix, vector in power_iterations(module)
+        if not _has_settled(matrix, vector)
+    }
     for part in module.modules():
         if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
             continue
         if part.scale_grad_by_freq:
-            found[id(part.weight)] = ALL_ROWS
+            found[id(part.weight)] = "scale_grad_by_freq"
         elif part.padding_idx is not None and isinstance(part, nn.Embedding):
             found.setdefault(id(part.weight), part.padding_idx)
     return found
+
+
+def _has_settled(matrix: torch.Tensor, vector: torch.Tensor) -> bool:
+    """Return whether another iteration leaves a left singular vector as it is, up to rounding."""
+    right = nn.functional.normalize(matrix.T @ vector, dim=0)
+    moved = nn.functional.normalize(matrix @ right, dim=0) - vector
+    return float(moved.norm()) <= max(_SETTLED, 10 * torch.finfo(matrix.dtype).eps)
 
 
 def is_straight_through(function: type) -> bool:

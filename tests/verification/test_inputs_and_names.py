@@ -323,6 +323,33 @@ def test_parametrized_modules_pass(randn, wrap):
     assert set(report.summary["verdicts"]) == {"pass"}
 
 
+@pytest.mark.parametrize(
+    ("wrap", "weight"),
+    [
+        (nn.utils.parametrizations.spectral_norm, "parametrizations.weight.original"),
+        (nn.utils.spectral_norm, "weight_orig"),
+    ],
+    ids=["parametrization", "hook"],
+)
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+def test_spectral_norm_that_has_not_settled_is_held_constant(randn, wrap, weight):
+    torch.manual_seed(1)
+    module = wrap(nn.Linear(16, 8).double())
+    report = check_gradients(module, randn(5, 16))
+    assert report.findings == ()
+    assert {verdict.input for verdict in report.verdicts} == {"input", "bias"}
+    assert any(weight in line and "spectral norm" in line for line in report.not_covered)
+    for _ in range(1000):
+        module(torch.zeros(1, 16).double())
+    report = check_gradients(module, randn(5, 16))
+    assert report.findings == ()
+    assert weight in {verdict.input for verdict in report.verdicts}
+    torch.manual_seed(1)
+    report = check_gradients(wrap(nn.Linear(16, 8).double()).eval(), randn(5, 16))
+    assert report.findings == ()
+    assert weight in {verdict.input for verdict in report.verdicts}
+
+
 def test_a_padding_row_gets_no_gradient_by_design():
     torch.manual_seed(0)
     module = torch.nn.Embedding(5, 3, padding_idx=1).double()
