@@ -1,4 +1,4 @@
-"""Other sizes for the inputs: prime ones, which are no multiple of any block."""
+"""Other sizes for the inputs: prime ones, which are no multiple of any block, and one alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Resized", "resized_subjects"]
 
+_BLOCKS = "look for a block size that the last block need not fill, and for an index without a mask"
+_ONE = "look for squeeze(), and for a dimension of size 1 that is taken for one to be broadcast"
+
 _STREAM = 91
 _JITTER = 0.125
 # Hand-written kernels work in blocks of up to some thousand elements; two of them and a rest.
@@ -25,23 +28,33 @@ _MANY_ELEMENTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """The subject with another size, in words, and other ways to the same if it is refused."""
+    """The subject with another size, in words, and other ways to the same if it is refused.
+
+    Attributes:
+        subject: the function.
+        words: what its size is.
+        hint: what to look for where it is wrong.
+        others: other ways to the same, to try if it is refused.
+    """
 
     subject: Subject
     words: str
+    hint: str
     others: tuple[Subject, ...] = ()
 
 
 def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Resized]:
-    """Yield the subject with its inputs grown in their first and in their last dimension.
+    """Yield the subject with its inputs resized in their first and in their last dimension.
 
-    Inputs that have the same size there grow along, or only those of as many dimensions; parameters
-    can't. New entries are copies of the given ones, a little off where they are floating-point.
+    Inputs that have the same size there are resized along, or only those of as many dimensions;
+    parameters can't be. New entries are copies of the given ones, a little off where they are
+    floating-point.
 
     Args:
         subject: the function.
         seed: of what new entries are off by.
-        large: whether the first dimension grows until there are several thousand elements.
+        large: whether the first dimension grows until there are several thousand elements, and the
+            last is resized too, and the first is tried with a size of 1.
     """
     inputs = [variable for variable in subject.variables if variable.kind == "input"]
     if not inputs or any(variable.representation != PLAIN for variable in inputs):
@@ -54,16 +67,27 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
     ways = [(0, leading, _next_prime(max(wanted, leading)))]
     if first.dim() > 1 and large:
         ways.append((-1, first.shape[-1], _next_prime(first.shape[-1])))
+    if first.dim() > 1 and leading > 1 and large and _may_shrink(subject):
+        ways.append((0, leading, 1))
     for dimension, old, new in ways:
         words = f"a {'first' if dimension == 0 else 'last'} dimension of {new} in place of {old}"
-        every = _Growth(dimension, old, new, None)
-        alike = _Growth(dimension, old, new, first.dim())
-        yield Resized(every.of(subject, seed), f"with {words}", (alike.of(subject, seed),))
+        every = _Resizing(dimension, old, new, None)
+        alike = _Resizing(dimension, old, new, first.dim())
+        hint = _ONE if new == 1 else _BLOCKS
+        yield Resized(every.of(subject, seed), f"with {words}", hint, (alike.of(subject, seed),))
+
+
+def _may_shrink(subject: Subject) -> bool:
+    """Return whether no index can come to lie outside: those kill a process that runs on a GPU."""
+    given = [each.value for each in (*subject.variables, *subject.constants)]
+    return all(
+        value.is_cpu and (value.dtype.is_floating_point or value.is_complex()) for value in given
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Growth:
-    """Which dimension grows from which size to which, of tensors of how many dimensions."""
+class _Resizing:
+    """Which dimension is resized from which size to which, of tensors of how many dimensions."""
 
     dimension: int
     old: int
@@ -71,20 +95,20 @@ class _Growth:
     rank: int | None
 
     def of(self, subject: Subject, seed: int) -> Subject:
-        """Return the subject with its inputs grown."""
+        """Return the subject with its inputs resized."""
         values = [
-            self._grown(variable.value, generator_for(seed, _STREAM, index))
+            self._resized(variable.value, generator_for(seed, _STREAM, index))
             if variable.kind == "input"
             else variable.value
             for index, variable in enumerate(subject.variables)
         ]
         constants = [
-            self._grown(constant.value, None) if constant.kind == "input" else constant.value
+            self._resized(constant.value, None) if constant.kind == "input" else constant.value
             for constant in subject.constants
         ]
         return subject.elsewhere(values=values, constants=constants or None)
 
-    def _grown(self, value: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    def _resized(self, value: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         if (
             value.layout != torch.strided
             or value.dim() == 0
@@ -93,12 +117,12 @@ class _Growth:
         ):
             return value
         places = torch.arange(self.new, device=value.device) % self.old
-        grown = value.index_select(self.dimension, places)
-        if generator is None or not grown.is_floating_point():
-            return grown
-        drawn = spread_signs(grown, generator) * _JITTER
+        resized = value.index_select(self.dimension, places)
+        if generator is None or not resized.is_floating_point() or self.new < self.old:
+            return resized
+        drawn = spread_signs(resized, generator) * _JITTER
         drawn.narrow(self.dimension, 0, self.old).zero_()
-        return grown * (1.0 + drawn)
+        return resized * (1.0 + drawn)
 
 
 def _next_prime(above: int) -> int:

@@ -133,7 +133,7 @@ class _Run:
             for subject in resized.others if trial.status == "refused" else ():
                 trial = attempt(self.known, subject, resized=True)
             if trial.status == "failed":
-                self._tell(_told(trial, "sizes", resized.words, _SIZES), trial, subject)
+                self._tell(_told(trial, "sizes", resized.words, resized.hint), trial, subject)
             elif trial.status == "held":
                 held = True
             else:
@@ -211,5 +211,4 @@ def _place(finding: Finding) -> object:
     return finding.evidence.get("output"), finding.evidence.get("input")
 
 
-_SIZES = "look for a block size that the last block need not fill, and for an index without a mask"
 _VALUES = "check the function there: call check_gradients with inputs of that kind"

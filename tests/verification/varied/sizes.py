@@ -55,3 +55,18 @@ add(
     "GCS601",
     "only with a last dimension of",
 )
+
+
+def _squeezed(g, x):
+    # The squeeze is meant for the last dimension and takes that of a lone row as well.
+    scale = (x * x).sum(-1, keepdim=True).squeeze()
+    return g * x.cos() if scale.dim() else g * x.cos() * scale
+
+
+add(
+    "lone_row",
+    unary(torch.sin, lambda g, x: g * x.cos(), _squeezed, "LoneRow"),
+    [draw(4, 3)],
+    "GCS601",
+    "only with a first dimension of 1 in place of 4",
+)
