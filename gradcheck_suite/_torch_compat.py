@@ -292,6 +292,7 @@ def power_iterations(module: torch.nn.Module) -> list[tuple[Tensor, Tensor, Tens
     its matrix and the left singular vector by now. Empty where torch can't tell.
     """
     found = []
+    hook: Any
     for part in module.modules():
         parametrized = getattr(part, "parametrizations", None)
         for parametrization in parametrized.values() if parametrized is not None else ():

@@ -21,6 +21,7 @@ _KEYED_METHODS = frozenset({"setdefault", "update"})
 _SHRINKING_METHODS = frozenset(
     {"clear", "discard", "get", "get_nowait", "pop", "popitem", "popleft", "remove", "rotate"}
 )
+_LOOKING_METHODS = frozenset({"get", "setdefault"})
 _BUILDERS = frozenset({"__init__", "__new__", "__post_init__"})
 
 
@@ -114,10 +115,18 @@ class _Wanted:
     def is_under(self, node: ast.expr, scope: str) -> bool:
         """Return whether an expression is the name, or an item or a part of it."""
         while not self.is_called(node, scope):
-            if not isinstance(node, (ast.Subscript, ast.Attribute)):
+            part = _lookup_of(node) or node
+            if not isinstance(part, (ast.Subscript, ast.Attribute)):
                 return False
-            node = node.value
+            node = part.value
         return True
+
+
+def _lookup_of(node: ast.AST) -> ast.Attribute | None:
+    """Return the method by which a call looks something up: a queue's ``get`` takes no key."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    return node.func if node.args and node.func.attr in _LOOKING_METHODS else None
 
 
 def _receivers(tree: ast.AST) -> frozenset[str]:
@@ -280,18 +289,8 @@ def _shrinks(site: _Statement, wanted: _Wanted) -> bool:
             ):
                 return True
     return any(
-        _calls(part, wanted, scope, _SHRINKING_METHODS) and not _only_reads(part)
+        _calls(part, wanted, scope, _SHRINKING_METHODS) and not _lookup_of(part)
         for part in _own_parts(statement)
-    )
-
-
-def _only_reads(call: ast.AST) -> bool:
-    """Return whether a call looks something up: a queue's ``get`` takes no key."""
-    return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr == "get"
-        and bool(call.args)
     )
 
 

@@ -155,18 +155,18 @@ class _Builder:
             name = full_name.removeprefix(prefix)
             shown = f"self.{name}" if name in taken else name
             departure = by_design.get(id(parameter))
-            if self._options.parameters and isinstance(departure, str):
+            if not self._options.parameters:
+                slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
+            elif isinstance(departure, str):
                 self.not_covered.append(
                     f"the gradient of `{shown}` is by design not the derivative ({departure}); it "
                     "was held constant"
                 )
                 slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
-            elif self._options.parameters:
+            else:
                 slots[full_name] = self._slot(parameter, shown, "parameter")
                 if departure is not None and slots[full_name].varies:
                     self._leave_out_row(departure)
-            else:
-                slots[full_name] = self._constant(shown, self._copy(parameter), "parameter")
         if slots and not self._options.parameters:
             self.not_covered.append("the module's parameters were held constant (parameters=False)")
         for full_name, buffer in module.named_buffers():

@@ -31,6 +31,19 @@ def joined(xs):
     rows = sorted(rows)
 
 
+def looked_up(xs):
+    by_name = {}
+    for name, x in xs:
+        by_name.setdefault(name, []).append(x)
+
+
+def looked_up_to_empty(xs):
+    by_name = {}
+    for name, x in xs:
+        by_name.setdefault(name, []).append(x)
+        by_name.get(name).clear()
+
+
 def twice(xs):
     kept = []
     kept.append(1)
@@ -58,6 +71,7 @@ def file(tmp_path):
         ("total", "once", 12),
         ("table", "once", 13),
         ("rows", "joined", 20),
+        ("by_name", "looked_up", 28),
         ("mean", "joined", 21),
         ("kept", "twice", None),
         ("kept", "never", None),
@@ -68,6 +82,11 @@ def file(tmp_path):
 def test_a_statement_is_named_only_if_it_is_the_only_one(file, name, function, line):
     site = growth_of(file, name, function=function).site
     assert (site and site.line) == line
+
+
+def test_what_a_lookup_returns_is_a_part_of_the_thing(file):
+    assert growth_of(file, "by_name", function="looked_up").is_endless
+    assert growth_of(file, "by_name", function="looked_up_to_empty").shrinks
 
 
 def test_no_source_is_no_answer(tmp_path):

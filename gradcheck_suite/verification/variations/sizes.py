@@ -79,10 +79,9 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
 
 def _may_shrink(subject: Subject) -> bool:
     """Return whether no index can come to lie outside: those kill a process that runs on a GPU."""
-    given = [each.value for each in (*subject.variables, *subject.constants)]
-    return all(
-        value.is_cpu and (value.dtype.is_floating_point or value.is_complex()) for value in given
-    )
+    given = [variable.value for variable in subject.variables]
+    given += [constant.value for constant in subject.constants]
+    return all(each.is_cpu and (each.is_floating_point() or each.is_complex()) for each in given)
 
 
 @dataclass(frozen=True, slots=True)
