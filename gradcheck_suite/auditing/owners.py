@@ -208,11 +208,14 @@ def owner_of(holder: object, frames: RunningFrames, *, skip: set[int]) -> Owner 
         if named:
             anchor, chain = min(named, key=lambda entry: entry[0].rank)
             below = chain[anchor.start :]
-            if anchor.rank >= _LIBRARYS and below and _is_users(type(below[0])):
-                # What a library calls it says less than whose attribute it is.
-                attribute = _attribute(below) or attribute
-                if attribute is not None:
-                    return attribute
+            if anchor.rank >= _LIBRARYS:
+                # What a library calls it says less than whose attribute it is, however deep in
+                # objects of the library's own.
+                place = next((at for at, o in enumerate(below) if _is_users(type(o))), None)
+                if place is not None:
+                    attribute = _attribute(below[place:]) or attribute
+                    if attribute is not None:
+                        return attribute
             return _with_path(anchor.owner, below)
         level = _referrers(level, seen)[:_MOST_PER_LEVEL]
         if not level:

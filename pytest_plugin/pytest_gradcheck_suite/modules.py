@@ -18,6 +18,7 @@ from pytest_gradcheck_suite.runtime import runtime, seed_for
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
+    from types import ModuleType
 
 __all__ = ["ExampleItem", "collect_examples", "remarks_on"]
 
@@ -164,17 +165,35 @@ def _import_all(package: str) -> list[str]:
             f"--gradcheck-suite-modules: cannot import {package!r}: {error}; install it, or add "
             "its folder to pytest's setting pythonpath"
         ) from error
-    unreadable: list[str] = []
-    for found in pkgutil.walk_packages(
-        getattr(root, "__path__", ()), f"{package}.", onerror=lambda _: None
-    ):
+    except _ENDS_THE_RUN:
+        raise
+    except BaseException as error:
+        raise pytest.UsageError(
+            f"--gradcheck-suite-modules: cannot import {package!r}: {_named(error)}"
+        ) from error
+    return list(_unreadable_below(root))
+
+
+def _unreadable_below(package: ModuleType) -> Iterator[str]:
+    # pkgutil.walk_packages would import packages itself, and end with what ends one of them.
+    for found in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
         if found.name.rpartition(".")[2] == "__main__":
             continue
         try:
-            importlib.import_module(found.name)
-        except Exception as error:  # noqa: BLE001 - any module of anybody's
-            unreadable.append(f"{found.name} ({type(error).__name__}: {error})")
-    return unreadable
+            module = importlib.import_module(found.name)
+        except _ENDS_THE_RUN:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a script's sys.exit, pytest.skip
+            yield f"{found.name} ({_named(error)})"
+        else:
+            yield from _unreadable_below(module)
+
+
+_ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _without_example(package: str, known: set[int]) -> list[str]:

@@ -26,6 +26,7 @@ __all__ = [
     "UPDATE",
     "add_options",
     "ini_name",
+    "ini_value",
     "pyproject_text",
     "says_anything",
 ]
@@ -108,6 +109,18 @@ def ini_name(name: str) -> str:
     return f"gradcheck_suite_{name.replace('-', '_')}"
 
 
+def ini_value(config: pytest.Config, name: str) -> Any:
+    """Return what pytest's configuration says of a setting.
+
+    Raises:
+        pytest.UsageError: it says what no setting of this type can be.
+    """
+    try:
+        return config.getini(ini_name(name))
+    except (TypeError, ValueError, pytest.UsageError) as error:  # which do not say of what
+        raise pytest.UsageError(f"{ini_name(name)} in the configuration file: {error}") from None
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Add the flags and their twins for pytest's configuration."""
     group = parser.getgroup("gradcheck-suite", "mistakes in autograd use")
@@ -132,8 +145,7 @@ def says_anything(config: pytest.Config) -> bool:
     """Return whether the command line or a configuration file may say something about us."""
     return (
         any(
-            config.getoption(ini_name(name)) is not None
-            or config.getini(ini_name(name)) not in _NOTHING
+            config.getoption(ini_name(name)) is not None or ini_value(config, name) not in _NOTHING
             for name, *_ in OPTIONS
         )
         or bool(config.getoption(UPDATE))

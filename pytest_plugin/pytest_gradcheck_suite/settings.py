@@ -21,6 +21,7 @@ from pytest_gradcheck_suite.options import (
     SEVERITIES,
     UPDATE,
     ini_name,
+    ini_value,
     pyproject_text,
 )
 
@@ -94,9 +95,13 @@ def _audit(value: object, subject: str, _folder: Path) -> Severity | None:
         return Severity.ERROR
     if value not in SEVERITIES:
         expected = ", ".join(map(repr, (*SEVERITIES, _OFF)))
+        path = (
+            ". A path that follows the flag needs the severity in between: "
+            "--gradcheck-suite-audit=error tests/"
+        )
         raise pytest.UsageError(
-            f"{subject} must be one of {expected}; got {value!r}. A path that follows the flag "
-            "needs the severity in between: --gradcheck-suite-audit=error tests/"
+            f"{subject} must be one of {expected}; got {value!r}"
+            + (path if subject.startswith("--") else "")
         )
     return severity_from(value, subject=subject)
 
@@ -167,7 +172,7 @@ def read_settings(config: pytest.Config) -> Settings:
         flag = f"--gradcheck-suite-{name}"
         said = (
             (config.getoption(ini), flag, config.invocation_params.dir),
-            (config.getini(ini), f"{ini} in the configuration file", config.rootpath),
+            (ini_value(config, name), f"{ini} in the configuration file", config.rootpath),
             (table.get(name), f"{name} under [tool.gradcheck-suite.pytest]", config.rootpath),
         )
         for value, subject, folder in said:

@@ -231,6 +231,20 @@ class TestFailOn:
             ["*gradcheck_suite_fail_on in the configuration file must be one of*got 'never'"]
         )
 
+    def test_a_wrong_switch_in_a_configuration_file_is_named(self, run_tests):
+        result = run_tests(self.SOURCE, gradcheck_suite_summary="7")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(["*gradcheck_suite_summary in the configuration file: *'7'*"])
+
+    def test_advice_on_the_flag_is_for_the_flag(self, run_tests):
+        result = run_tests(self.SOURCE, gradcheck_suite_audit="maybe")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(
+            ["*gradcheck_suite_audit in the configuration file must be one of*got 'maybe'"]
+        )
+
     def test_a_wrong_flag(self, run_tests):
         result = run_tests(self.SOURCE, "--gradcheck-suite-fail-on=never")
 

@@ -289,3 +289,26 @@ def test_wrong_arguments(run_tests, arguments, message):
     assert result.ret == 4
     result.stderr.fnmatch_lines([message])
     gc.collect()
+
+
+def test_what_the_test_itself_keeps_is_named_by_its_class(run_tests):
+    """Not by what pytest calls the object that holds it."""
+    result = run_tests("""
+        import unittest
+
+        @pytest.mark.no_graph_leak
+        class TestOne:
+            def test_keeps(self):
+                self.loss = torch.ones(2, requires_grad=True).sum()
+
+        @pytest.mark.no_graph_leak
+        class TestTwo(unittest.TestCase):
+            def test_keeps(self):
+                self.log = [torch.ones(2, requires_grad=True).sum()]
+    """)
+
+    result.assert_outcomes(failed=2)
+    text = " ".join(result.stdout.str().split())
+    assert "`loss` of a TestOne holds a scalar tensor" in text
+    assert "`log[0]` of a TestTwo holds a scalar tensor" in text
+    assert "_instance" not in text

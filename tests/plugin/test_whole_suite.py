@@ -299,6 +299,45 @@ class TestExamples:
 
         result.assert_outcomes(passed=1, deselected=3)
 
+    def test_parts_that_end_the_process_or_skip_leave_the_others(
+        self, run_tests, package, pytester
+    ):
+        """A script without a guard, or a part that needs what is not installed."""
+        package("pkgends")
+        for name, source in {
+            "script.py": "import sys\nsys.exit(3)\n",
+            "tools/__init__.py": "raise SystemExit('no data')\n",
+            "optional/__init__.py": "import pytest\npytest.importorskip('no_such_module')\n",
+        }.items():
+            path = pytester.path / "pkgends" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+
+        result = run_tests("", "--gradcheck-suite-modules=pkgends", "-k", "Plain")
+
+        result.assert_outcomes(passed=1, deselected=3)
+        text = result.stdout.str()
+        assert "could not import pkgends.script (SystemExit: 3)" in text
+        assert "could not import pkgends.tools (SystemExit: no data)" in text
+        assert "could not import pkgends.optional (Skipped: could not import" in text
+        assert "INTERNALERROR" not in text
+
+    @pytest.mark.parametrize(
+        ("source", "said"),
+        [
+            ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+            ("def f(:", "SyntaxError: invalid syntax"),
+            ("import sys; sys.exit(2)", "SystemExit: 2"),
+        ],
+    )
+    def test_a_package_that_fails_as_it_is_imported(self, run_tests, pytester, source, said):
+        (pytester.mkpydir("pkgfails") / "__init__.py").write_text(source)
+
+        result = run_tests("", "--gradcheck-suite-modules=pkgfails")
+
+        assert result.ret == 4
+        result.stderr.fnmatch_lines([f"*cannot import 'pkgfails': {said}*"])
+
     def test_a_package_that_is_not_there(self, run_tests):
         result = run_tests("", "--gradcheck-suite-modules=nowhere")
 
