@@ -20,6 +20,18 @@ def train(model, loader, opt):
         opt.step()
         log["loss"].append(loss)  # !
 """,
+    "dict by counter": """
+def train(model, loader, opt):
+    log = {}
+    for step, x in enumerate(loader):
+        reconstruction, divergence = model(x)
+        loss = reconstruction + divergence
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        log[step] = loss  # !
+    return log
+""",
     "ema": """
 def train(model, loader, opt):
     ema = 0.0

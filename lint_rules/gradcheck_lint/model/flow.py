@@ -133,6 +133,14 @@ class ModeSwitch(Event):
 
 
 @dataclass(slots=True, eq=False)
+class Freeze(Event):
+    """``requires_grad`` of ``values`` is set to ``wanted``, None where that is not known."""
+
+    values: Values = NOTHING
+    wanted: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Forward(Event):
     """A model is called; ``values`` are the model, ``passed`` each thing that it is given."""
 

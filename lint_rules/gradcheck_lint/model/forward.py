@@ -48,6 +48,8 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         return False
     if callee and all(value.site in reading.recorder.models for value in callee):
         return True
+    if name in reading.surroundings.models_on_self and reading.own_site:
+        return True
     last = last_word(name)
     return (
         bool(last.islower() or last[:1].islower())

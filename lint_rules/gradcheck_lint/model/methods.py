@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
@@ -15,7 +15,7 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.expressions import container, element_of, read
-from gradcheck_lint.model.flow import InPlace, Store, StoreKind, ZeroGrad
+from gradcheck_lint.model.flow import Freeze, InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward
 from gradcheck_lint.model.knowledge import (
     BACKWARD_BY_ENGINE,
@@ -70,6 +70,8 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.scopes import FunctionScope
 
@@ -325,6 +327,7 @@ def set_requires_grad(
 ) -> Values:
     """Apply ``requires_grad_(wanted)`` to what is held, under all its names."""
     changed: list[Value] = []
+    reading.recorder.event(Freeze, node, reading.state.mode, values=values, wanted=wanted)
     for value in values:
         kind = value.kind
         if wanted is None and kind in {Kind.LEAF, Kind.PLAIN}:
@@ -364,6 +367,10 @@ def _owners(receiver: Values) -> frozenset[int]:
     return frozenset(value.site for value in receiver)
 
 
+def _emptied(changes: dict[str, Any]) -> Callable[[Value], Value]:
+    return lambda known: replace(known, parts=(), **changes)
+
+
 def _read_append(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
@@ -387,10 +394,13 @@ def _read_append(
             stored=stored,
             stored_node=positional(node)[-1] if positional(node) else None,
         )
+    cut = cut_of(stored)
     for value in receiver:
         if value.kind is Kind.CONTAINER:
-            # A site keeps its identity; what its elements are is no longer known.
-            reading.state.replace_site(value.site, lambda known: replace(known, parts=()))
+            # A site keeps its identity; what its elements are is no longer known. As values are
+            # compared without their cuts, one with a cut is uncertain to be another.
+            changes = {"cut": cut, "certain": False} if cut is not None and not value.cut else {}
+            reading.state.replace_site(value.site, _emptied(changes))
     return frozenset({reading.recorder.value(Kind.NUMBER, node)})
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import libcst as cst
 
+from gradcheck_lint.model.attributes import class_assignments, collect_attributes
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode, is_turned_off
@@ -14,10 +15,10 @@ from gradcheck_lint.model.nearness import BACKWARD, MODE, Nearness
 from gradcheck_lint.model.provenance import Provenance
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
-from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
+from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Part, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
-from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
+from gradcheck_lint.model.syntax import bound_names, dotted_name
 from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join, replace
 
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.provenance import Write
 
 _TURNS_GRAD_OFF = re.compile(
-    rb"\.requires_grad\s*=(?!=)\s*(?!True\b)|\.requires_grad_\(\s*(?!True\b|\))"
+    rb"\.requires_grad\s*=(?!=|\s*True\b)|\.requires_grad_\((?!\s*(?:True\b|\)))"
 )
 _MOST_CALLS = 4
 """How deep what a called function returns is looked up."""
+_GIVES_PARAMETERS = re.compile(rb"\b(self\.\w+)\.(?:named_)?parameters\(")
+_TARGET_NAME = re.compile(r"y|y_true|(?:\w+_)?(?:targets?|labels?|ground_truth)")
+"""How arguments are called that hold what a model is to answer, which has no graph as a rule."""
 _SETS_MODE_FOR_ALL = re.compile(rb"(?m)^\s*[\w.]*\bset_grad_enabled\(")
 
 
@@ -160,6 +164,7 @@ class ModuleModel:
         self._depth = 0
         self._returns_optimizer: dict[int, bool] = {}
         self._optimizer_words: frozenset[str] | None = None
+        self._models_on_self: frozenset[str] | None = None
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
         """What rules have found out and want to know again."""
@@ -171,6 +176,14 @@ class ModuleModel:
             return False
         is_fabric = b"Fabric(" in self.source and self.scopes.imported_engines <= {"lightning"}
         return not is_fabric or b"LightningModule" in self.source
+
+    @property
+    def models_on_self(self) -> frozenset[str]:
+        """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
+        if self._models_on_self is None:
+            found = _GIVES_PARAMETERS.findall(self.source) if b"self" in self.source else ()
+            self._models_on_self = frozenset(name.decode() for name in found)
+        return self._models_on_self
 
     def release(self) -> None:
         """Let go of everything, so that nothing of the tree waits for the garbage collector.
@@ -216,7 +229,12 @@ class ModuleModel:
         if scope.parent is not None and id(scope.parent) not in self._readings:
             _ = self.function(scope.parent).reading
         mode = initial_mode(self.scopes, scope)
-        recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
+        around = None if scope.parent is None else self._readings[id(scope.parent)].recorder
+        recorder = Recorder(
+            interned=self._interned,
+            unrecorded=self.unrecorded,
+            models=set() if around is None else set(around.models),
+        )
         reading = Reading(scope, self, mode, recorder)
         self._readings[id(scope)] = reading
         _bind_parameters(reading)
@@ -288,7 +306,7 @@ class ModuleModel:
             if attribute in scope.words:
                 found = [
                     source
-                    for target, source in _class_assignments(scope.node)
+                    for target, source in class_assignments(scope.node)
                     if dotted_name(target) == attribute
                 ]
                 if found:
@@ -300,7 +318,7 @@ class ModuleModel:
         if known is None:
             known = self._assigned[scope.name] = {}
             for method in scope.methods.values():
-                _collect_attributes(method, known)
+                collect_attributes(method, known)
         return known
 
     def returns_no_graph(self, scope: FunctionScope) -> bool:
@@ -328,15 +346,24 @@ class ModuleModel:
         """Return the site that stands for ``key``, as a recorder's."""
         return self._interned.setdefault(key, -1 - len(self._interned))
 
+    def on_self(self, site: int) -> tuple[str, str] | None:
+        """Return the family of classes and the name where a site is an attribute of ``self``."""
+        key = self._origin_of(site)
+        is_own = isinstance(key, tuple) and key[0] == "attribute" and isinstance(key[1], str)
+        return (key[1], key[2]) if is_own else None  # type: ignore[index]
+
     def taken_from(self, site: int) -> tuple[str, int, Hashable] | None:
         """Return how a site was taken from another, which, and by what name, if it was."""
+        key = self._origin_of(site)
+        is_part = isinstance(key, tuple) and key[0] in {"item", "attribute"}
+        return key if is_part and isinstance(key[1], int) else None  # type: ignore[index, return-value]
+
+    def _origin_of(self, site: int) -> Hashable:
         if site >= 0:
             return None
         if len(self._origins) < len(self._interned):
             self._origins = {made: key for key, made in self._interned.items()}
-        key = self._origins.get(site)
-        is_part = isinstance(key, tuple) and key[0] in {"item", "attribute"}
-        return key if is_part and isinstance(key[1], int) else None  # type: ignore[index, return-value]
+        return self._origins.get(site)
 
     def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
         """Return what a function of the file returns, as far as it matters to a caller.
@@ -479,8 +506,12 @@ def _bind_parameters(reading: Reading) -> None:
     parameters = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
     stars = (node.params.star_arg, node.params.star_kwarg)
     parameters.extend(star for star in stars if isinstance(star, cst.Param))
+    differentiates = Part.BACKWARD in reading.scope.parts
     for parameter in parameters:
-        reading.bind(parameter.name.value, _argument(reading, parameter))
+        values = _argument(reading, parameter)
+        reading.bind(parameter.name.value, values)
+        if differentiates and _TARGET_NAME.fullmatch(parameter.name.value):
+            reading.recorder.batches.update(value.site for value in values)
     owner = reading.scope.owner
     first = reading.scope.first_parameter
     is_static = any(
@@ -525,80 +556,4 @@ def _argument(reading: Reading, parameter: cst.Param) -> Values:
     return frozenset({reading.recorder.value(kind, parameter, origin=origin)})
 
 
-def _collect_attributes(
-    method: FunctionScope, found: dict[str, list[cst.BaseExpression | None]]
-) -> None:
-    """Note what a method assigns to attributes of ``self``; None for what can't be read."""
-    first = method.first_parameter
-    if first is None or isinstance(method.node, cst.Module):
-        return
-    prefix = first + "."
-    if not method.may_bind_attributes:
-        return
-    for node in _nodes_with_nested(method):
-        if type(node) not in _BINDING:
-            continue
-        targets: list[cst.BaseExpression] = []
-        source: cst.BaseExpression | None = None
-        if isinstance(node, cst.Assign):
-            targets, source = [target.target for target in node.targets], node.value
-        elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
-            targets, source = [node.target], node.value
-        elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
-            name, parameter = _registered(node)
-            found.setdefault(name, []).append(parameter)
-        for target, held in _paired(targets, source):
-            simple = isinstance(target, cst.Attribute)
-            for name in bound_names(target):
-                if not name.startswith(prefix) or name.count(".") != 1:
-                    continue
-                attribute = name.removeprefix(prefix)
-                if not isinstance(node, cst.AugAssign):
-                    found.setdefault(attribute, []).append(held if simple else None)
-
-
-def _class_assignments(
-    node: cst.ClassDef,
-) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
-    for statement in node.body.body:
-        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
-            if isinstance(small, cst.Assign):
-                for target in small.targets:
-                    yield target.target, small.value
-            elif isinstance(small, cst.AnnAssign) and small.value is not None:
-                yield small.target, small.value
-
-
-def _paired(
-    targets: list[cst.BaseExpression], source: cst.BaseExpression | None
-) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
-    """Yield each target with what it is bound to: ``self.a, self.b = [], []`` binds two."""
-    for target in targets:
-        sides = (target, source)
-        if all(isinstance(side, cst.Tuple) for side in sides):
-            left, right = (side.elements for side in sides if isinstance(side, cst.Tuple))
-            elements = [*left, *right]
-            if len(left) == len(right) and all(type(one) is cst.Element for one in elements):
-                yield from (
-                    (one.value, other.value) for one, other in zip(left, right, strict=True)
-                )
-                continue
-        yield target, source
-
-
 _RETURNING = frozenset({cst.Return, cst.Assign})
-_BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})
-
-
-def _nodes_with_nested(scope: FunctionScope) -> Iterator[cst.CSTNode]:
-    yield from scope.nodes
-    for nested in scope.nested.values():
-        yield from _nodes_with_nested(nested)
-
-
-def _registered(node: cst.Call) -> tuple[str, cst.BaseExpression | None]:
-    """Return the name and the value of ``self.register_parameter(name, value)``."""
-    arguments = positional(node)
-    if len(arguments) < 2 or not isinstance(arguments[0], cst.SimpleString):  # noqa: PLR2004 - two
-        return "", None
-    return str(arguments[0].evaluated_value), arguments[1]

@@ -29,6 +29,11 @@ class Surroundings(Protocol):
     may_freeze: bool
     """Whether the file turns ``requires_grad`` off somewhere."""
 
+    @property
+    def models_on_self(self) -> frozenset[str]:
+        """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
+        ...
+
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
         ...

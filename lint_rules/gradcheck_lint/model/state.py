@@ -99,7 +99,7 @@ class Recorder:
     interned: dict[Hashable, int] = field(default_factory=dict)
     unrecorded: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
-    """The sites of what a data loader yields, which has no graph as a rule."""
+    """The sites of what a data loader yields, or targets are, which have no graph as a rule."""
 
     def intern(self, key: Hashable) -> int:
         """Return the site that stands for ``key``, the same one each time (never an ``id``)."""

@@ -432,6 +432,7 @@ class StatementReader:
         reading = self._reading
         if isinstance(node, cst.For):
             bind_target(reading, node.target, element_of(reading, iterated, node.target))
+            self._bind_counter(node)
             if _is_loader(node.iter):
                 for name in bound_names(node.target):
                     found = reading.look_up(name)
@@ -440,6 +441,17 @@ class StatementReader:
         else:
             read(reading, node.test)
         self.read_body(node.body)
+
+    def _bind_counter(self, node: cst.For) -> None:
+        """Let the number of ``for i, x in enumerate(...)`` be another one in each iteration."""
+        if type(node.target) is not cst.Tuple or type(node.iter) is not cst.Call:
+            return
+        counter = node.target.elements[0].value if node.target.elements else None
+        if type(counter) is cst.Name and dotted_name(node.iter.func) == "enumerate":
+            reading = self._reading
+            if all_are(reading.look_up(counter.value), Kind.NUMBER):
+                number = reading.recorder.value(Kind.NUMBER, counter)
+                reading.state.bind(counter.value, frozenset({number}))
 
     def _forgotten(self, node: cst.CSTNode, state: State, names: set[str]) -> State:
         """Let names hold something unknown, as it may be after any number of iterations."""

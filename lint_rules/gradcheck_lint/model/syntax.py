@@ -216,6 +216,17 @@ def bound_names(target: cst.CSTNode) -> Iterator[str]:
             yield name
 
 
+def assigned_once(
+    node: cst.CSTNode,
+) -> tuple[cst.BaseExpression, cst.BaseExpression] | tuple[None, None]:
+    """Return the one target of an assignment and what it is given, annotated or not."""
+    if isinstance(node, cst.Assign) and len(node.targets) == 1:
+        return node.targets[0].target, node.value
+    if isinstance(node, cst.AnnAssign) and node.value is not None:
+        return node.target, node.value
+    return None, None
+
+
 def is_basic_index(node: cst.Subscript) -> bool:
     """Tell whether every index is an integer literal, a slice, ``...`` or None (so a view)."""
     for element in node.slice:

@@ -19,7 +19,7 @@ from gradcheck_lint.model.knowledge import (
     words,
 )
 from gradcheck_lint.model.saving import note_function
-from gradcheck_lint.model.syntax import boolean, has_star, is_none, keyword, positional
+from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, is_none, keyword, positional
 from gradcheck_lint.model.training_calls import note_clip, retains_graph
 from gradcheck_lint.model.values import (
     NOTHING,
@@ -27,7 +27,6 @@ from gradcheck_lint.model.values import (
     Values,
     all_are,
     carrying,
-    cut_of,
     held_by,
 )
 
@@ -55,9 +54,10 @@ def read_torch_call(
                 owned = first or arguments.keywords.get("params", NOTHING)
                 holds = frozenset({id(node)}) | held_by(owned)
             details = {"name": qualified, "holds": holds}
-        elif qualified in _COPIES:
+        elif qualified in _COPIES or (made is Kind.LEAF and qualified in VARIABLE_CLASSES):
             # A tensor made of a number or tensor that was computed: its graph ends here.
-            details = {"cut": node if has_graph_or_cut(first) else cut_of(first)}
+            is_cut = has_graph_or_cut(first) or has_graph_or_cut(_data_of(reading, node))
+            details = {"cut": node if is_cut else None}
         return frozenset({reading.recorder.value(made, node, **details)})
     if reading.notes_saves:
         note_function(reading, node, last, arguments)
@@ -81,6 +81,14 @@ def read_torch_call(
     if last in _JOINING and qualified == f"torch.{last}":
         return carrying(made_of, *arguments.positional)
     return made_of
+
+
+def _data_of(reading: Reading, node: cst.Call) -> Values:
+    """Return what ``loss`` holds where the first argument is ``loss.data``."""
+    first = node.args[0].value if node.args else None
+    path = dotted_name(first)
+    is_data = path is not None and path.endswith(".data")
+    return reading.look_up(path.removesuffix(".data")) if path is not None and is_data else NOTHING
 
 
 _INDICES = frozenset({"torch.argmax", "torch.argmin"})

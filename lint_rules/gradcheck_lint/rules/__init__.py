@@ -254,7 +254,7 @@ RULES: Final = (
         "GraphBroken",
         (
             (BACKWARD_CALL, TRAINING_STEP),
-            (b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"=="),
+            (b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"==", b"> 0", b">= 0"),
         ),
     ),
     RuleReference(
@@ -283,14 +283,14 @@ RULES: Final = (
         "frozen-parameter",
         "gradcheck_lint.rules.frozen_parameter",
         "FrozenParameter",
-        ((b"startswith",), (b"requires_grad",)),
+        ((b"startswith", b"optim"), (b"requires_grad",)),
     ),
     RuleReference(
         "GCS407",
         "grad-read-on-non-leaf",
         "gradcheck_lint.rules.grad_read_on_non_leaf",
         "GradReadOnNonLeaf",
-        ((b".grad",), (BACKWARD_CALL,)),
+        ((b".grad", b"optim"), (BACKWARD_CALL,), (b"requires_grad", b"Parameter", b".grad")),
     ),
     RuleReference(
         "GCS408",
@@ -353,7 +353,7 @@ RULES: Final = (
         "none-gradient",
         "gradcheck_lint.rules.none_gradient",
         "NoneGradient",
-        ((FUNCTION_CLASS,), (b"needs_input_grad",)),
+        ((FUNCTION_CLASS,), (b"needs_input_grad", b"Parameter")),
     ),
     RuleReference(
         "GCS604",

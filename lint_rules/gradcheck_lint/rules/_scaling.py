@@ -12,7 +12,7 @@ from gradcheck_lint.model.flow import (
     Step,
     Unscale,
 )
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are, sites
 from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, is_window, last_of, same
 
@@ -81,7 +81,11 @@ def _knows_scaling(before: Sequence[Occurrence]) -> bool:
 
 def _is_scaled_elsewhere(node: cst.CSTNode | None) -> bool:
     if isinstance(node, cst.Call):
-        return "scale" in (dotted_name(node.func) or "scale")
+        called = dotted_name(node.func)
+        if called is not None:
+            return "scale" in called
+        # `model(x).mean()`, or `scaler.scale(model(x)).mean()`
+        return any(isinstance(name, cst.Name) and "scale" in name.value for name in walk(node))
     return not isinstance(node, (cst.BinaryOperation,))
 
 

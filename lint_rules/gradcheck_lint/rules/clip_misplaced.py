@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import libcst as cst
+
+from gradcheck_lint.model.flow import Clip
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.torch_functions import makes_optimizer
+from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ClipMisplaced(Rule):
-    """Clipping comes after the step, before backward, or on each micro-batch of a window."""
+    """Clipping comes after the step, before backward, too often, or of an exhausted iterator."""
 
     entry = catalogue.CLIP_MISPLACED
 
@@ -25,6 +31,11 @@ class ClipMisplaced(Rule):
         """Yield every clipping that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
+        if not any("clip_grad" in word for word in function.scope.words):
+            return
+        for event in function.events():
+            if isinstance(event, Clip) and not event.expects_error:
+                yield from _exhausted(function, event)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -70,9 +81,51 @@ def train(model, loader, optimizer):
             lines=(6,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+def train(model, loader):
+    trainable = filter(lambda p: p.requires_grad, model.parameters())
+    optimizer = torch.optim.SGD(trainable, lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        clip_grad_norm_(trainable, 1.0)
+        optimizer.step()
+
+def fit(model, loader, optimizer):
+    weights = (p for p in model.parameters() if p.ndim > 1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+""",
+            lines=(10, 18),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+def train(model, loader):
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trainable, lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        weights = filter(lambda p: p.ndim > 1, trainable)
+        clip_grad_norm_(weights, 1.0)
+        clip_grad_norm_(trainable, 1.0)
+        optimizer.step()
+""",
+            why="a list, or an iterator made anew each time",
+        ),
         Valid(
             """\
 import torch
@@ -161,3 +214,73 @@ def _violation(problem: Problem) -> Violation:
         "clip once, between the last backward() and step()",
         tuple((event.node, _RELATED[problem.kind]) for event in problem.others[:1]),
     )
+
+
+def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
+    """Yield a clipping of an iterator that an optimizer, or the clipping before, has used up."""
+    assert isinstance(clip.node, cst.Call)
+    handed = positional(clip.node)
+    clipped = handed[0] if handed else keyword(clip.node, "parameters")
+    if not isinstance(clipped, cst.Name):
+        return
+    name = clipped.value
+    bound = function.bindings.get(name, frozenset())
+    if len(bound) != 1:
+        return
+    (held,) = bound
+    order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
+    made = [
+        (node, value)
+        for node in walk(function.scope.node)
+        for target, value in [assigned_once(node)]
+        if isinstance(target, cst.Name) and target.value == name
+    ]
+    if len(made) != 1 or id(held.node) not in order:
+        return
+    ((node, value),) = made
+    sure = _is_iterator(value)
+    loops = held.loops
+    if (
+        sure is None
+        or (not sure and held.kind is not Kind.PARAMETERS)
+        or value is None
+        or order[id(clip.node)] < order[id(node)]
+    ):
+        return
+    users = [
+        other
+        for other in walk(function.scope.node)
+        if isinstance(other, cst.Call)
+        and order[id(node)] < order[id(other)] < order[id(clip.node)]
+        and other.args
+        and dotted_name(other.args[0].value) == name
+        and makes_optimizer(
+            function.module.scopes.resolve_import(dotted_name(other.func) or "") or ""
+        )
+    ]
+    by: cst.CSTNode
+    if users:
+        why, by, what = "the optimizer has used up", users[0], "used up here"
+    elif clip.loops[: len(loops)] == loops and len(clip.loops) > len(loops):
+        why, by, what = "the first iteration uses up", node, "made once, outside the loop"
+    else:
+        return
+    yield Violation(
+        clip.node,
+        f"`{name}` is an iterator, which {why}: nothing is clipped here",
+        Severity.ERROR if sure else Severity.WARNING,
+        f"make a list of it: `{name} = list(...)`",
+        ((by, what),),
+    )
+
+
+def _is_iterator(node: cst.BaseExpression | None) -> bool | None:
+    """Tell whether this can be gone through once; False where a class may have it otherwise."""
+    if isinstance(node, cst.GeneratorExp):
+        return True
+    if not isinstance(node, cst.Call):
+        return None
+    if dotted_name(node.func) in {"filter", "map", "chain", "itertools.chain"}:
+        return True
+    is_parameters = isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters"
+    return False if is_parameters else None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import libcst as cst
+
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import Kind, all_are, cut_of
+from gradcheck_lint.model.values import Kind, Values, all_are, cut_of
 from gradcheck_lint.rules._cuts import is_certain
 from gradcheck_lint.rules._repeating import differentiated_later, is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -35,7 +37,7 @@ class ForcedRequiresGrad(Rule):
             if not isinstance(event, Backward) or event.expects_error or event.partial:
                 continue
             cut = cut_of(event.values)
-            if cut is None or not all_are(event.values, Kind.LEAF):
+            if cut is None or not _are_forced(event.values, cut):
                 continue
             yield Violation(
                 cut,
@@ -78,6 +80,31 @@ def train(model, loader, optimizer):
 """,
             lines=(7,),
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def train(model, loader, criterion, optimizer):
+    for x, y in loader:
+        losses = []
+        for out, target in zip(model(x), y):
+            losses.append(criterion(out, target).item())
+        loss = torch.tensor(losses, requires_grad=True).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+def fit(model, loader, criterion, optimizer):
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss = torch.tensor(loss.data, requires_grad=True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(9, 17),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -105,4 +132,17 @@ w.backward()
 """,
             why="a leaf of its own",
         ),
+    )
+
+
+def _are_forced(values: Values, cut: cst.CSTNode) -> bool:
+    """Tell whether these are leaves, or made by a method of a leaf that nothing else flows into."""
+    if all_are(values, Kind.LEAF):
+        return True
+    made = [value.node for value in values]
+    return all_are(values, Kind.HISTORY) and all(
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.value is cut
+        for node in made
     )

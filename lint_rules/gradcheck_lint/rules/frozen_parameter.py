@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.flow import Call, Event, Freeze, Jump, Step
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import boolean, positional, walk
+from gradcheck_lint.model.syntax import (
+    boolean,
+    bound_names,
+    dotted_name,
+    keyword,
+    positional,
+    walk,
+)
+from gradcheck_lint.model.values import Kind, Value, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -20,17 +29,22 @@ if TYPE_CHECKING:
 
 
 class FrozenParameter(Rule):
-    """A pattern that freezes parameters ends inside a number, and matches more than meant."""
+    """An optimizer trains frozen parameters, or a pattern freezes more than meant."""
 
     entry = catalogue.FROZEN_PARAMETER
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function looks at how a name starts and at what requires a gradient."""
+        """Tell whether the function sets what requires a gradient, by names or as a whole."""
         words = function.scope.words
-        return "startswith" in words and not words.isdisjoint({"requires_grad", "requires_grad_"})
+        if words.isdisjoint({"requires_grad", "requires_grad_"}):
+            return False
+        return "startswith" in words or "parameters" in words
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `name.startswith("layers.1")` that decides what is frozen."""
+        yield from _all_frozen(function)
+        if "startswith" not in function.scope.words:
+            return
         for node in body_of(function.scope):
             if type(node) is not cst.If:
                 continue
@@ -60,9 +74,80 @@ def freeze_first_layers(model):
             lines=(5,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def train_head(model, loader, classes):
+    model.head = nn.Linear(8, classes)
+    for p in model.parameters():
+        p.requires_grad = False
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def train(model, loader):
+    model.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
+            lines=(8, 16),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+def train_head(model, loader, classes):
+    for p in model.parameters():
+        p.requires_grad = False
+    model.head = nn.Linear(8, classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def train_norms(model, loader):
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            continue
+        p.requires_grad = False
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def adapt(model, loader, add_adapters):
+    model.requires_grad_(False)
+    add_adapters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def distil(model, teacher, loader):
+    teacher.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        (model(x) - teacher(x)).square().mean().backward()
+        optimizer.step()
+""",
+            why="something is left to train, or may have been added, or another model is frozen",
+        ),
         Valid(
             """\
 import torch
@@ -77,6 +162,116 @@ def freeze_first_layers(model):
             why="whole names, or nothing frozen",
         ),
     )
+
+
+def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
+    """Yield every optimizer of a whole model that was frozen before, where nothing is thawed."""
+    if _THAWS.search(function.module.source) is not None:
+        return
+    events = list(function.events())
+    if not any(isinstance(event, Freeze) and event.wanted is False for event in events):
+        return
+    nodes = list(walk(function.scope.node))
+    order = {id(node): place for place, node in enumerate(nodes)}
+    loops = {id(node): node for node in nodes if isinstance(node, cst.For)}
+    for freeze in events:
+        if not isinstance(freeze, Freeze) or freeze.wanted is not False or freeze.arms:
+            continue
+        name = _frozen_as_a_whole(freeze, events, loops)
+        start = order.get(id(freeze.node), len(order))
+        is_call = isinstance(freeze.node, cst.Call)
+        models = sites(freeze.values) if is_call and not freeze.loops else held_by(freeze.values)
+        if name is None or len(models) != 1 or _may_change(name, models, nodes[start:], events):
+            continue
+        for optimizer in _stepped(function, events):
+            node = optimizer.node
+            if optimizer.loops or optimizer.holds - {optimizer.site} != models:
+                continue
+            if start < order.get(id(node), 0) and isinstance(node, cst.Call) and _owns(node, name):
+                yield Violation(
+                    node,
+                    f"the optimizer is given the parameters of `{name}`, which are all frozen: its "
+                    "steps change nothing",
+                    Severity.WARNING,
+                    "put in the layers that are to be trained after freezing the others, or leave "
+                    "them out of it",
+                    ((freeze.node, "frozen here"),),
+                )
+
+
+_THAWS: Final = re.compile(
+    rb"\.requires_grad\s*=(?!=|\s*False\b)|requires_grad_(?!\(False\))|Parameter\(|setattr"
+)
+
+
+def _frozen_as_a_whole(
+    freeze: Freeze, events: list[Event], loops: dict[int, cst.For]
+) -> str | None:
+    """Return the name of the model that is frozen with everything in it."""
+    if isinstance(freeze.node, cst.Call) and not freeze.loops:
+        func = freeze.node.func
+        is_model = all_are(freeze.values, Kind.MODULE, Kind.INSTANCE, Kind.UNKNOWN)
+        return dotted_name(func.value) if isinstance(func, cst.Attribute) and is_model else None
+    if len(freeze.loops) != 1 or any(
+        isinstance(event, Jump) and event.loops == freeze.loops for event in events
+    ):
+        return None
+    loop = loops.get(freeze.loops[0])
+    iterated = None if loop is None else loop.iter
+    return None if iterated is None else _whose_parameters(iterated)
+
+
+def _whose_parameters(node: cst.BaseExpression) -> str | None:
+    """Return ``model`` of ``model.parameters()``."""
+    if not isinstance(node, cst.Call) or node.args or not isinstance(node.func, cst.Attribute):
+        return None
+    if node.func.attr.value not in {"parameters", "named_parameters"}:
+        return None
+    return dotted_name(node.func.value)
+
+
+def _may_change(
+    name: str, models: frozenset[int], later: list[cst.CSTNode], events: list[Event]
+) -> bool:
+    """Tell whether a model may get other layers, or be thawed, by what comes afterwards."""
+    nodes = set(map(id, later))
+    if any(
+        isinstance(event, Call)
+        and not event.harmless
+        and not models.isdisjoint(event.handed | event.on)
+        and id(event.node) in nodes
+        for event in events
+    ):
+        return True
+    targets = (node.target for node in later if isinstance(node, (cst.AssignTarget, cst.AnnAssign)))
+    return any(f"{known}.".startswith(f"{name}.") for target in targets for known in _paths(target))
+
+
+def _paths(target: cst.BaseExpression) -> list[str]:
+    while isinstance(target, cst.Subscript):
+        target = target.value
+    return list(bound_names(target))
+
+
+def _stepped(function: FunctionModel, events: list[Event]) -> Iterator[Value]:
+    """Yield every optimizer that makes steps here, or is handed to a function of the file."""
+    used: set[int] = set()
+    for event in events:
+        if isinstance(event, Step):
+            used |= sites(event.values)
+        elif isinstance(event, Call) and event.function is not None:
+            used |= event.handed
+    for values in function.bindings.values():
+        for value in values:
+            if value.kind is Kind.OPTIMIZER and value.site in used:
+                used.discard(value.site)
+                yield value
+
+
+def _owns(node: cst.Call, name: str) -> bool:
+    handed = positional(node)
+    owned = handed[0] if handed else keyword(node, "params")
+    return owned is not None and _whose_parameters(owned) == name
 
 
 _ENDS_IN_NUMBER = re.compile(r"\.\d+$")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import Kind
+from gradcheck_lint.model.syntax import boolean, child_list, dotted_name, keyword, walk
+from gradcheck_lint.model.torch_functions import makes_optimizer
+from gradcheck_lint.model.values import Kind, Value, Values, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -24,36 +26,45 @@ class GradReadOnNonLeaf(Rule):
     """``.grad`` is read from an intermediate, which does not keep its gradient."""
 
     entry = catalogue.GRAD_READ_ON_NON_LEAF
-    part = Part.BACKWARD
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function reads a gradient as well."""
-        return "grad" in function.scope.words
+        """Tell whether the function reads a gradient, or may make a leaf and an optimizer."""
+        words = function.scope.words
+        if Part.BACKWARD in function.scope.parts and "grad" in words:
+            return True
+        return not words.isdisjoint(_LEAF_WORDS) and "optim" in " ".join(words).lower()
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every read of the gradient of a model's output."""
-        if isinstance(function.scope.node, cst.Module) or b"retain_grad" in function.module.source:
+        """Yield every read of the gradient of a model's output, or of what is made of a leaf."""
+        yield from _optimized(function)
+        if b"retain_grad" in function.module.source:
             return
         if not any(isinstance(event, Backward) for event in function.events()):
             return
+        is_top = isinstance(function.scope.node, cst.Module)
         seen: set[str] = set()
-        for node in body_of(function.scope):
+        nodes = list(_nodes(function))
+        untested = _compared_with_none(nodes)
+        for node in nodes:
             if not isinstance(node, cst.Attribute) or node.attr.value != "grad":
                 continue
             name = node.value.value if isinstance(node.value, cst.Name) else None
             values = function.bindings.get(name or "", frozenset())
-            if name is None or name in seen or not values:
+            if name is None or name in seen or not values or id(node) in untested:
                 continue
-            if all(value.kind is Kind.UNKNOWN and value.result_of for value in values) and all(
-                value.cut is None for value in values
-            ):
-                seen.add(name)
-                yield Violation(
-                    node,
-                    f"`{name}` is the output of a model, whose gradient is not kept: it is None",
-                    Severity.WARNING,
-                    f"call `{name}.retain_grad()` before backward()",
-                )
+            if not is_top and _is_output(values):
+                what = f"`{name}` is the output of a model"
+            elif all_are(values, Kind.HISTORY) and all(map(_is_of_leaf, values)):
+                what = f"`{name}` is computed from a leaf and none itself"
+            else:
+                continue
+            seen.add(name)
+            yield Violation(
+                node,
+                f"{what}, whose gradient is not kept: it is None",
+                Severity.WARNING,
+                f"call `{name}.retain_grad()` before backward()",
+            )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -69,9 +80,47 @@ def activation_gradient(encoder: nn.Module, head: nn.Module, x):
             lines=(7,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+w = torch.randn(3, requires_grad=True) * 0.1
+loss = (w ** 2).sum()
+loss.backward()
+print(w.grad)
+
+def fit(x, y):
+    w = torch.zeros(3, requires_grad=True) + 0.5
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        ((x @ w - y) ** 2).sum().backward()
+        optimizer.step()
+""",
+            lines=(6, 10),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+w = (torch.randn(3) * 0.1).requires_grad_()
+optimizer = torch.optim.SGD([w], lr=0.1)
+v = w * 2
+(v ** 2).sum().backward()
+print(w.grad, v.grad is None)
+
+def fit(scale):
+    w = torch.ones(3, requires_grad=True) * scale
+    w = w.detach().requires_grad_()
+    w.sum().backward()
+    return w.grad
+""",
+            why="made a leaf afterwards",
+        ),
         Valid(
             """\
 import torch
@@ -87,3 +136,78 @@ def input_gradient(encoder: nn.Module, x):
             why="leaves keep their gradient",
         ),
     )
+
+
+_LEAF_WORDS: Final = frozenset({"requires_grad", "requires_grad_", "Parameter"})
+
+
+def _nodes(function: FunctionModel) -> Iterator[cst.CSTNode]:
+    """Yield the nodes of a body, at the top level those of no function or class."""
+    scope = function.scope
+    if not isinstance(scope.node, cst.Module):
+        yield from body_of(scope)
+        return
+    waiting: list[cst.CSTNode] = [scope.node]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+            yield node
+            waiting.extend(reversed(child_list(node)))
+
+
+def _compared_with_none(nodes: list[cst.CSTNode]) -> set[int]:
+    """Return what is compared, as in ``if x.grad is not None``, and what is assigned to."""
+    found = {id(node.left) for node in nodes if isinstance(node, cst.Comparison)}
+    return found | {id(node.target) for node in nodes if isinstance(node, cst.AssignTarget)}
+
+
+def _is_output(values: Values) -> bool:
+    return all(value.kind is Kind.UNKNOWN and value.result_of for value in values) and all(
+        value.cut is None for value in values
+    )
+
+
+def _is_of_leaf(value: Value) -> bool:
+    """Tell whether arithmetic made this of a leaf, and nothing else is known to be in between."""
+    node = value.node
+    return isinstance(node, cst.BinaryOperation) and any(
+        isinstance(inner, cst.Call) and _asks_for_gradient(inner) for inner in walk(node)
+    )
+
+
+def _asks_for_gradient(node: cst.Call) -> bool:
+    last = (dotted_name(node.func) or "").rpartition(".")[2]
+    return last == "Parameter" or boolean(keyword(node, "requires_grad")) is True
+
+
+def _optimized(function: FunctionModel) -> Iterator[Violation]:
+    """Yield every computed tensor that an optimizer is given in a list."""
+    bindings = function.bindings
+    computed = {
+        name
+        for name, values in bindings.items()
+        if all_are(values, Kind.HISTORY) and all(map(_is_of_leaf, values))
+    }
+    for node in _nodes(function) if computed else ():
+        if not isinstance(node, cst.Call) or not node.args:
+            continue
+        handed = node.args[0].value
+        if not isinstance(handed, (cst.List, cst.Tuple)):
+            continue
+        if not makes_optimizer(
+            function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
+        ):
+            continue
+        for element in handed.elements:
+            name = dotted_name(element.value)
+            if name in computed:
+                (made, *_) = bindings[name]
+                yield Violation(
+                    node,
+                    f"`{name}` is computed from a leaf and none itself: an optimizer takes leaves "
+                    "alone, and torch raises here",
+                    Severity.WARNING,
+                    f"compute first, then ask for the gradient: `{name}.requires_grad_()`",
+                    ((made.node, "computed here"),) if made.node is not None else (),
+                )
+                break

@@ -11,13 +11,13 @@ from gradcheck_lint.model.flow import Backward, Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import Kind, all_are, mentioned_by
+from gradcheck_lint.model.values import Kind, mentioned_by
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -80,6 +80,28 @@ def train(model, loader):
         optimizer.step()
 """,
             lines=(9,),
+        ),
+        Invalid(
+            """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, optimizer, loader):
+    model = DDP(model)
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model.module(x).mean()
+        loss.backward()
+        optimizer.step()
+
+def train_apart(model, optimizer, loader):
+    model = DDP(model)
+    for x in loader:
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(x).mean().backward()
+        optimizer.step()
+""",
+            lines=(7, 16),
         ),
     )
 
@@ -154,13 +176,14 @@ def _uses_of_models(function: FunctionModel) -> dict[str, _Uses]:
                     inside.setdefault(name, set()).update(map(id, walk(node.body)))
     wrapped = {name for node in nodes if (name := _suffixed(node, ".module")) is not None}
     uses = {name: _Uses() for name in inside.keys() | wrapped}
+    made = _calls_bound_to(uses, nodes)
     for node in nodes:
         if not isinstance(node, cst.Call):
             continue
         called = dotted_name(node.func) or ""
         for argument in node.args:
             handed = dotted_name(argument.value)
-            if handed in uses:
+            if handed in uses and id(node) not in made.get(handed, ()):
                 uses[handed].others += 1
         if called in uses:
             if id(node) in inside.get(called, ()):
@@ -170,6 +193,19 @@ def _uses_of_models(function: FunctionModel) -> dict[str, _Uses]:
         elif called.endswith(".module") and called.removesuffix(".module") in uses:
             uses[called.removesuffix(".module")].bypassed.append(node)
     return uses
+
+
+def _calls_bound_to(names: Container[str], nodes: list[cst.CSTNode]) -> dict[str, set[int]]:
+    """Return what makes each name anew: of ``model = DDP(model)`` it is the wrapper's."""
+    made: dict[str, set[int]] = {}
+    for node in nodes:
+        if not isinstance(node, cst.Assign):
+            continue
+        for target in node.targets:
+            name = dotted_name(target.target)
+            if name is not None and name in names:
+                made.setdefault(name, set()).add(id(node.value))
+    return made
 
 
 def _suffixed(node: cst.CSTNode, suffix: str) -> str | None:
@@ -187,8 +223,15 @@ def _nodes(function: FunctionModel) -> Iterable[cst.CSTNode]:
 def _is_distributed(function: FunctionModel, name: str) -> bool:
     """Tell whether a name holds ``DistributedDataParallel`` in this function, and nothing else."""
     values = function.bindings.get(name, frozenset())
-    return all_are(values, Kind.MODULE) and all(
-        value.name.endswith("DistributedDataParallel") for value in values
+    wrappers = frozenset(
+        value
+        for value in values
+        if value.kind is Kind.MODULE and value.name.endswith("DistributedDataParallel")
+    )
+    # `model = DDP(model)`: what the name held before is what is wrapped.
+    return bool(wrappers) and all(
+        value in wrappers or any(value.site in wrapper.holds for wrapper in wrappers)
+        for value in values
     )
 
 

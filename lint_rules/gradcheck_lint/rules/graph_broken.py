@@ -138,9 +138,54 @@ def train_more(model, loader, optimizer):
             lines=(8, 17, 20),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Trainer:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.criterion = nn.BCELoss()
+        self.optimizer = torch.optim.Adam(model.parameters())
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        predicted = (torch.sigmoid(self.model(x)) > 0.5).float()
+        loss = self.criterion(predicted, y)
+        loss.backward()
+        self.optimizer.step()
+
+def fit(model, inputs, targets, optimizer):
+    criterion = nn.MSELoss()
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = criterion(model(inputs).detach(), targets)
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(12, 21),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch.nn.functional as F
+
+def commit(encoder, codebook, x):
+    F.mse_loss(codebook(x).detach(), encoder(x)).backward()
+
+def distance(a, target):
+    return F.mse_loss(a.detach(), target)
+
+def consistency(model, first, second):
+    loss = distance(model(first), model(second))
+    loss.backward()
+""",
+            why="what the loss is compared with has a graph",
+        ),
         Valid(
             """\
 import torch

@@ -27,6 +27,7 @@ class HookKeepsGraph(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every append of an undetached argument in a function that is used as a hook."""
+        yield from _in_lambdas(function)
         if isinstance(function.scope.node, cst.Module) or b".clear()" in function.module.source:
             return
         name = function.scope.name.rpartition(".")[2]
@@ -51,13 +52,7 @@ class HookKeepsGraph(Rule):
                 function, node.func.value
             ):
                 continue
-            yield Violation(
-                node,
-                f"the hook appends `{stored.value}` with its graph on every forward, and nothing "
-                "in this file empties the list: all graphs stay in memory",
-                Severity.WARNING,
-                f"store `{stored.value}.detach()`, and remove the hook when it is done",
-            )
+            yield _violation(node, stored.value)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -76,9 +71,42 @@ class Features:
             lines=(10,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+from torch import nn
+
+outputs = []
+
+class Probe:
+    def __init__(self, net: nn.Module):
+        self.found = []
+        net.stem.register_forward_hook(lambda module, args, output: self.found.append(output))
+
+def watch(net):
+    net.fc.register_forward_hook(lambda m, i, o: outputs.append(o))
+""",
+            lines=(8, 11),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+outputs = []
+
+def watch(net):
+    net.fc.register_forward_hook(lambda m, i, o: outputs.append(o.detach()))
+
+def features(net, x):
+    found = []
+    handle = net.fc.register_forward_hook(lambda m, i, o: found.append(o))
+    net(x)
+    handle.remove()
+    return found
+""",
+            why="detached, or a list that lives for one call",
+        ),
         Valid(
             """\
 import torch
@@ -117,6 +145,47 @@ class Features:
 """,
             why="detached; the other function is no hook",
         ),
+    )
+
+
+def _in_lambdas(function: FunctionModel) -> Iterator[Violation]:
+    """Yield every `register_forward_hook(lambda m, i, o: outputs.append(o))` that lasts."""
+    if "register_forward_hook" not in function.scope.words:
+        return
+    if b".clear()" in function.module.source:
+        return
+    local = assignments(function.scope)
+    for node in body_of(function.scope):
+        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            continue
+        handed = positional(node)
+        hook = handed[0] if handed else None
+        if node.func.attr.value != "register_forward_hook" or not isinstance(hook, cst.Lambda):
+            continue
+        body = hook.body
+        if not isinstance(body, cst.Call) or not isinstance(body.func, cst.Attribute):
+            continue
+        stored = positional(body)
+        given = [parameter.name.value for parameter in hook.params.params]
+        if body.func.attr.value != "append" or len(stored) != 1 or len(given) != _HOOK_ARGUMENTS:
+            continue
+        target = dotted_name(body.func.value)
+        if dotted_name(stored[0]) != given[-1] or target is None or target in local:
+            continue
+        if not _may_stay_small(function, body.func.value):
+            yield _violation(body, given[-1])
+
+
+_HOOK_ARGUMENTS = 3
+
+
+def _violation(node: cst.CSTNode, stored: str) -> Violation:
+    return Violation(
+        node,
+        f"the hook appends `{stored}` with its graph on every forward, and nothing "
+        "in this file empties the list: all graphs stay in memory",
+        Severity.WARNING,
+        f"store `{stored}.detach()`, and remove the hook when it is done",
     )
 
 

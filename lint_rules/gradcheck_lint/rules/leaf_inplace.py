@@ -254,7 +254,7 @@ def _turns_into_leaf(function: FunctionModel) -> bool:
 
 
 _TURNS_GRAD_ON: Final = re.compile(
-    r"\.[\s\\]*requires_grad_\s*\(\s*(?!False\b)|\.[\s\\]*requires_grad\s*=(?!=)\s*(?!False\b)"
+    r"\.[\s\\]*requires_grad_\s*\((?!\s*False\b)|\.[\s\\]*requires_grad\s*=(?!=|\s*False\b)"
 )
 
 

@@ -11,7 +11,7 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, PARAMETER_CLASSES
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
+from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -89,8 +89,9 @@ class Scale(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3)) * 0.02
         self.bias = nn.Parameter(torch.ones(3)).cuda()
+        self.gain: torch.Tensor = nn.Parameter(torch.ones(3)) / 2
 """,
-            lines=(7, 8),
+            lines=(7, 8, 9),
             severity=Severity.WARNING,
         ),
     )
@@ -211,11 +212,10 @@ def _converted(function: FunctionModel) -> Iterator[Violation]:
         return
     first = function.scope.first_parameter
     for node in body_of(function.scope):
-        if not isinstance(node, cst.Assign) or len(node.targets) != 1:
-            continue
-        target, value = node.targets[0].target, node.value
+        target, value = assigned_once(node)
         if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
             continue
+        assert value is not None
         operands: list[cst.BaseExpression] = []
         if isinstance(value, cst.BinaryOperation):
             operands = [value.left, value.right]

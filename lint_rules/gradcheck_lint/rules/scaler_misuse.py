@@ -72,6 +72,22 @@ def train(model, loader, optimizer):
 """,
             lines=(10,),
         ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+            lines=(10,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (

@@ -108,6 +108,27 @@ def train(generator, critic, loader):
 """,
             lines=(10,),
         ),
+        Invalid(
+            """\
+import torch
+
+class Adversaries:
+    def __init__(self, G, D):
+        self.G, self.D = G, D
+        self.og = torch.optim.Adam(self.G.parameters())
+        self.od = torch.optim.Adam(self.D.parameters())
+
+    def train_step(self, real, z):
+        judged = self.D(self.G(z)).mean()
+        self.od.zero_grad()
+        (judged - self.D(real).mean()).backward(retain_graph=True)
+        self.od.step()
+        self.og.zero_grad()
+        (-judged).backward()
+        self.og.step()
+""",
+            lines=(13,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from gradcheck_lint.model.flow import Backward, Call, Event, GradMode, Loop, ModeSwitch, Step
+import libcst as cst
+
+from gradcheck_lint.model.flow import (
+    Backward,
+    Block,
+    Branch,
+    Call,
+    Event,
+    GradMode,
+    Loop,
+    ModeSwitch,
+    Step,
+    can_repeat,
+)
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import STEP
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._hidden_acts import TRAINING, may_act_unseen
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -41,7 +56,7 @@ class StuckInEval(Rule):
             steps = [index for index, item in enumerate(events) if isinstance(item.event, Step)]
             if not steps or any(known.training is not False for known in switches):
                 continue
-            trained = frozenset[int]().union(
+            trained = frozenset[Hashable]().union(
                 *(
                     item.in_loop(through_all(item.event.values))
                     for item in events
@@ -54,7 +69,8 @@ class StuckInEval(Rule):
                     isinstance(known, ModeSwitch)
                     and index > steps[0]
                     and item.in_loop(sites(known.values)) & trained
-                    and item.always_happens(loop)
+                    and can_repeat(loop, item.leading)
+                    and item.keeps_happening(loop)
                     and not any(map(_may_switch_back, events))
                     and not may_act_unseen(function, TRAINING)
                 ):
@@ -138,6 +154,43 @@ def main(model, optimizer, loader, validation):
         print(evaluate(model, validation))
 """,
             lines=(12,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+def fit(model, optimizer, loader, validation):
+    model.train()
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        if step % 100 == 0:
+            model.eval()
+            with torch.no_grad():
+                print(model(validation).mean().item())
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model = model
+        self.optimizer = optimizer
+
+    @torch.no_grad()
+    def validate(self, loader):
+        self.model.eval()
+        return sum(self.model(x).mean().item() for x in loader)
+
+    def fit(self, loader, validation, epochs):
+        self.model.train()
+        for epoch in range(epochs):
+            for x in loader:
+                self.optimizer.zero_grad()
+                self.model(x).mean().backward()
+                self.optimizer.step()
+            print(self.validate(validation))
+""",
+            lines=(10, 21),
             severity=Severity.WARNING,
         ),
     )
@@ -239,6 +292,33 @@ def distil(model, teacher, optimizer, loader, epochs=2):
 """,
             why="another model",
         ),
+        Valid(
+            """\
+import torch
+
+def fit(model, optimizer, loader, validation, epochs, most):
+    for epoch in range(epochs):
+        model.train()
+        for step, x in enumerate(loader):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            if (step + 1) % len(loader) == 0:
+                model.eval()
+                print(model(validation).mean().item())
+
+def fit_until(model, optimizer, loader, validation):
+    model.train()
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        if (step + 1) % 1000 == 0:
+            model.eval()
+            return model(validation).mean().item()
+""",
+            why="after the last iteration alone",
+        ),
     )
 
 
@@ -255,14 +335,31 @@ class _Happening:
     calls: tuple[Call, ...]
     binding: Mapping[int, frozenset[int]]
 
-    def in_loop(self, found: frozenset[int]) -> frozenset[int]:
-        """Return the sites of the loop's function that these are."""
-        return frozenset().union(*(in_caller(site, self.binding, self.owner) for site in found))
+    @property
+    def leading(self) -> Event:
+        """Return the event of the loop's function that leads to this one."""
+        return self.calls[0] if self.calls else self.event
 
-    def always_happens(self, loop: Loop) -> bool:
-        """Tell whether no branch lies between the loop and the event."""
-        arms = [known.arms for known in (*self.calls, self.event)]
-        return arms[0] == loop.arms and not any(arms[1:])
+    def in_loop(self, found: frozenset[int]) -> frozenset[Hashable]:
+        """Return what the sites are in the loop's function; ``self.model`` is one in all methods.
+
+        A method that is called in between may bind it anew, but hardly to another model.
+        """
+        known = (in_caller(site, self.binding, self.owner) for site in found)
+        on_self = self.owner.module.on_self
+        return frozenset(on_self(site) or site for each in known for site in each)
+
+    def keeps_happening(self, loop: Loop) -> bool:
+        """Tell whether only branches taken every so often lie between the loop and the event."""
+        way = (*self.calls, self.event)
+        if way[0].arms[: len(loop.arms)] != loop.arms or any(known.arms for known in way[1:]):
+            return False
+        arms = way[0].arms[len(loop.arms) :]
+        tests = _tests(loop.body) if arms else {}
+        return all(
+            arm == 0 and (test := tests.get(branch)) is not None and _comes_round(test)
+            for branch, arm in arms
+        )
 
 
 def _inside(loop: Loop, function: FunctionModel) -> Iterator[_Happening]:
@@ -286,13 +383,52 @@ def _followed(item: _Happening) -> Iterator[_Happening]:
         return
     binding = {
         **item.binding,
-        **{site: item.in_loop(found) for site, found in bound_parameters(event, called).items()},
+        **{
+            site: frozenset().union(*(in_caller(one, item.binding, item.owner) for one in found))
+            for site, found in bound_parameters(event, called).items()
+        },
     }
     for inner in called.events():
         yield from _followed(_Happening(inner, called, (*item.calls, event), binding))
 
 
 _MOST_CALLS = 4
+
+
+def _tests(block: Block) -> dict[int, cst.BaseExpression]:
+    """Return the tests of the branches in a loop."""
+    found: dict[int, cst.BaseExpression] = {}
+    for item in block.items:
+        if isinstance(item, Branch):
+            if item.test is not None:
+                found[item.identity] = item.test
+            for arm in item.arms:
+                found.update(_tests(arm))
+        elif isinstance(item, Loop):
+            found.update(_tests(item.body))
+    return found
+
+
+def _comes_round(test: cst.BaseExpression) -> bool:
+    """Tell whether a test holds every so many iterations: ``step % 100 == 0``.
+
+    A number of iterations that may be all of them, such as the length of the data, says nothing.
+    """
+    return any(
+        isinstance(node, cst.BinaryOperation)
+        and isinstance(node.operator, cst.Modulo)
+        and _is_interval(node.right)
+        for node in walk(test)
+    )
+
+
+def _is_interval(node: cst.BaseExpression) -> bool:
+    if integer(node) is not None:
+        return True
+    return _INTERVAL.search(last_word(dotted_name(node) or "").lower()) is not None
+
+
+_INTERVAL: Final = re.compile(r"every|interval|freq|period(?!s)")
 
 
 def _may_switch_back(item: _Happening) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import dotted_name, is_none, positional
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, is_none, positional
 from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
 from gradcheck_lint.rules._registering import has_other_base, is_registered, is_run
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -45,12 +45,12 @@ class UnregisteredModule(Rule):
             return
         first = function.scope.first_parameter
         for node in body_of(function.scope):
-            if not isinstance(node, cst.Assign) or len(node.targets) != 1:
-                continue
-            target = node.targets[0].target
+            target, value = assigned_once(node)
             if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
                 continue
-            elements = contents(node.value) or _appended(node, target, function)
+            assert isinstance(node, (cst.Assign, cst.AnnAssign))
+            assert value is not None
+            elements = contents(value) or _appended(node, value, target, function)
             if not elements:
                 continue
             kinds = {kind_of(element, function) for element in elements}
@@ -61,15 +61,17 @@ class UnregisteredModule(Rule):
                 severity = Severity.WARNING
             if severity is None or is_registered(target.attr.value, function, first or ""):
                 continue
-            what, wrapper = _names(kinds, node.value)
+            what, wrapper = _names(kinds, value)
+            # An annotation would not suit what a fix puts there.
+            is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value)
             yield Violation(
                 node,
-                f"`{first}.{target.attr.value}` is a plain {_form(node.value)} of {what}: "
+                f"`{first}.{target.attr.value}` is a plain {_form(value)} of {what}: "
                 "`parameters()` does not find them, so no optimizer trains them and no state_dict "
                 "or `.to()` reaches them",
                 severity,
                 f"wrap it: `nn.{wrapper}(...)`",
-                fix=None if _is_filled_by_key(node) else wrapped(node.value, wrapper, function),
+                fix=None if is_open else wrapped(value, wrapper, function),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -325,6 +327,20 @@ class Model(L.LightningModule):
         self.layers = [nn.Linear(2, 1)]
 """,
         ),
+        Invalid(
+            """\
+from torch import nn
+
+class Stack(nn.Module):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers: list[nn.Module] = []
+        for _ in range(depth):
+            self.layers.append(nn.Linear(width, width))
+        self.heads: list[nn.Module] = [nn.Linear(width, 1), nn.Linear(width, 2)]
+""",
+            lines=(6, 9),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -353,7 +369,9 @@ class Network(nn.Module):
     )
 
 
-_CONTAINER_ON_ATTRIBUTE: Final = re.compile(r"\.[\s\\]*\w+[\s\\]*=[\s\\]*(?:[\[({#]|[^\n]*,)")
+_CONTAINER_ON_ATTRIBUTE: Final = re.compile(
+    r"\.[\s\\]*\w+[\s\\]*(?::[^\n=]+)?=[\s\\]*(?:[\[({#]|[^\n]*,)"
+)
 """``self.x = [``, ``self.x = (``, ``self.x = {``, ``self.x = a, b``."""
 
 _FORMS: dict[type[cst.CSTNode], str] = {
@@ -373,10 +391,13 @@ def _severity(kinds: set[str | None]) -> Severity | None:
 
 
 def _appended(
-    node: cst.Assign, target: cst.Attribute, function: FunctionModel
+    node: cst.Assign | cst.AnnAssign,
+    made: cst.BaseExpression,
+    target: cst.Attribute,
+    function: FunctionModel,
 ) -> list[cst.BaseExpression]:
     """Return what the method appends to a list that it makes empty."""
-    if not isinstance(node.value, (cst.List, cst.Dict)) or node.value.elements:
+    if not isinstance(made, (cst.List, cst.Dict)) or made.elements:
         return []
     path = dotted_name(target)
     assigned: dict[str, list[cst.BaseExpression]] = {}
@@ -412,9 +433,9 @@ def _is_item_of(target: cst.BaseExpression, path: str | None) -> bool:
     return isinstance(target, cst.Subscript) and dotted_name(target.value) == path
 
 
-def _is_filled_by_key(node: cst.Assign) -> bool:
+def _is_filled_by_key(value: cst.BaseExpression) -> bool:
     """Tell whether this is an empty dictionary, whose keys need not suit a ``ModuleDict``."""
-    return isinstance(node.value, cst.Dict) and not node.value.elements
+    return isinstance(value, cst.Dict) and not value.elements
 
 
 def _form(node: cst.BaseExpression) -> str:

@@ -1,0 +1,93 @@
+"""Find what classes give their attributes, in their methods and in their own bodies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+def collect_attributes(
+    method: FunctionScope, found: dict[str, list[cst.BaseExpression | None]]
+) -> None:
+    """Note what a method assigns to attributes of ``self``; None for what can't be read."""
+    first = method.first_parameter
+    if first is None or isinstance(method.node, cst.Module):
+        return
+    prefix = first + "."
+    if not method.may_bind_attributes:
+        return
+    for node in _nodes_with_nested(method):
+        if type(node) not in _BINDING:
+            continue
+        targets: list[cst.BaseExpression] = []
+        source: cst.BaseExpression | None = None
+        if isinstance(node, cst.Assign):
+            targets, source = [target.target for target in node.targets], node.value
+        elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
+            targets, source = [node.target], node.value
+        elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
+            name, parameter = _registered(node)
+            found.setdefault(name, []).append(parameter)
+        for target, held in _paired(targets, source):
+            simple = isinstance(target, cst.Attribute)
+            for name in bound_names(target):
+                if not name.startswith(prefix) or name.count(".") != 1:
+                    continue
+                attribute = name.removeprefix(prefix)
+                if not isinstance(node, cst.AugAssign):
+                    found.setdefault(attribute, []).append(held if simple else None)
+
+
+def class_assignments(
+    node: cst.ClassDef,
+) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
+    """Yield each target in the body of a class with what it is given."""
+    for statement in node.body.body:
+        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+            if isinstance(small, cst.Assign):
+                for target in small.targets:
+                    yield target.target, small.value
+            elif isinstance(small, cst.AnnAssign) and small.value is not None:
+                yield small.target, small.value
+
+
+def _paired(
+    targets: list[cst.BaseExpression], source: cst.BaseExpression | None
+) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
+    """Yield each target with what it is bound to: ``self.a, self.b = [], []`` binds two."""
+    for target in targets:
+        sides = (target, source)
+        if all(isinstance(side, cst.Tuple) for side in sides):
+            left, right = (side.elements for side in sides if isinstance(side, cst.Tuple))
+            elements = [*left, *right]
+            if len(left) == len(right) and all(type(one) is cst.Element for one in elements):
+                yield from (
+                    (one.value, other.value) for one, other in zip(left, right, strict=True)
+                )
+                continue
+        yield target, source
+
+
+_BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})
+
+
+def _nodes_with_nested(scope: FunctionScope) -> Iterator[cst.CSTNode]:
+    yield from scope.nodes
+    for nested in scope.nested.values():
+        yield from _nodes_with_nested(nested)
+
+
+def _registered(node: cst.Call) -> tuple[str, cst.BaseExpression | None]:
+    """Return the name and the value of ``self.register_parameter(name, value)``."""
+    arguments = positional(node)
+    if len(arguments) < 2 or not isinstance(arguments[0], cst.SimpleString):  # noqa: PLR2004 - two
+        return "", None
+    return str(arguments[0].evaluated_value), arguments[1]
