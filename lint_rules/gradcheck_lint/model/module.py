@@ -15,7 +15,7 @@ from gradcheck_lint.model.nearness import BACKWARD, MODE, Nearness
 from gradcheck_lint.model.provenance import Provenance
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
-from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Part, Scopes
+from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
 from gradcheck_lint.model.state import Recorder
 from gradcheck_lint.model.statements import StatementReader
 from gradcheck_lint.model.syntax import bound_names, dotted_name
@@ -506,11 +506,11 @@ def _bind_parameters(reading: Reading) -> None:
     parameters = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
     stars = (node.params.star_arg, node.params.star_kwarg)
     parameters.extend(star for star in stars if isinstance(star, cst.Param))
-    differentiates = Part.BACKWARD in reading.scope.parts
     for parameter in parameters:
         values = _argument(reading, parameter)
         reading.bind(parameter.name.value, values)
-        if differentiates and _TARGET_NAME.fullmatch(parameter.name.value):
+        if _TARGET_NAME.fullmatch(parameter.name.value) and "backward" in reading.scope.words:
+            # Where it is not differentiated, the caller may give it a graph.
             reading.recorder.batches.update(value.site for value in values)
     owner = reading.scope.owner
     first = reading.scope.first_parameter

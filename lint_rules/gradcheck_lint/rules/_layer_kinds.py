@@ -61,14 +61,17 @@ _LAYER = re.compile(
 
 def contents(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the expressions that make the elements of a plain container."""
-    if isinstance(node, (cst.List, cst.Tuple)):
+    if isinstance(node, (cst.List, cst.Tuple, cst.Dict)):
         return [element.value for element in node.elements]
     if isinstance(node, cst.ListComp):
         return [node.elt]
     if isinstance(node, cst.DictComp):
         return [node.value]
-    if isinstance(node, cst.Dict):
-        return [element.value for element in node.elements]
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        return contents(node.left) if isinstance(node.left, cst.List) else []
+    if isinstance(node, cst.Call) and dotted_name(node.func) in {"list", "tuple"}:
+        made = [argument.value for argument in node.args]
+        return [each.elt for each in made if isinstance(each, (cst.ListComp, cst.GeneratorExp))]
     return []
 
 

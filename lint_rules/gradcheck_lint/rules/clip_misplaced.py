@@ -260,14 +260,15 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
     ]
     by: cst.CSTNode
     if users:
-        why, by, what = "the optimizer has used up", users[0], "used up here"
+        why, by, what = "the optimizer has used up: nothing", users[0], "used up here"
     elif clip.loops[: len(loops)] == loops and len(clip.loops) > len(loops):
-        why, by, what = "the first iteration uses up", node, "made once, outside the loop"
+        why = "can be gone through once: after the first iteration at the latest, nothing"
+        by, what = node, "made once, outside the loop"
     else:
         return
     yield Violation(
         clip.node,
-        f"`{name}` is an iterator, which {why}: nothing is clipped here",
+        f"`{name}` is an iterator, which {why} is clipped here",
         Severity.ERROR if sure else Severity.WARNING,
         f"make a list of it: `{name} = list(...)`",
         ((by, what),),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, is_none, positional
 from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
 from gradcheck_lint.rules._registering import has_other_base, is_registered, is_run
@@ -32,7 +32,7 @@ class UnregisteredModule(Rule):
         scope = function.scope
         if scope.owner is None or not scope.name.endswith("__init__"):
             return False
-        if scope.text is not None and _CONTAINER_ON_ATTRIBUTE.search(scope.text) is None:
+        if scope.text is not None and not _puts_container_on_attribute(scope.text):
             return False
         return function.module.scopes.derives_from(scope.owner, "torch.nn.")
 
@@ -341,9 +341,104 @@ class Stack(nn.Module):
 """,
             lines=(6, 9),
         ),
+        Invalid(
+            """\
+from torch import nn
+
+class Layers(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = []
+        for _ in range(depth):
+            self.layers += [nn.Linear(width, width), nn.ReLU()]
+
+class Blocks(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        blocks = []
+        for _ in range(depth):
+            blocks.append(nn.Linear(width, width))
+        self.blocks = blocks
+
+class Convolutions(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first = list(nn.Conv1d(width, width, 1) for _ in range(depth))
+        self.last = [nn.Conv1d(width, width, 1)] * depth
+""",
+            lines=(6, 16, 21, 22),
+            fixed="""\
+from torch import nn
+
+class Layers(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(depth):
+            self.layers += [nn.Linear(width, width), nn.ReLU()]
+
+class Blocks(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        blocks = []
+        for _ in range(depth):
+            blocks.append(nn.Linear(width, width))
+        self.blocks = blocks
+
+class Convolutions(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first = list(nn.Conv1d(width, width, 1) for _ in range(depth))
+        self.last = [nn.Conv1d(width, width, 1)] * depth
+""",
+            safely_fixed="""\
+from torch import nn
+
+class Layers(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.layers = []
+        for _ in range(depth):
+            self.layers += [nn.Linear(width, width), nn.ReLU()]
+
+class Blocks(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        blocks = []
+        for _ in range(depth):
+            blocks.append(nn.Linear(width, width))
+        self.blocks = blocks
+
+class Convolutions(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first = list(nn.Conv1d(width, width, 1) for _ in range(depth))
+        self.last = [nn.Conv1d(width, width, 1)] * depth
+""",
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+from torch import nn
+
+class Stack(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        layers = []
+        for _ in range(depth):
+            layers.append(nn.Linear(width, width))
+        self.layers = layers
+        self.body = nn.Sequential(*layers)
+        heads = nn.ModuleList()
+        heads.append(nn.Linear(width, 1))
+        self.heads = heads
+        sizes = [width] * depth
+        self.sizes = sizes
+""",
+            why="registered elsewhere, or no layers",
+        ),
         Valid(
             """\
 import torch
@@ -370,9 +465,20 @@ class Network(nn.Module):
 
 
 _CONTAINER_ON_ATTRIBUTE: Final = re.compile(
-    r"\.[\s\\]*\w+[\s\\]*(?::[^\n=]+)?=[\s\\]*(?:[\[({#]|[^\n]*,)"
+    r"\.[\s\\]*\w+[\s\\]*(?::[^\n=]+)?=[\s\\]*(?:[\[({#]|(?:list|tuple)\b|[^\n]*,)"
 )
 """``self.x = [``, ``self.x = (``, ``self.x = {``, ``self.x = a, b``."""
+
+_LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
+_NAME_ON_ATTRIBUTE = re.compile(r"\.[\s\\]*\w+[\s\\]*(?::[^\n=]+)?=[\s\\]*(\w+)[\s\\]*(?:[\n#;]|$)")
+
+
+def _puts_container_on_attribute(text: str) -> bool:
+    """Tell whether something plain, or the name of a list, is put on an attribute."""
+    if _CONTAINER_ON_ATTRIBUTE.search(text) is not None:
+        return True
+    return not set(_LIST.findall(text)).isdisjoint(_NAME_ON_ATTRIBUTE.findall(text))
+
 
 _FORMS: dict[type[cst.CSTNode], str] = {
     cst.List: "list",
@@ -396,7 +502,9 @@ def _appended(
     target: cst.Attribute,
     function: FunctionModel,
 ) -> list[cst.BaseExpression]:
-    """Return what the method appends to a list that it makes empty."""
+    """Return what the method appends to a list that it makes empty, or that has a name."""
+    if isinstance(made, cst.Name):
+        return _of_local(made, function)
     if not isinstance(made, (cst.List, cst.Dict)) or made.elements:
         return []
     path = dotted_name(target)
@@ -407,8 +515,8 @@ def _appended(
             appended.append(other.value)
         elif isinstance(other, cst.Assign) and isinstance(other.targets[0].target, cst.Name):
             assigned.setdefault(other.targets[0].target.value, []).append(other.value)
-        elif isinstance(other, cst.Call) and dotted_name(other.func) == f"{path}.append":
-            appended.extend(positional(other))
+        elif isinstance(other, (cst.Call, cst.AugAssign)) and (added := _added(other, path)):
+            appended.extend(added)
         elif isinstance(other, (cst.Assign, cst.AugAssign)) and other is not node:
             targets = [other.target] if isinstance(other, cst.AugAssign) else other.targets
             if any(
@@ -429,6 +537,47 @@ def _appended(
     return found
 
 
+def _added(node: cst.Call | cst.AugAssign, path: str | None) -> list[cst.BaseExpression]:
+    """Return what is put into a list by ``append``, ``extend`` or ``+=``."""
+    if isinstance(node, cst.AugAssign):
+        return contents(node.value) if dotted_name(node.target) == path else []
+    name, handed = dotted_name(node.func), positional(node)
+    if name == f"{path}.append":
+        return handed
+    return contents(handed[0]) if name == f"{path}.extend" and len(handed) == 1 else []
+
+
+def _of_local(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpression]:
+    """Return what fills a list of the method that goes to an attribute and nowhere else."""
+    name, nodes = known.value, body_of(function.scope)
+    if any(name in nested.words for nested in function.scope.nested.values()):
+        return []
+    uses = {id(known), *(id(node.attr) for node in nodes if isinstance(node, cst.Attribute))}
+    made: list[cst.BaseExpression] = []
+    found: list[cst.BaseExpression] = []
+    assigned = assignments(function.scope)
+    for node in nodes:
+        target, value = assigned_once(node)
+        if isinstance(target, cst.Name) and target.value == name and value is not None:
+            made.append(value)
+            uses.add(id(target))
+        elif isinstance(node, (cst.Call, cst.AugAssign)) and (added := _added(node, name)):
+            found.extend(added)
+            where = node.func if isinstance(node, cst.Call) else node.target
+            uses.add(id(where.value if isinstance(where, cst.Attribute) else where))
+    if len(made) != 1 or not isinstance(made[0], (cst.List, cst.ListComp)):
+        return []
+    if any(
+        isinstance(node, cst.Name) and node.value == name and id(node) not in uses for node in nodes
+    ):
+        return []
+    return [
+        source
+        for value in (*contents(made[0]), *found)
+        for source in assigned.get(dotted_name(value) or "") or [value]
+    ]
+
+
 def _is_item_of(target: cst.BaseExpression, path: str | None) -> bool:
     return isinstance(target, cst.Subscript) and dotted_name(target.value) == path
 
@@ -439,7 +588,9 @@ def _is_filled_by_key(value: cst.BaseExpression) -> bool:
 
 
 def _form(node: cst.BaseExpression) -> str:
-    return _FORMS[type(node)]
+    if isinstance(node, cst.Call):
+        return dotted_name(node.func) or "list"
+    return _FORMS.get(type(node), "list")
 
 
 def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:
