@@ -22,7 +22,9 @@ PLANTED = {
     ("GCS301", "optimizer.step()"),
     ("GCS403", "def forward(self, images):"),
     ("GCS507", "ctx.save_for_backward(x, gate)"),
+    # Verification tells that a gradient is missing, and source shows which.
     ("GCS508", "def backward(ctx, grad_output):"),
+    ("GCS508", "return grad_output * gate, None"),
     ("GCS601", "def backward(ctx, grad_output):"),
 }
 

@@ -20,6 +20,24 @@ def train(model, loader, opt):
         opt.step()
         log["loss"].append(loss)  # !
 """,
+    "attribute of a method": """
+class T:
+    def __init__(self, model):
+        self.model = model
+        self.opt = torch.optim.Adam(model.parameters())
+        self.total = 0.0
+        self.losses = []
+    def step(self, x):
+        self.opt.zero_grad()
+        self.loss = self.model(x).mean()
+        self.loss.backward()
+        self.opt.step()
+    def fit(self, loader):
+        for x in loader:
+            self.step(x)
+            self.total += self.loss  # !
+            self.losses.append(self.loss)  # !
+""",
     "dict by counter": """
 def train(model, loader, opt):
     log = {}
@@ -117,6 +135,28 @@ def train(model, loader, opt):
 }
 
 _CORRECT = {
+    "attribute of a method without its graph": """
+class T:
+    def __init__(self, model):
+        self.model = model
+        self.opt = torch.optim.Adam(model.parameters())
+        self.total = 0.0
+    def step(self, x):
+        self.opt.zero_grad()
+        self.loss = self.model(x).mean()
+        self.loss.backward()
+        self.opt.step()
+        self.loss = self.loss.detach()
+    def other(self, x):
+        self.loss = self.model(x).mean().item()
+    def fit(self, loader):
+        for x in loader:
+            self.step(x)
+            self.total += self.loss
+        for x in loader:
+            self.other(x)
+            self.total += self.loss
+""",
     "loss sum terms": """
 def f(model, loader, opt):
     for x in loader:

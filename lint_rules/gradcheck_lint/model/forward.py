@@ -48,7 +48,7 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         return False
     if callee and all(value.site in reading.recorder.models for value in callee):
         return True
-    if name in reading.surroundings.models_on_self and reading.own_site:
+    if reading.own_site and name in reading.surroundings.models_on_self:
         return True
     last = last_word(name)
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -216,13 +216,18 @@ def bound_names(target: cst.CSTNode) -> Iterator[str]:
             yield name
 
 
+ASSIGNING: Final = frozenset({cst.Assign, cst.AnnAssign})
+"""What ``assigned_once`` says something of."""
+
+
 def assigned_once(
     node: cst.CSTNode,
 ) -> tuple[cst.BaseExpression, cst.BaseExpression] | tuple[None, None]:
     """Return the one target of an assignment and what it is given, annotated or not."""
-    if isinstance(node, cst.Assign) and len(node.targets) == 1:
-        return node.targets[0].target, node.value
-    if isinstance(node, cst.AnnAssign) and node.value is not None:
+    # Types are looked up, since isinstance() is slow for abstract classes.
+    if type(node) is cst.Assign:
+        return (node.targets[0].target, node.value) if len(node.targets) == 1 else (None, None)
+    if type(node) is cst.AnnAssign and node.value is not None:
         return node.target, node.value
     return None, None
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Clip
-from gradcheck_lint.model.syntax import assigned_once, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    dotted_name,
+    keyword,
+    positional,
+    walk,
+)
 from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._protocol import problems
@@ -232,6 +239,7 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
     made = [
         (node, value)
         for node in walk(function.scope.node)
+        if type(node) in ASSIGNING
         for target, value in [assigned_once(node)]
         if isinstance(target, cst.Name) and target.value == name
     ]
@@ -250,7 +258,7 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
     users = [
         other
         for other in walk(function.scope.node)
-        if isinstance(other, cst.Call)
+        if type(other) is cst.Call
         and order[id(node)] < order[id(other)] < order[id(clip.node)]
         and other.args
         and dotted_name(other.args[0].value) == name

@@ -44,11 +44,12 @@ class GradReadOnNonLeaf(Rule):
         is_top = isinstance(function.scope.node, cst.Module)
         seen: set[str] = set()
         nodes = list(_nodes(function))
-        untested = _compared_with_none(nodes)
-        for node in nodes:
-            if not isinstance(node, cst.Attribute) or node.attr.value != "grad":
-                continue
-            name = node.value.value if isinstance(node.value, cst.Name) else None
+        reads = [
+            node for node in nodes if type(node) is cst.Attribute and node.attr.value == "grad"
+        ]
+        untested = _compared_with_none(nodes) if reads else set[int]()
+        for node in reads:
+            name = node.value.value if type(node.value) is cst.Name else None
             values = function.bindings.get(name or "", frozenset())
             if name is None or name in seen or not values or id(node) in untested:
                 continue
@@ -141,6 +142,9 @@ def input_gradient(encoder: nn.Module, x):
 _LEAF_WORDS: Final = frozenset({"requires_grad", "requires_grad_", "Parameter"})
 
 
+_DEFINITIONS: Final = frozenset({cst.FunctionDef, cst.ClassDef, cst.Lambda})
+
+
 def _nodes(function: FunctionModel) -> Iterator[cst.CSTNode]:
     """Yield the nodes of a body, at the top level those of no function or class."""
     scope = function.scope
@@ -150,15 +154,15 @@ def _nodes(function: FunctionModel) -> Iterator[cst.CSTNode]:
     waiting: list[cst.CSTNode] = [scope.node]
     while waiting:
         node = waiting.pop()
-        if not isinstance(node, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+        if type(node) not in _DEFINITIONS:
             yield node
             waiting.extend(reversed(child_list(node)))
 
 
 def _compared_with_none(nodes: list[cst.CSTNode]) -> set[int]:
     """Return what is compared, as in ``if x.grad is not None``, and what is assigned to."""
-    found = {id(node.left) for node in nodes if isinstance(node, cst.Comparison)}
-    return found | {id(node.target) for node in nodes if isinstance(node, cst.AssignTarget)}
+    found = {id(node.left) for node in nodes if type(node) is cst.Comparison}
+    return found | {id(node.target) for node in nodes if type(node) is cst.AssignTarget}
 
 
 def _is_output(values: Values) -> bool:

@@ -20,6 +20,7 @@ from gradcheck_lint.rules._repeating import (
     kept_by_object,
 )
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._spent import spent_before
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -54,7 +55,7 @@ class GraphKept(Rule):
             if not store.loops:
                 yield from _of_object(function, store, backwards)
                 continue
-            if (spent := spent_by(store.stored)) is not None:
+            if (spent := spent_before(function, store)) is not None:
                 is_kept = _records(store, store.how) and keeps(store)
                 if is_kept and not _is_let_go(function, store):
                     yield kept_when_spent(function, store, spent)
@@ -554,9 +555,8 @@ def _by_callees(function: FunctionModel, backwards: list[Backward]) -> Iterator[
     """Yield the calls that hand a value with its graph to what keeps it."""
     for keeper in keepers(function):
         if (spent := spent_by(keeper.handed)) is not None:
-            if not _records(keeper.call, keeper.store.how):
-                continue
-            yield kept_by_callee(function, keeper, spent, certain=not keeper.call.arms)
+            if _records(keeper.call, keeper.store.how):
+                yield kept_by_callee(function, keeper, spent, certain=not keeper.call.arms)
             continue
         kept = [
             backward

@@ -11,8 +11,9 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, PARAMETER_CLASSES
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, walk
-from gradcheck_lint.model.values import Kind
+from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, bound_names, dotted_name, walk
+from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._repeating import repeats
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -30,11 +31,17 @@ class LeafRebound(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function updates something by a gradient, or makes a parameter."""
-        return _may_update(function) or function.module.near.has_itself(function.scope, _PARAMETER)
+        return (
+            _may_update(function)
+            or _may_update_own(function)
+            or function.module.near.has_itself(function.scope, _PARAMETER)
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
         yield from _converted(function)
+        if _may_update_own(function):
+            yield from _updated_on_self(function)
         if not _may_update(function):
             return
         for loop in function.loops():
@@ -94,9 +101,51 @@ class Scale(nn.Module):
             lines=(7, 8, 9),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+class Regression:
+    def __init__(self, width):
+        self.w = torch.zeros(width, requires_grad=True)
+        self.b = torch.zeros(1, requires_grad=True)
+
+    def fit(self, x, y, steps):
+        for _ in range(steps):
+            ((x @ self.w + self.b - y) ** 2).mean().backward()
+            self.w = self.w - 0.1 * self.w.grad
+            self.update()
+
+    def update(self):
+        self.b = self.b - 0.1 * self.b.grad
+""",
+            lines=(11, 15),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+class Regression:
+    def __init__(self, width):
+        self.w = torch.zeros(width, requires_grad=True)
+        self.b = torch.zeros(1, requires_grad=True)
+
+    def fit(self, x, y, steps):
+        for _ in range(steps):
+            ((x @ self.w + self.b - y) ** 2).mean().backward()
+            self.w = (self.w - 0.1 * self.w.grad).detach().requires_grad_()
+            self.b = self.b - 0.1 * self.b.grad
+            self.refresh()
+
+    def refresh(self):
+        self.b = self.b.detach().requires_grad_()
+""",
+            why="made a leaf again, here or in another method",
+        ),
         Valid(
             """\
 import torch
@@ -139,6 +188,63 @@ def _may_update(function: FunctionModel) -> bool:
     return not set(_GRADIENT_OF.findall(text)).isdisjoint(_BOUND.findall(text))
 
 
+def _may_update_own(function: FunctionModel) -> bool:
+    """Tell whether the text of a method may update an attribute of ``self`` by its gradient."""
+    scope = function.scope
+    if scope.owner is None or "grad" not in scope.words:
+        return False
+    text = scope.text
+    return text is None or not set(_GRADIENT_OF.findall(text)).isdisjoint(_BOUND.findall(text))
+
+
+def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
+    """Yield `self.w = self.w - lr * self.w.grad` where a loop comes to it again."""
+    scope, first = function.scope, function.scope.first_parameter
+    maker = function.module.scopes.method(scope.owner, "__init__")
+    if maker is None or maker is scope or first != maker.first_parameter:
+        return
+    in_loops = {id(inner) for loop in function.loops() for inner in walk(loop.node)}
+    for node in body_of(scope):
+        if type(node) not in ASSIGNING:
+            continue
+        target, value = assigned_once(node)
+        path = dotted_name(target)
+        if path is None or value is None or path.rpartition(".")[0] != first:
+            continue
+        if not _is_update(value, path) or _is_leaf_again(scope.node, path):
+            continue
+        leaves = function.module.function(maker).bindings.get(path, frozenset())
+        if not all_are(leaves, Kind.LEAF) or _is_set_elsewhere(path, function):
+            continue
+        if id(node) in in_loops or repeats(function):
+            yield Violation(
+                node,
+                f"`{path}` held a leaf and now holds a computed tensor: the next time "
+                f"`{path}.grad` is None",
+                Severity.WARNING,
+                f"update it in place under no_grad: `{path} -= lr * {path}.grad`",
+                tuple((leaf.node, "the leaf") for leaf in leaves if leaf.node is not None),
+            )
+
+
+def _is_set_elsewhere(path: str, function: FunctionModel) -> bool:
+    """Tell whether another method makes a leaf of an attribute again, or gives it another value."""
+    scope = function.scope
+    attribute = path.rpartition(".")[2]
+    for owner in function.module.scopes.lineage(scope.owner):
+        for method in owner.methods.values():
+            if method is scope or method.name.endswith("__init__") or attribute not in method.words:
+                continue
+            for node in body_of(method):
+                if isinstance(node, cst.AssignTarget) and attribute in (
+                    dotted_name(node.target) or ""
+                ):
+                    return True
+                if isinstance(node, cst.Attribute) and node.attr.value in _LEAF_WORDS:
+                    return True
+    return False
+
+
 _GRADIENT_OF: Final = re.compile(r"(\w+)[\s\\]*\.[\s\\]*grad\b")
 _BOUND: Final = re.compile(r"(\w+)[\s\\]*=[^=]")
 
@@ -157,10 +263,10 @@ def _is_update(node: cst.BaseExpression, name: str) -> bool:
     """Tell whether the value is made of the leaf and of its gradient."""
     if not isinstance(node, cst.BinaryOperation):
         return False
-    return any(
-        isinstance(inner, cst.Attribute) and dotted_name(inner) == f"{name}.grad"
-        for inner in walk(node)
-    ) and any(isinstance(inner, cst.Name) and inner.value == name for inner in walk(node))
+    named = {
+        dotted_name(inner) for inner in walk(node) if isinstance(inner, (cst.Name, cst.Attribute))
+    }
+    return {name, f"{name}.grad"} <= named
 
 
 def _is_leaf_again(loop: cst.CSTNode, name: str) -> bool:
@@ -212,8 +318,10 @@ def _converted(function: FunctionModel) -> Iterator[Violation]:
         return
     first = function.scope.first_parameter
     for node in body_of(function.scope):
+        if type(node) not in ASSIGNING:
+            continue
         target, value = assigned_once(node)
-        if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
+        if type(target) is not cst.Attribute or dotted_name(target.value) != first:
             continue
         assert value is not None
         operands: list[cst.BaseExpression] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of
-from gradcheck_lint.model.syntax import assigned_once, dotted_name, is_none, positional
+from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, is_none, positional
 from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
 from gradcheck_lint.rules._registering import has_other_base, is_registered, is_run
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -44,12 +44,18 @@ class UnregisteredModule(Rule):
         if not scopes.derives_from(owner, "torch.nn."):
             return
         first = function.scope.first_parameter
+        text = function.scope.text
+        lists = None if text is None else frozenset(_LIST.findall(text))
         for node in body_of(function.scope):
+            if type(node) not in ASSIGNING:
+                continue
             target, value = assigned_once(node)
-            if not isinstance(target, cst.Attribute) or dotted_name(target.value) != first:
+            if type(target) is not cst.Attribute or dotted_name(target.value) != first:
                 continue
             assert isinstance(node, (cst.Assign, cst.AnnAssign))
             assert value is not None
+            if type(value) is cst.Name and lists is not None and value.value not in lists:
+                continue
             elements = contents(value) or _appended(node, value, target, function)
             if not elements:
                 continue
@@ -552,25 +558,28 @@ def _of_local(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpressi
     name, nodes = known.value, body_of(function.scope)
     if any(name in nested.words for nested in function.scope.nested.values()):
         return []
-    uses = {id(known), *(id(node.attr) for node in nodes if isinstance(node, cst.Attribute))}
+    uses = {id(known), *(id(node.attr) for node in nodes if type(node) is cst.Attribute)}
     made: list[cst.BaseExpression] = []
     found: list[cst.BaseExpression] = []
-    assigned = assignments(function.scope)
     for node in nodes:
-        target, value = assigned_once(node)
-        if isinstance(target, cst.Name) and target.value == name and value is not None:
-            made.append(value)
-            uses.add(id(target))
-        elif isinstance(node, (cst.Call, cst.AugAssign)) and (added := _added(node, name)):
+        if type(node) in ASSIGNING:
+            target, value = assigned_once(node)
+            if type(target) is cst.Name and target.value == name and value is not None:
+                made.append(value)
+                uses.add(id(target))
+        elif (type(node) is cst.Call or type(node) is cst.AugAssign) and (
+            added := _added(node, name)
+        ):
             found.extend(added)
             where = node.func if isinstance(node, cst.Call) else node.target
             uses.add(id(where.value if isinstance(where, cst.Attribute) else where))
     if len(made) != 1 or not isinstance(made[0], (cst.List, cst.ListComp)):
         return []
     if any(
-        isinstance(node, cst.Name) and node.value == name and id(node) not in uses for node in nodes
+        type(node) is cst.Name and node.value == name and id(node) not in uses for node in nodes
     ):
         return []
+    assigned = assignments(function.scope)
     return [
         source
         for value in (*contents(made[0]), *found)
