@@ -23,6 +23,7 @@ _OPAQUE = (
     *(type, FunctionType, MethodType, ModuleType),
     *(torch.nn.Module, torch.optim.Optimizer, torch.storage.UntypedStorage, Iterator),
 )
+_PASSED = "the tensor you passed"
 _NAMES_SHOWN = 5
 _NAME_LENGTH = 80
 
@@ -46,7 +47,7 @@ class FoundRoots:
     ignored: tuple[str, ...]
 
 
-def find_roots(given: object, *, called: str = "the tensor you passed") -> FoundRoots:
+def find_roots(given: object, *, called: str = _PASSED) -> FoundRoots:
     """Find every tensor in ``given`` that requires grad.
 
     Looks into mappings, other collections, dataclasses and the attributes of other objects, each
@@ -72,7 +73,7 @@ def find_roots(given: object, *, called: str = "the tensor you passed") -> Found
             start = Start(name, source, 0, None, None)
         starts.append(start)
     if not starts:
-        raise UsageError(_nothing_to_trace(given, ignored))
+        raise UsageError(_nothing_to_trace(given, ignored, called))
     return FoundRoots(tuple(starts), tuple(name for name, _ in ignored))
 
 
@@ -157,11 +158,12 @@ def _short(text: str) -> str:
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
 
 
-def _nothing_to_trace(given: object, ignored: list[tuple[str, torch.Tensor]]) -> str:
+def _nothing_to_trace(given: object, ignored: list[tuple[str, torch.Tensor]], called: str) -> str:
     kind = type(given).__name__
+    what, give = ("what trace_graph was given", "Pass") if called == _PASSED else (called, "Return")
     if not ignored:
         return (
-            f"there is no tensor in what trace_graph was given ({_short(kind)}). Pass the loss, "
+            f"there is no tensor in {what} ({_short(kind)}). {give} the loss, "
             "or a list, dict or object that holds tensors"
         )
     only = ignored[0][1]

@@ -114,6 +114,13 @@ def test_a_module_class_in_place_of_a_module(model, capsys, options):
     assert "write one, such as: net = Net(...)" in said
 
 
+def test_a_function_that_returns_no_tensor_is_named(model, capsys):
+    (model / "loss.py").write_text("def loss():\n    return None\n")
+    assert cli.main(["graph", "loss.py:loss"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no tensor in what loss returns (NoneType). Return the loss, or a list" in said
+
+
 def test_verify_says_the_same_of_inputs_that_are_drawn(model, capsys):
     words = ["verify", "model.py:half", "--inputs", "model.py:inputs", "--output-format", "concise"]
     reports = []
