@@ -39,6 +39,33 @@ def f(model, data, opt, scaler):
         scaler.update()
         opt.zero_grad(set_to_none=True)
 """,
+    "scaler that is switched off": """
+def f(model, data, opt):
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    for x in data:
+        opt.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        scaler.unscale_(opt)
+        scaler.unscale_(opt)
+        opt.step()
+    for x in data:
+        opt.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        scaler.step(opt)
+
+class Trainer:
+    def __init__(self, model, opt):
+        self.model, self.opt = model, opt
+        self.scaler = torch.GradScaler(device="cpu", enabled=False)
+
+    def fit(self, data):
+        for x in data:
+            self.opt.zero_grad()
+            self.scaler.scale(self.model(x).mean()).backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.)
+            self.opt.step()
+""",
     "zero in except/if": """
 def f(model, data, opt):
     for i, x in enumerate(data):

@@ -350,6 +350,13 @@ class Scopes:
             self._class_words[id(owner)] = known
         return known
 
+    def is_made_to_order(self, owner: ClassScope | None) -> bool:
+        """Tell whether arguments of a class are read by a base, which may then wrap its methods.
+
+        ``class Solver(Implicit, solve=cg)`` hands them to a metaclass or ``__init_subclass__``.
+        """
+        return any(scope.node.keywords for scope in self.lineage(owner))
+
     def derives_from(self, owner: ClassScope | None, prefix: str) -> bool:
         """Tell whether a class has a base whose full name starts with ``prefix``.
 

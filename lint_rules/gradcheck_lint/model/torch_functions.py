@@ -148,8 +148,7 @@ def _made_by_class(node: cst.Call, qualified: str, arguments: Arguments) -> Kind
     elif makes_scheduler(qualified):
         kind = Kind.SCHEDULER
     elif qualified.startswith("torch.") and qualified.endswith(".GradScaler"):
-        wanted = keyword(node, "enabled")
-        kind = Kind.SCALER if wanted is None or boolean(wanted) is not False else Kind.UNKNOWN
+        kind = Kind.SCALER
     elif qualified.startswith("torch.nn.") and ".utils." not in qualified:
         kind = Kind.MODULE if qualified.rpartition(".")[2][:1].isupper() else None
     return kind

@@ -202,8 +202,16 @@ def _half_step_zeroes(node: cst.Call, method: FunctionScope | None) -> bool | No
 
 
 def is_scaler(target: cst.BaseExpression, values: Values) -> bool:
-    """Tell whether this is a gradient scaler of torch, or named like one."""
-    return _is_or_is_named(target, values, Kind.SCALER, "scaler")
+    """Tell whether this is a gradient scaler of torch, or named like one, and may scale."""
+    return _is_or_is_named(target, values, Kind.SCALER, "scaler") and not _is_switched_off(values)
+
+
+def _is_switched_off(scalers: Values) -> bool:
+    """Tell whether one of these may do nothing: ``GradScaler(enabled=False)``."""
+    return any(
+        isinstance(value.node, cst.Call) and boolean(keyword(value.node, "enabled")) is False
+        for value in scalers
+    )
 
 
 def is_scheduler(target: cst.BaseExpression, values: Values) -> bool:
@@ -222,7 +230,9 @@ def _is_or_is_named(target: cst.BaseExpression, values: Values, kind: Kind, word
 def read_unscale(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
-    """Record ``scaler.unscale_(optimizer)``."""
+    """Record ``scaler.unscale_(optimizer)``; None where it does nothing."""
+    if _is_switched_off(receiver):
+        return None
     reading.recorder.event(
         Unscale,
         node,

@@ -240,6 +240,25 @@ with torch.no_grad():
 """,
             why="its only caller records nothing",
         ),
+        Valid(
+            """\
+import torch
+from torch import nn
+from implicit import FixedPoint, cg
+
+class Inner(FixedPoint, solve=cg):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.x = nn.Parameter(torch.zeros(4))
+
+    def iterate(self):
+        self.x.copy_(self.net(self.x))
+
+Inner(nn.Linear(4, 4)).iterate()
+""",
+            why="a base that is given arguments may wrap the methods",
+        ),
     )
 
 
@@ -271,8 +290,9 @@ def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
     """Return how certain it is that torch raises here; None for silence."""
     certain = all(value.certain for value in event.values)
     if event.mode is GradMode.AMBIENT:
-        if is_handed_on(function):
-            # Whoever gets it may call it under no_grad.
+        scopes = function.module.scopes
+        if is_handed_on(function) or scopes.is_made_to_order(function.scope.owner):
+            # Whoever gets it may call it, or wrap it, under no_grad.
             return None
         callers = function.module.modes_of_callers(function.scope)
         if callers and GradMode.ENABLED not in callers:

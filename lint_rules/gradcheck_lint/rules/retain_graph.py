@@ -10,7 +10,7 @@ from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return
 from gradcheck_lint.model.paths import turns
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
-from gradcheck_lint.model.values import Origin, mentioned_by, sites, through_all
+from gradcheck_lint.model.values import Kind, Origin, mentioned_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -50,6 +50,7 @@ class RetainGraph(Rule):
             or _differentiates_by_hand(function, events, backward)
             or any(_may_share(backward, other, calls) for other in _later(function, backward))
             or _may_differentiate_again(events, backward)
+            or _maker_is_asked_again(function, events, backward)
             or (not backward.loops and _is_called(function))
         ):
             return
@@ -76,6 +77,21 @@ def train(model, optimizer, loader):
         optimizer.step()
 """,
             lines=(8,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, optimizer, loader, log):
+    for x in loader:
+        out = model(x)
+        optimizer.zero_grad()
+        out.mean().backward(retain_graph=True)
+        optimizer.step()
+        log(out.max().item())
+""",
+            lines=(7,),
             severity=Severity.WARNING,
         ),
     )
@@ -127,6 +143,20 @@ def jacobian(y, x):
     return rows
 """,
             why="each iteration walks the same graph",
+        ),
+        Valid(
+            """\
+from torch_agents import sample
+
+def learn(env, agent):
+    for _ in range(100):
+        memory = sample(env, agent.policy, agent.values)
+        agent.optimizer.zero_grad()
+        memory.objective().backward(retain_graph=True)
+        agent.optimizer.step()
+        agent.update_values(memory.value_loss())
+""",
+            why="what one object gives may have a part of one graph",
         ),
     )
 
@@ -186,6 +216,42 @@ def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
             if event.function is not None and event.mentions & wanted and event.mentions & own:
                 return True
     return False
+
+
+def _maker_is_asked_again(function: FunctionModel, events: list[Event], backward: Backward) -> bool:
+    """Tell whether an object of this iteration has made the loss, and is asked for more.
+
+    Nothing is known of the object, made by a call: all that it gives may have a part of one graph.
+    """
+    if not backward.loops:
+        return False
+    for value in backward.values:
+        name = _receiver_of(value.node)
+        makers = function.bindings.get(name, frozenset()) if name else frozenset()
+        if not makers or not all(
+            maker.kind is Kind.UNKNOWN
+            and maker.origin is Origin.CALL
+            and not (maker.through or maker.result_of)
+            and backward.loops[-1] in maker.loops
+            for maker in makers
+        ):
+            continue
+        if any(
+            isinstance(event, Call)
+            and event.node is not value.node
+            and backward.loops[-1] in event.loops
+            and _receiver_of(event.node) == name
+            for event in events
+        ):
+            return True
+    return False
+
+
+def _receiver_of(node: cst.CSTNode | None) -> str:
+    """Return the name of the object whose method this calls; nothing for all else."""
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return ""
+    return node.func.value.value if isinstance(node.func.value, cst.Name) else ""
 
 
 def _differentiates(name: str) -> bool:
