@@ -235,10 +235,13 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
     if len(bound) != 1:
         return
     (held,) = bound
-    order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
+    if not isinstance(held.node, cst.BaseExpression) or _is_iterator(held.node) is None:
+        return
+    nodes = list(walk(function.scope.node))
+    order = {id(node): place for place, node in enumerate(nodes)}
     made = [
         (node, value)
-        for node in walk(function.scope.node)
+        for node in nodes
         if type(node) in ASSIGNING
         for target, value in [assigned_once(node)]
         if isinstance(target, cst.Name) and target.value == name
@@ -257,7 +260,7 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
         return
     users = [
         other
-        for other in walk(function.scope.node)
+        for other in nodes
         if type(other) is cst.Call
         and order[id(node)] < order[id(other)] < order[id(clip.node)]
         and other.args

@@ -169,34 +169,41 @@ def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
     if _THAWS.search(function.module.source) is not None:
         return
     events = list(function.events())
-    if not any(isinstance(event, Freeze) and event.wanted is False for event in events):
+    optimizers = list(_stepped(function, events))
+    candidates = [
+        (event, models, optimizer)
+        for event in events
+        if isinstance(event, Freeze) and event.wanted is False and not event.arms
+        for models in [_models_of(event)]
+        for optimizer in optimizers
+        if not optimizer.loops and optimizer.holds - {optimizer.site} == models
+    ]
+    if not candidates:
         return
     nodes = list(walk(function.scope.node))
     order = {id(node): place for place, node in enumerate(nodes)}
     loops = {id(node): node for node in nodes if isinstance(node, cst.For)}
-    for freeze in events:
-        if not isinstance(freeze, Freeze) or freeze.wanted is not False or freeze.arms:
-            continue
+    for freeze, models, optimizer in candidates:
         name = _frozen_as_a_whole(freeze, events, loops)
-        start = order.get(id(freeze.node), len(order))
-        is_call = isinstance(freeze.node, cst.Call)
-        models = sites(freeze.values) if is_call and not freeze.loops else held_by(freeze.values)
+        start, node = order.get(id(freeze.node), len(order)), optimizer.node
         if name is None or len(models) != 1 or _may_change(name, models, nodes[start:], events):
             continue
-        for optimizer in _stepped(function, events):
-            node = optimizer.node
-            if optimizer.loops or optimizer.holds - {optimizer.site} != models:
-                continue
-            if start < order.get(id(node), 0) and isinstance(node, cst.Call) and _owns(node, name):
-                yield Violation(
-                    node,
-                    f"the optimizer is given the parameters of `{name}`, which are all frozen: its "
-                    "steps change nothing",
-                    Severity.WARNING,
-                    "put in the layers that are to be trained after freezing the others, or leave "
-                    "them out of it",
-                    ((freeze.node, "frozen here"),),
-                )
+        if start < order.get(id(node), 0) and isinstance(node, cst.Call) and _owns(node, name):
+            yield Violation(
+                node,
+                f"the optimizer is given the parameters of `{name}`, which are all frozen: its "
+                "steps change nothing",
+                Severity.WARNING,
+                "put in the layers that are to be trained after freezing the others, or leave "
+                "them out of it",
+                ((freeze.node, "frozen here"),),
+            )
+
+
+def _models_of(freeze: Freeze) -> frozenset[int]:
+    """Return what is frozen: a model itself, or that whose parameters a loop goes through."""
+    is_model = isinstance(freeze.node, cst.Call) and not freeze.loops
+    return sites(freeze.values) if is_model else held_by(freeze.values)
 
 
 _THAWS: Final = re.compile(
