@@ -7,7 +7,6 @@ and raises torch's error in torch's words.
 
 from __future__ import annotations
 
-import re
 import sys
 import weakref
 from collections import Counter
@@ -28,6 +27,7 @@ from gradcheck_suite._torch_compat import (
     version_of,
     without_dispatch_modes,
 )
+from gradcheck_suite._version_error import OUTPUT_NAMES, operation_of, version_error
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.checksums import (
     COPIED,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.clock import Birth
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["SavedTensors", "operation_of"]
+__all__ = ["SavedTensors"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _WRITTEN_BY_THEIR_OP = frozenset(
@@ -72,7 +72,6 @@ _COPIED_OF_ALL = 4 << 20
 """So many bytes of a turn may be kept as copies, where sums would take longer and no memory."""
 _THOROUGH_TURNS = 3
 """A mistake that happens once is likeliest in these; one that goes on is seen in turns after."""
-_OUTPUT_NAMES = ("result", "output", "out")
 _BATCH_NORM_STATISTICS = ("running_mean", "running_var")
 
 
@@ -264,11 +263,7 @@ class SavedTensors:
                     site=call_site(),
                 )
             )
-        try:
-            return RuntimeError(_version_error(holder, version, _producer_now(holder, node)))
-        except RuntimeError as error:
-            # A view that may not be modified in place: torch's own words on that.
-            return error
+        return version_error(holder, version)
 
     def _compare(self, holder: Holder) -> None:
         began = perf_counter()
@@ -390,7 +385,7 @@ def _is_rewritten_by_its_op(node: Node, holder: Holder) -> bool:
         return True
     # The workspace of a fused kernel, such as oneDNN's LSTM: bytes that nobody else is given, and
     # that its backward uses as scratch memory.
-    is_output = name is not None and name.startswith(_OUTPUT_NAMES)
+    is_output = name is not None and name.startswith(OUTPUT_NAMES)
     return is_output and holder.tensor.dtype is torch.uint8
 
 
@@ -399,100 +394,7 @@ def _producer_when_saved(holder: Holder, node: Node | None) -> str | None:
     if holder.original is None or node is None:
         return None
     name = saved_as(node, holder)
-    if name is not None and name.startswith(_OUTPUT_NAMES):
+    if name is not None and name.startswith(OUTPUT_NAMES):
         return operation_of(node.name())
     edge = saved_input_edge(node, name, holder.tensor)
     return None if edge is None else operation_of(edge[0].name())
-
-
-def _producer_now(holder: Holder, node: Node | None) -> tuple[str, int] | None:
-    """Return the op and the output that torch's message names: what the tensor is by now."""
-    if holder.original is None:
-        return None
-    name = None if node is None else saved_as(node, holder)
-    original = holder.original()
-    if node is not None and name is not None and name.startswith(_OUTPUT_NAMES):
-        return _torch_word(node.name()), 0 if original is None else original.output_nr
-    if original is not None:
-        maker = original.grad_fn
-        return "" if maker is None else _torch_word(maker.name()), original.output_nr
-    edge = None if node is None else saved_input_edge(node, name, holder.tensor)
-    if edge is None:
-        return None
-    maker, number = edge
-    # torch rebuilds the node of a view whose base has been written to.
-    rebuilt = type(maker).__name__ in _VIEWS
-    return "AsStrided" if rebuilt else _torch_word(maker.name()), number
-
-
-_VIEWS = frozenset(
-    f"{name}Backward0"
-    for name in (
-        "AsStrided",
-        "Diagonal",
-        "Expand",
-        "Permute",
-        "Select",
-        "Slice",
-        "Squeeze",
-        "Squeeze_",
-        "T",
-        "Transpose",
-        "Unfold",
-        "Unsqueeze",
-        "View",
-    )
-)
-
-
-def operation_of(node_name: str) -> str:
-    """Return the operation that a backward node belongs to.
-
-    >>> operation_of("MulBackward0"), operation_of("MyFunctionBackward")
-    ('Mul', 'MyFunction')
-    """
-    return re.sub(r"Backward\d*$", "", node_name)
-
-
-def _torch_word(node_name: str) -> str:
-    """Return what torch 2.13 calls a backward node in its errors.
-
-    >>> [_torch_word(name) for name in ("MulBackward0", "SumBackward1", "MyFunctionBackward")]
-    ['Mul', 'Sum1', 'MyFunction']
-    """
-    return re.sub(r"Backward(?:0|([1-9]\d*))?$", r"\1", node_name)
-
-
-def _version_error(holder: Holder, version: int, producer: tuple[str, int] | None) -> str:
-    """Word the error as torch 2.13 does."""
-    tensor = holder.tensor
-    origin = "" if producer is None else f", which is output {producer[1]} of {producer[0]},"
-    if torch.is_anomaly_enabled():
-        hint = (
-            "the backtrace further above shows the operation that failed to compute its gradient. "
-            "The variable in question was changed in there or anywhere later. Good luck!"
-        )
-    else:
-        hint = (
-            "enable anomaly detection to find the operation that failed to compute its gradient, "
-            "with torch.autograd.set_detect_anomaly(True, check_nan=False)."
-        )
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{_type_of(tensor)} {list(tensor.shape)}]{origin} is at version {version}; "
-        f"expected version {holder.version} instead. Hint: {hint}"
-    )
-
-
-def _type_of(tensor: Tensor) -> str:
-    kind = tensor.type()
-    if kind.rpartition(".")[2] in _LEGACY_TYPES:
-        return kind
-    name = kind.rpartition(".")[2].removesuffix("Tensor")
-    return f"{tensor.device.type.upper()}{name}Type"
-
-
-_LEGACY_TYPES = frozenset(
-    f"{name}Tensor"
-    for name in ("Float", "Double", "Half", "Byte", "Char", "Short", "Int", "Long", "Bool")
-)

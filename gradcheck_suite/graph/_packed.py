@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from gradcheck_suite._torch_compat import (
     version_of,
     without_dispatch_modes,
 )
+from gradcheck_suite._version_error import version_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,11 +48,14 @@ _Noted: TypeAlias = "tuple[int, torch.Size | None, torch.dtype, int | None, int 
 class _Kept:
     """What the graph holds in place of a saved tensor."""
 
-    __slots__ = ("tensor", "version")
+    __slots__ = ("original", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, version: int) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, version: int, original: weakref.ref[torch.Tensor] | None
+    ) -> None:
         self.tensor = tensor
         self.version = version
+        self.original = original
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +236,12 @@ class SavedWatch:
             )
             version = version_of(tensor)
             if tensor.is_leaf:
-                return _Kept(tensor, version)
+                return _Kept(tensor, version, None)
             # The tensor itself would close a cycle through its node that no collector sees.
             if dispatch_mode_is_active():
                 with without_dispatch_modes():
-                    return _Kept(tensor.detach(), version)
-            return _Kept(tensor.detach(), version)
+                    return _Kept(tensor.detach(), version, weakref.ref(tensor))
+            return _Kept(tensor.detach(), version, weakref.ref(tensor))
 
         return pack
 
@@ -245,19 +250,9 @@ def _plain(shape: torch.Size | None) -> tuple[int, ...] | None:
     return tuple(shape) if shape is not None and all(type(size) is int for size in shape) else None
 
 
-def _sizes(tensor: torch.Tensor) -> object:
-    return "nested" if tensor.is_nested else list(tensor.shape)
-
-
 def _unpack(kept: _Kept) -> torch.Tensor:
     tensor = kept.tensor
     version = version_of(tensor)
     if version != kept.version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{tensor.type()} {_sizes(tensor)}] is at version {version}; expected "
-            f"version {kept.version} instead. Hint: enable anomaly detection to find the operation "
-            "that failed to compute its gradient, with "
-            "torch.autograd.set_detect_anomaly(True, check_nan=False)."
-        )
+        raise version_error(kept, version)
     return tensor

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.carried_state import Entry
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
-from gradcheck_suite.auditing.saved_tensors import operation_of
 from gradcheck_suite.findings import JSON, Finding, Related
 
 if TYPE_CHECKING:

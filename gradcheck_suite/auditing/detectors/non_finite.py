@@ -22,11 +22,11 @@ from gradcheck_suite._torch_compat import (
     function_mode_is_active,
     node_sequence_number,
 )
+from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._saved_lines import holders_of, line_near
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepStarted
 from gradcheck_suite.auditing.optimizers import parameters_of
-from gradcheck_suite.auditing.saved_tensors import operation_of
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
