@@ -420,14 +420,15 @@ class ModuleModel:
         sources: list[cst.BaseExpression | None] = []
         for value in returned:
             sources.extend(assigned.get(dotted_name(value) or "") or [value])
-        return bool(sources) and all(self._makes_optimizer(source) for source in sources)
+        return bool(sources) and all(self.makes_optimizer(source) for source in sources)
 
     def _may_name_optimizer(self, scope: FunctionScope) -> bool:
         if self._optimizer_words is None:
             self._optimizer_words = self.scopes.imports_below("optim") | {"optim"}
         return not self._optimizer_words.isdisjoint(scope.words)
 
-    def _makes_optimizer(self, node: cst.BaseExpression | None) -> bool:
+    def makes_optimizer(self, node: cst.CSTNode | None) -> bool:
+        """Tell whether this calls an optimizer class of torch."""
         if not isinstance(node, cst.Call):
             return False
         return makes_optimizer(self.scopes.resolve_import(dotted_name(node.func) or "") or "")

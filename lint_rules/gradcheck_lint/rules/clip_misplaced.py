@@ -15,7 +15,6 @@ from gradcheck_lint.model.syntax import (
     positional,
     walk,
 )
-from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -265,9 +264,7 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
         and order[id(node)] < order[id(other)] < order[id(clip.node)]
         and other.args
         and dotted_name(other.args[0].value) == name
-        and makes_optimizer(
-            function.module.scopes.resolve_import(dotted_name(other.func) or "") or ""
-        )
+        and function.module.makes_optimizer(other)
     ]
     by: cst.CSTNode
     if users:

@@ -10,7 +10,6 @@ from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, child_list, dotted_name, keyword, walk
-from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import Kind, Value, Values, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -198,9 +197,7 @@ def _optimized(function: FunctionModel) -> Iterator[Violation]:
         handed = node.args[0].value
         if not isinstance(handed, (cst.List, cst.Tuple)):
             continue
-        if not makes_optimizer(
-            function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
-        ):
+        if not function.module.makes_optimizer(node):
             continue
         for element in handed.elements:
             name = dotted_name(element.value)

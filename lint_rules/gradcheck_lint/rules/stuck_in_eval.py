@@ -345,9 +345,12 @@ class _Happening:
 
         A method that is called in between may bind it anew, but hardly to another model.
         """
-        known = (in_caller(site, self.binding, self.owner) for site in found)
         on_self = self.owner.module.on_self
-        return frozenset(on_self(site) or site for each in known for site in each)
+        return frozenset(on_self(site) or site for site in self.sites_in_loop(found))
+
+    def sites_in_loop(self, found: frozenset[int]) -> frozenset[int]:
+        """Return the sites of the loop's function that these are."""
+        return frozenset().union(*(in_caller(site, self.binding, self.owner) for site in found))
 
     def keeps_happening(self, loop: Loop) -> bool:
         """Tell whether only branches taken every so often lie between the loop and the event."""
@@ -384,7 +387,7 @@ def _followed(item: _Happening) -> Iterator[_Happening]:
     binding = {
         **item.binding,
         **{
-            site: frozenset().union(*(in_caller(one, item.binding, item.owner) for one in found))
+            site: item.sites_in_loop(found)
             for site, found in bound_parameters(event, called).items()
         },
     }
