@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gradcheck_suite._exit import CLEAN, writing_output
+from gradcheck_suite._exit import CLEAN, INTERRUPTED, writing_output
 from gradcheck_suite.commands._shared import NEVER, Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
 from gradcheck_suite.commands.graph import print_graph
@@ -17,6 +17,8 @@ from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
+    from types import TracebackType
 
     from gradcheck_suite.findings import Report
     from gradcheck_suite.reporting import ColorChoice
@@ -105,7 +107,10 @@ def _lint(script: str, stream: TextIO) -> Report:
 def _audit(script: str) -> Report:
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
 
-    outcome = audit_script(script)
+    with _quiet_about_ctrl_c():
+        outcome = audit_script(script)
+    if outcome.exit_status == INTERRUPTED:
+        raise KeyboardInterrupt
     if outcome.exit_status:
         raise UsageError(
             f"the demo's training script {script} ended with status {outcome.exit_status}, "
@@ -113,6 +118,24 @@ def _audit(script: str) -> Report:
         )
     _tell(outcome.report, sys.stdout)
     return outcome.report
+
+
+@contextlib.contextmanager
+def _quiet_about_ctrl_c() -> Iterator[None]:
+    """Show no traceback of a script that is not the reader's own."""
+    show = sys.excepthook
+
+    def show_others(
+        kind: type[BaseException], error: BaseException, where: TracebackType | None
+    ) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            show(kind, error, where)
+
+    sys.excepthook = show_others
+    try:
+        yield
+    finally:
+        sys.excepthook = show
 
 
 def _verify(script: str, stream: TextIO) -> Report:
@@ -152,5 +175,8 @@ def _rule(title: str, stream: TextIO, color: ColorChoice) -> None:
     console = Console(file=stream, force_terminal=True if color == "always" else None)
     if color == "never":
         console.no_color = True
-    console.print()
-    console.rule(Text(title, "bold"), align="left", style="dim")
+    # Where the reader has gone, rich would end the process with a status of its own.
+    with console.capture() as drawn:
+        console.print()
+        console.rule(Text(title, "bold"), align="left", style="dim")
+    stream.write(drawn.get())

@@ -48,6 +48,7 @@ _PLAIN_WIDTH = 80
 _WIDEST = 100
 _NARROWEST = 40
 _INDENT = "    "
+_BELOW = " " * 10
 _BETWEEN = "\n\n"
 _SPAN = "`"
 # Stands for a space inside a code span, where textwrap would otherwise break the line. Longer
@@ -102,7 +103,7 @@ def explain_text(entry: Entry, *, width: int = _PLAIN_WIDTH) -> str:
 
     Prose is broken at ``width`` columns. Source is indented by four columns and never broken.
     """
-    lines = [_name(entry), entry.title, _facts(entry)]
+    lines = [_name(entry), *_wrapped(entry.title, width), *_wrapped(_facts(entry), width)]
     for section in _sections(entry):
         lines += ["", section.heading]
         for block in section.blocks:
@@ -122,10 +123,12 @@ def explain_renderables(entry: Entry, *, width: int = _PLAIN_WIDTH) -> Iterator[
     from rich.text import Text  # noqa: PLC0415 - needed by colour terminals alone
 
     yield Text(_name(entry), "bold")
-    yield Text(entry.title)
-    facts = Text(_facts(entry))
+    yield from map(Text, _wrapped(entry.title, width))
+    first, *others = _wrapped(_facts(entry), width)
+    facts = Text(first)
     facts.stylize(_STYLES[entry.severity], 0, len(entry.severity.value))
     yield facts
+    yield from map(Text, others)
     for section in _sections(entry):
         yield Text()
         yield Text(section.heading, _HEADING)
@@ -155,8 +158,9 @@ def print_explanation(
 ) -> None:
     """Write the explanations of these codes or slugs to ``stream`` and flush it.
 
-    "auto" colours a terminal that can show it and heeds ``NO_COLOR``. Into a pipe or a file goes
-    plain text of 80 columns. Nothing is written if a name is unknown.
+    "auto" colours a terminal that can show it and heeds ``NO_COLOR`` and ``FORCE_COLOR``. Into a
+    pipe or a file goes plain text of 80 columns, or as many as ``COLUMNS`` says. Nothing is written
+    if a name is unknown.
 
     Raises:
         UsageError: a name is unknown; the message has the nearest that are known.
@@ -175,23 +179,27 @@ def rules_text(entries: Sequence[Entry], *, width: int = _PLAIN_WIDTH) -> str:
     """Return the entries as a list by family, two lines for each, with a final newline.
 
     The columns are code, slug, highest severity, where the mistake can be found, and whether a
-    machine can correct it; the second line is the title.
+    machine can correct it; the second line is the title. Where ``width`` has no room for them, all
+    but code and slug go to a line of their own.
     """
+    width = max(_NARROWEST, width)
     slug_width = max((len(entry.slug) for entry in entries), default=0)
+    rows = {entry.code: _row(entry, slug_width) for entry in entries}
+    has_room = max(map(len, rows.values()), default=0) <= width
     blocks = []
     for family in catalogue.FAMILIES:
         belonging = [entry for entry in entries if _belongs(entry, family)]
         if not belonging:
             continue
-        lines = [f"{family.title} ({family.name})"]
+        lines = textwrap.wrap(f"{family.title} ({family.name})", width, break_on_hyphens=False)
         for entry in belonging:
-            row = (
-                f"  {entry.code}  {entry.slug:<{slug_width}}  {entry.severity.value:<7}  "
-                f"{_found_in(entry):<16}  {'fix' if entry.fixable else ''}"
-            )
-            lines.append(row.rstrip())
+            if has_room:
+                lines.append(rows[entry.code])
+            else:
+                lines.append(f"  {entry.code}  {entry.slug}")
+                lines.append(f"{_BELOW}{_found(entry)}".rstrip())
             lines += textwrap.wrap(
-                entry.title, width, initial_indent=" " * 10, subsequent_indent=" " * 10
+                entry.title, width, initial_indent=_BELOW, subsequent_indent=_BELOW
             )
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
@@ -250,9 +258,14 @@ def _facts(entry: Entry) -> str:
     return f"{entry.severity.value}, found {' and '.join(places)}{fix}"
 
 
-def _found_in(entry: Entry) -> str:
+def _row(entry: Entry, slug_width: int) -> str:
+    return f"  {entry.code}  {entry.slug:<{slug_width}}  {_found(entry)}".rstrip()
+
+
+def _found(entry: Entry) -> str:
     places = (("source", entry.in_source), ("run time", entry.at_run_time))
-    return ", ".join(place for place, is_one in places if is_one)
+    where = ", ".join(place for place, is_one in places if is_one)
+    return f"{entry.severity.value:<7}  {where:<16}  {'fix' if entry.fixable else ''}"
 
 
 def _belongs(entry: Entry, family: Family) -> bool:
@@ -313,20 +326,32 @@ def _print_in_color(entries: Sequence[Entry], stream: TextIO, width: int) -> Non
     from rich.console import Console  # noqa: PLC0415 - needed by colour terminals alone
 
     console = Console(file=stream, force_terminal=True, width=width, highlight=False)
-    for number, entry in enumerate(entries):
-        if number:
-            console.out(_BETWEEN, end="")
-        for renderable in explain_renderables(entry, width=width):
-            console.print(renderable, soft_wrap=True)
+    # Where the reader has gone, rich would end the process with a status of its own.
+    with console.capture() as drawn:
+        for number, entry in enumerate(entries):
+            if number:
+                console.out(_BETWEEN, end="")
+            for renderable in explain_renderables(entry, width=width):
+                console.print(renderable, soft_wrap=True)
+    stream.write(drawn.get())
 
 
 def _shows_color(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal that shows colour, and its user has not forbidden it."""
+    """Whether ``stream`` is a terminal that shows colour, and its user has not forbidden it.
+
+    ``FORCE_COLOR`` makes a terminal of whatever it is: https://force-color.org.
+    """
     if os.environ.get("NO_COLOR") or os.environ.get("TERM", "").lower() in {"dumb", "unknown"}:
         return False
-    return stream.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def _columns(stream: TextIO) -> int:
-    """Return how many columns a terminal has; a pipe or file gets as many as print well."""
-    return shutil.get_terminal_size().columns if stream.isatty() else _PLAIN_WIDTH
+    """Return how many columns a terminal has; a pipe or file gets as many as print well.
+
+    ``COLUMNS`` decides for both where it is set.
+    """
+    if stream.isatty():
+        return shutil.get_terminal_size().columns
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isdecimal() and int(said) else _PLAIN_WIDTH

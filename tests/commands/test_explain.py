@@ -176,6 +176,36 @@ def test_prose_follows_the_terminal(monkeypatch):
     assert 50 < max(map(len, prose[3:])) <= 60
 
 
+def test_all_prose_of_a_pipe_follows_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "44")
+    pipe = io.StringIO()
+    print_explanation(["GCS301"], pipe)
+    prose = [line for line in pipe.getvalue().splitlines() if not line.startswith("    ")]
+    assert 40 < max(map(len, prose)) <= 44
+
+
+def test_force_color_colours_a_pipe_and_no_color_wins(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    pipe, plain = io.StringIO(), io.StringIO()
+    print_explanation(["GCS301"], pipe)
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_explanation(["GCS301"], plain)
+    assert ESCAPE in pipe.getvalue()
+    assert ESCAPE not in plain.getvalue()
+
+
+@pytest.mark.parametrize("color", ["always", "never"])
+def test_a_reader_may_leave_early(color):
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradcheck_suite", "explain", "GCS301", "--color", color],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+        assert (process.wait(), said) == (0, b"")
+
+
 @pytest.mark.parametrize("width", [50, 66, 80])
 def test_short_code_spans_stay_on_one_line(width):
     for entry in catalogue.ENTRIES:

@@ -23,7 +23,9 @@ def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_table_has_every_rule_and_fits_80_columns():
+@pytest.mark.parametrize("columns", ["", "0", "wide"])
+def test_the_table_has_every_rule_and_fits_80_columns(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     done = _command()
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -45,6 +47,28 @@ def test_a_row_says_where_a_rule_looks_and_whether_it_can_fix():
         "  GCS601  wrong-gradient       error    run time\n"
         "          The analytic gradient differs from the numerical one\n"
     )
+
+
+def test_a_narrow_terminal_gets_the_facts_on_a_line_of_their_own():
+    text = rules_text([catalogue.CLIP_BEFORE_UNSCALE], width=40)
+    assert text == (
+        "zero_grad, backward, clipping, step, and\n"
+        "who owns what (step-protocol)\n"
+        "  GCS305  clip-before-unscale\n"
+        "          error    source, run time  fix\n"
+        "          Scaled gradients are clipped:\n"
+        "          unscale_ is missing\n"
+    )
+
+
+def test_every_row_fits_a_terminal_of_40_columns():
+    lines = rules_text(catalogue.ENTRIES, width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, _command().stdout.splitlines())) <= 50
 
 
 def test_json_has_every_field_of_every_rule():

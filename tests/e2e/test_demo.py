@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -93,6 +95,23 @@ def test_a_reader_sees_the_training_the_graph_and_the_report():
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.splitlines()[-1].startswith("gradcheck-suite demo: 6 errors, 4 warnings")
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_ctrl_c_ends_the_demo_as_it_ends_every_command():
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradcheck_suite", "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("epoch 1"):
+                process.send_signal(signal.SIGINT)
+                break
+        said = process.stderr.read()
+        process.stdout.read()
+    assert (process.returncode, said) == (130, "gradcheck-suite: interrupted\n")
 
 
 def test_the_table_of_planted_mistakes_in_the_readme_is_right():
