@@ -15,6 +15,61 @@ import torch.nn.functional as F
 
 # The code of the mistake that each looks like comes first.
 _CORRECT = {
+    "GCS205 number in one branch, tensor in the other": """\
+class Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cos, offset=0, scale=None):
+        if isinstance(offset, int):
+            ctx.save_for_backward(cos)
+            ctx.offset = offset
+        else:
+            ctx.save_for_backward(cos, offset)
+            ctx.offset = None
+        if not torch.is_tensor(scale):
+            ctx.scale = scale
+        return rotate(x, cos, offset) * scale.view(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None, None, None
+""",
+    "GCS205 process group has a size": """\
+class AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, x):
+        ctx.group = group
+        return x if group.size() == 1 else exchange(x, group)
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, exchange(g, ctx.group)
+""",
+    "GCS205 number beside a local in an operation": """\
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        square = mean_of(x.float())
+        inverse = torch.rsqrt(square + eps)
+        ctx.eps = eps
+        ctx.save_for_backward(x, weight)
+        return x * inverse * weight
+
+    @staticmethod
+    def backward(ctx, g):
+        return gradients_of(g, ctx.saved_tensors, ctx.eps)
+""",
+    "GCS205 numbers before added gradients": """\
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, source, target, x):
+        ctx.source = source
+        ctx.target = target
+        return exchange(source, target, x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (None, None) + (Exchange.apply(ctx.target, ctx.source, g),)
+""",
     "GCS503 buffer arg non differentiable": """\
 class BN(torch.autograd.Function):
     @staticmethod
@@ -180,6 +235,41 @@ def var(x):
 }
 
 _WRONG = {
+    "GCS205 tensor in its own branch": """\
+class Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, offset=0):
+        if isinstance(offset, torch.Tensor):
+            ctx.offset = offset
+        return rotate(x, offset.view(-1))
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+""",
+    "GCS205 tensor asked for its length": """\
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, index):
+        ctx.count = index.size(0)
+        ctx.index = index
+        return x[index]
+
+    @staticmethod
+    def backward(ctx, g):
+        return spread(g, ctx.index, ctx.count), None
+""",
+    "GCS205 tensor before added gradients": """\
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.x = x
+        return exchange(x, count)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (g * ctx.x,) + (None,)
+""",
     "GCS501 few": """\
 class A(torch.autograd.Function):
     @staticmethod

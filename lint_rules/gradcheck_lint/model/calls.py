@@ -18,7 +18,7 @@ from gradcheck_lint.model.arguments import (
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import ZeroGrad
-from gradcheck_lint.model.forward import is_model, read_forward
+from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
 from gradcheck_lint.model.methods import read_method
 from gradcheck_lint.model.syntax import dotted_name, keyword, place_name, positional
@@ -49,7 +49,7 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         return _read_imported(reading, node, qualified, read_arguments(reading, node))
     if isinstance(node.func, cst.Attribute):
         return read_method(reading, node, node.func)
-    callee = read(reading, node.func)
+    callee = without_none(read(reading, node.func))
     arguments = read_arguments(reading, node)
     is_bound = any(value.kind is not Kind.UNKNOWN for value in callee)
     if name in HARMLESS_BUILTINS and not is_bound:

@@ -9,7 +9,7 @@ from gradcheck_lint.model.arguments import Arguments, record_call
 from gradcheck_lint.model.arithmetic import cut_with_batch, same_graph
 from gradcheck_lint.model.flow import Forward, GradMode
 from gradcheck_lint.model.saving import note_layer
-from gradcheck_lint.model.syntax import last_word, place_name
+from gradcheck_lint.model.syntax import is_none, last_word, place_name
 from gradcheck_lint.model.values import (
     Kind,
     Values,
@@ -56,6 +56,13 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         and _MODEL_NAME.search(last.lower()) is not None
         and not _NOT_A_MODEL.search(last.lower())
     )
+
+
+def without_none(values: Values) -> Values:
+    """Leave None out of what is called, or whose method is: the call would raise."""
+    if len(values) < 2:  # noqa: PLR2004 - nothing else
+        return values
+    return frozenset(value for value in values if not is_none(value.node)) or values
 
 
 def read_forward(reading: Reading, node: cst.Call, callee: Values, arguments: Arguments) -> Values:

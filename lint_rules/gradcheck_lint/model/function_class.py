@@ -38,7 +38,6 @@ _TENSOR_WORDS: Final = (
     - {"index", "sort", "take", "get", "all", "any", "fill", "round", "split", "clip", "type"}
 ) | {
     "dim",
-    "size",
     "new",
     "is_cuda",
     "requires_grad",
@@ -269,6 +268,10 @@ def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
 
 def _before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
     """Yield the elements of a tuple display up to a starred one, or the expression itself."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.left, cst.Tuple):
+        # `return (None, None) + gradients`
+        yield from _before_star(node.left)
+        return
     if not isinstance(node, cst.Tuple):
         yield from elements_of(node)
         return
@@ -325,6 +328,7 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
             if node.attr.value in _TENSOR_WORDS and node.value.value in names:
                 known.add(node.value.value)
         elif isinstance(node, cst.Call):
+            known.update(_asked_for_length(node) & names)
             qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
             first = positional(node)[:1]
             if (
@@ -334,11 +338,19 @@ def tensor_names(function: AutogradFunction) -> frozenset[str]:
                 and isinstance(first[0], (cst.Name, cst.UnaryOperation, cst.BinaryOperation))
             ):
                 # Of two operands, one may be a number.
-                operands = names_in(first[0]) & names
-                known.update(operands if len(operands) == 1 else ())
+                operands = names_in(first[0])
+                known.update(operands & names if len(operands) == 1 else ())
             if qualified.startswith("torch.nn.functional."):
                 known.update(_handed_to_layer(node) & names)
     return frozenset(known)
+
+
+def _asked_for_length(node: cst.Call) -> set[str]:
+    """Return the name whose ``size(0)`` this is; a process group has a ``size()`` as well."""
+    func = node.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != "size" or not node.args:
+        return set()
+    return {func.value.value} if isinstance(func.value, cst.Name) else set()
 
 
 def _handed_to_layer(node: cst.Call) -> set[str]:

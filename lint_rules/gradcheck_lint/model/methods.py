@@ -16,7 +16,7 @@ from gradcheck_lint.model.arguments import (
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import Freeze, InPlace, Store, StoreKind, ZeroGrad
-from gradcheck_lint.model.forward import is_model, read_forward
+from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import (
     BACKWARD_BY_ENGINE,
     CUTTING_METHODS,
@@ -38,7 +38,6 @@ from gradcheck_lint.model.state import as_kind
 from gradcheck_lint.model.syntax import (
     boolean,
     dotted_name,
-    is_none,
     last_word,
     place_name,
     positional,
@@ -84,7 +83,7 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
     inherited = _inherited(reading, func)
     if inherited is not None:
         return _read_inherited(reading, node, method, inherited)
-    receiver = _without_none(read(reading, func.value))
+    receiver = without_none(read(reading, func.value))
     arguments = read_arguments(reading, node)
     special = _SPECIAL_METHODS.get(method)
     if special is not None:
@@ -136,13 +135,6 @@ def _read_inherited(
     return result
 
 
-def _without_none(values: Values) -> Values:
-    """Leave None out of what a method may be called on: the call would raise."""
-    if len(values) < 2:  # noqa: PLR2004 - nothing else
-        return values
-    return frozenset(value for value in values if not is_none(value.node)) or values
-
-
 def _read_other_method(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> Values:
@@ -174,7 +166,7 @@ def _read_other_method(
         return carrying(made, receiver)
     if function is None:
         path = dotted_name(func)
-        callee = reading.look_up(path) if path is not None else NOTHING
+        callee = without_none(reading.look_up(path)) if path is not None else NOTHING
         if is_model(reading, path or "", callee):
             return read_forward(reading, node, callee, arguments)
         function, called_as = called_by(reading, callee, method)

@@ -174,7 +174,7 @@ def turns(loop: Loop, function: FunctionModel) -> list[Path]:
         return []
     ways = [way for way in _distinct(once) if way.left_by is not JumpKind.RAISE]
     first = [way for way in ways if way.left_by in {None, JumpKind.CONTINUE} and not way.returned]
-    changing = loop.targets | _assigned_in(loop, function)
+    changing = loop.targets | assigned_in(loop, function)
     pairs = [
         (left, right)
         for left in first
@@ -251,7 +251,7 @@ def _distinct(ways: Sequence[_Partial]) -> list[_Partial]:
     return list({(*way.key, way.decisions): way for way in ways}.values())
 
 
-def _assigned_in(loop: Loop, function: FunctionModel) -> frozenset[str]:
+def assigned_in(loop: Loop, function: FunctionModel) -> frozenset[str]:
     """Return the last words of what a loop binds, which may differ in each iteration."""
     memo = function.module.memo
     key = ("assigned in", loop.identity)

@@ -21,7 +21,8 @@ def is_for_evaluation(function: FunctionModel, event: Event) -> bool:
     node = function.scope.node
     if not isinstance(node, cst.Module) and any(map(_evaluates, node.decorators)):
         return True
-    if event.mode is GradMode.AMBIENT:
+    if event.mode in {GradMode.AMBIENT, GradMode.UNKNOWN}:
+        # Some other context around it is not what turns recording on again.
         callers = function.module.modes_of_callers(function.scope)
         if callers and GradMode.ENABLED not in callers:
             return True

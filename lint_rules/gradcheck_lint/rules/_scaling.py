@@ -12,8 +12,10 @@ from gradcheck_lint.model.flow import (
     Step,
     Unscale,
 )
+from gradcheck_lint.model.function_class import names_in
+from gradcheck_lint.model.paths import assigned_in
 from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import Kind, all_are, sites
+from gradcheck_lint.model.values import NOTHING, Kind, all_are, sites
 from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, is_window, last_of, same
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
-    del unit
     item = path[index]
     step = item.event
     assert isinstance(step, Step)
@@ -48,7 +49,7 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
             wrong = Problem("GCS310", "unchecked-step", step, item.owner, others, certain=False)
     elif step.scaler and not backward.scaled and _knows_scaling(before):
         wrong = Problem("GCS310", "unscaled-backward", step, item.owner, (backward,))
-    return (wrong, _twice(path, index))
+    return (wrong, _twice(path, index, unit))
 
 
 def _is_beside(unscaled: Occurrence, step: Occurrence) -> bool:
@@ -89,7 +90,7 @@ def _is_scaled_elsewhere(node: cst.CSTNode | None) -> bool:
     return not isinstance(node, (cst.BinaryOperation,))
 
 
-def _twice(path: Path, index: int) -> Problem | None:
+def _twice(path: Path, index: int, unit: Unit) -> Problem | None:
     """Judge a scaled step or an unscaling: is there an update since the last one?"""
     item = path[index]
     event = item.event
@@ -105,6 +106,8 @@ def _twice(path: Path, index: int) -> Problem | None:
             is_step = isinstance(event, Step)
             if is_step and isinstance(other.event, Unscale):
                 continue
+            if _goes_on_to_another(item, unit) and _is_of_earlier_turn(other, item, unit):
+                return None
             kind = "no-update" if is_step else "unscale-twice"
             if not is_step and isinstance(other.event, Step):
                 kind = "unscale-after-step" if other.turn == item.turn else "no-update"
@@ -114,6 +117,35 @@ def _twice(path: Path, index: int) -> Problem | None:
             return Problem("GCS310", kind, blamed, owner, (other.event, event), certain=sure)
     # Where the other iteration on the path makes no step, other paths tell.
     return None if item.turn == 0 else ABSENT
+
+
+def _goes_on_to_another(item: Occurrence, unit: Unit) -> bool:
+    """Tell whether a loop has another optimizer the next time round, under the same words."""
+    event, leading, function = item.event, item.leading, unit.function
+    assert isinstance(event, (Step, Unscale))
+    used = names_in(event.node.args[0]) if isinstance(event.node, cst.Call) else frozenset()
+    for loop in item.owner.loops():
+        if loop.identity in event.loops and used & (loop.targets | assigned_in(loop, item.owner)):
+            return True
+    if event is leading:
+        return False
+    # `for optimizer in optimizers: self.finish(optimizer)`
+    known = item.keys(event.values)
+    return any(
+        not known.isdisjoint(sites(function.bindings.get(name, NOTHING)))
+        for loop in function.loops()
+        if loop.identity in leading.loops
+        for name in loop.targets
+    )
+
+
+def _is_of_earlier_turn(other: Occurrence, item: Occurrence, unit: Unit) -> bool:
+    """Tell whether what a path has before an event stands no earlier in the source."""
+    first, second, function = other.leading, item.leading, unit.function
+    if first is second and other.owner is item.owner:
+        first, second, function = other.event, item.event, item.owner
+    order = {id(event): place for place, event in enumerate(function.events())}
+    return order.get(id(first), 0) >= order.get(id(second), 0)
 
 
 def _updates(item: Occurrence, of: Occurrence) -> bool:
@@ -129,7 +161,7 @@ def _updates(item: Occurrence, of: Occurrence) -> bool:
 def judge_unscale(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
     if path[index].turn != unit.turn:
         return ()
-    return (_twice(path, index), _each_micro_batch(path, index, unit))
+    return (_twice(path, index, unit), _each_micro_batch(path, index, unit))
 
 
 def _each_micro_batch(path: Path, index: int, unit: Unit) -> Problem | None:
@@ -145,7 +177,7 @@ def _each_micro_batch(path: Path, index: int, unit: Unit) -> Problem | None:
     if not any(other.event is event for other in earlier):
         return None
     steps = [other for other in path[index:] if isinstance(other.event, Step)]
-    if not steps or not is_window(steps[0], unit):
+    if not steps or not is_window(steps[0], unit) or _goes_on_to_another(item, unit):
         return None if steps else ABSENT
     others = (steps[0].event,)
     return Problem("GCS310", "unscale-each", event, item.owner, others, certain=False)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -21,7 +21,7 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD
-from gradcheck_lint.model.syntax import dotted_name, first_word, walk
+from gradcheck_lint.model.syntax import bound_names, dotted_name, first_word, last_word, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._scaling import judge_scaled_step
 from gradcheck_lint.rules._verdicts import ABSENT, Problem, Unit, covers, is_window, last_of, same
@@ -383,9 +383,34 @@ def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None,
         isinstance(other, Step) and unit.loop.identity not in other.loops
         for other in unit.function.events()
     )
-    if before_loop:
+    if before_loop or _is_made_by_stranger(event, item.owner):
         return (None,)
     return (Problem("GCS306", "first", event, item.owner, (steps[0].event,), certain=False),)
+
+
+def _is_made_by_stranger(event: SchedulerStep, function: FunctionModel) -> bool:
+    """Tell whether the file makes what has this name by a class that is neither torch's nor known.
+
+    Such a class may be made to step first.
+    """
+    name, scopes = last_word(event.receiver or ""), function.module.scopes
+    if all(value.kind is Kind.SCHEDULER for value in event.values):
+        return False
+    for other in list(function.module.functions()):
+        if name not in other.scope.words:
+            continue
+        for node in other.scope.nodes:
+            if not isinstance(node, cst.Assign) or not isinstance(node.value, cst.Call):
+                continue
+            if name not in {last_word(known) for known in bound_names(node.targets[0].target)}:
+                continue
+            made = scopes.resolve_import(dotted_name(node.value.func) or "")
+            if made is not None and made.partition(".")[0] not in _SCHEDULER_PACKAGES:
+                return True
+    return False
+
+
+_SCHEDULER_PACKAGES: Final = frozenset({"torch", "transformers", "diffusers"})
 
 
 def _may_drive(scheduler: Occurrence, step: Occurrence) -> bool:

@@ -164,6 +164,9 @@ def is_window(step: Occurrence, unit: Unit) -> bool:
         return False
     if unit.loop.identity not in step.leading.loops:
         return True
+    if not unit.owns(step):
+        # The window is of a loop inside this one, so each turn of this one has whole windows.
+        return False
     tests = unit.function.module.memo.setdefault("tests", {})
     key = id(unit.loop)
     if key not in tests:

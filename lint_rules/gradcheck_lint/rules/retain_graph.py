@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return
+from gradcheck_lint.model.flow import Backward, Call, Event, Forward, Return, Step
 from gradcheck_lint.model.paths import turns
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, Origin, mentioned_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -48,6 +48,7 @@ class RetainGraph(Rule):
         if (
             (function.scope.nested and not backward.loops)
             or _differentiates_by_hand(function, events, backward)
+            or _is_handed_to_step(function, events, backward, calls)
             or any(_may_share(backward, other, calls) for other in _later(function, backward))
             or _may_differentiate_again(events, backward)
             or _maker_is_asked_again(function, events, backward)
@@ -214,6 +215,26 @@ def _may_differentiate_again(events: list[Event], backward: Backward) -> bool:
             if name and event.function is None and _differentiates(name):
                 return True
             if event.function is not None and event.mentions & wanted and event.mentions & own:
+                return True
+    return False
+
+
+def _is_handed_to_step(
+    function: FunctionModel, events: list[Event], backward: Backward, calls: frozenset[int]
+) -> bool:
+    """Tell whether a step is given what has a part of the graph: ``optimizer.step(loss)``.
+
+    No optimizer of torch takes a tensor there; one of somebody's own calls backward itself.
+    """
+    wanted = through_all(backward.values) & calls
+    own = sites(backward.values)
+    for event in events:
+        is_step = isinstance(event, Step) or (isinstance(event, Call) and event.method == "step")
+        if not is_step or not isinstance(event.node, cst.Call):
+            continue
+        for name in filter(None, map(dotted_name, positional(event.node))):
+            held = function.bindings.get(name, frozenset())
+            if through_all(held) & wanted or mentioned_by(held) & own:
                 return True
     return False
 

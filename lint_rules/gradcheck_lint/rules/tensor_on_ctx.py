@@ -10,8 +10,10 @@ from gradcheck_lint.model.function_class import (
     AutogradFunction,
     assignments,
     body_of,
+    elements_of,
     function_with,
 )
+from gradcheck_lint.model.syntax import dotted_name, is_none, positional, walk
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -41,6 +43,7 @@ class TensorOnCtx(Rule):
                     what is not None
                     and isinstance(attribute.value, cst.Name)
                     and attribute.value.value == context
+                    and not _is_other_there(function, node, name)
                 ):
                     yield Violation(
                         node,
@@ -140,6 +143,55 @@ def _what(
     if len(sources) != 1 or not _makes_tensor(sources[0], function):
         return None
     return "the output" if name in function.returned else "the tensor"
+
+
+def _is_other_there(function: FunctionModel, place: cst.CSTNode, name: str) -> bool:
+    """Tell whether only a branch leads to a statement in which a name holds no tensor.
+
+    ``if isinstance(offset, int): ctx.offset = offset``, or in the ``else`` of ``Tensor``.
+    """
+    for node in body_of(function.scope):
+        if not isinstance(node, cst.If):
+            continue
+        is_tensor = _asks_for_tensor(node.test, name)
+        if is_tensor is None:
+            continue
+        arm = node.orelse if is_tensor else node.body
+        if arm is not None and any(found is place for found in walk(arm)):
+            return True
+    return False
+
+
+def _asks_for_tensor(test: cst.BaseExpression, name: str) -> bool | None:
+    """Tell whether a test is of a name, and true for a tensor; None for any other test."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        inner = _asks_for_tensor(test.expression, name)
+        return None if inner is None else not inner
+    if isinstance(test, cst.Comparison) and dotted_name(test.left) == name:
+        return _is_not_none(test)
+    if not isinstance(test, cst.Call) or dotted_name(test.func) not in {
+        "isinstance",
+        "torch.is_tensor",
+    }:
+        return None
+    given = positional(test)
+    if not given or dotted_name(given[0]) != name:
+        return None
+    if len(given) == 1:
+        return True
+    kinds = given[1:] if not isinstance(given[1], cst.Tuple) else elements_of(given[1])
+    return any((dotted_name(kind) or "Tensor").endswith("Tensor") for kind in kinds)
+
+
+_ASKS = frozenset({"isinstance", "torch.is_tensor"})
+
+
+def _is_not_none(test: cst.Comparison) -> bool | None:
+    """Tell whether a comparison is ``is not None`` (True) or ``is None`` (False)."""
+    only = test.comparisons[0]
+    if len(test.comparisons) != 1 or not is_none(only.comparator):
+        return None
+    return {cst.Is: False, cst.IsNot: True}.get(type(only.operator))
 
 
 def _makes_tensor(node: cst.BaseExpression, function: AutogradFunction) -> bool:

@@ -1,0 +1,322 @@
+"""Training steps in forms of their own: correct ones are silent, their wrong kin is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradcheck_lint.engine import lint_source
+
+_HEADER = """\
+import torch
+from torch import nn, optim
+"""
+
+_CORRECT = {
+    "302 the window is of the inner loop": """
+def train(model, loader, optimizer, epochs, steps):
+    for epoch in range(epochs):
+        optimizer.zero_grad()
+        for i, x in enumerate(loader):
+            (model(x).mean() / steps).backward()
+            if (i + 1) % steps == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+    "302 the window is in a function": """
+class Trainer:
+    def epoch(self, loader, steps):
+        self.count = 0
+        for x in loader:
+            (self.model(x).mean() / steps).backward()
+            self.count += 1
+            if self.count % steps == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+    def fit(self, loader, epochs):
+        self.optimizer = optim.SGD(self.model.parameters(), 0.1)
+        for epoch in range(epochs):
+            self.optimizer.zero_grad()
+            self.epoch(loader, 4)
+""",
+    "310 several optimizers": """
+def step(loss, optimizers, scaler):
+    scaler.scale(loss).backward()
+    for optimizer in optimizers.values():
+        scaler.unscale_(optimizer)
+    for optimizer in optimizers.values():
+        scaler.step(optimizer)
+    scaler.update()
+""",
+    "310 several optimizers, each in one go": """
+def step(loss, models):
+    scaler = torch.amp.GradScaler("cuda")
+    optimizers = [optim.SGD(model.parameters(), 0.1) for model in models]
+    scaler.scale(loss).backward()
+    for place in range(len(optimizers)):
+        optimizer = optimizers[place]
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    scaler.update()
+""",
+    "310 several optimizers by place": """
+def step(loss, models):
+    scaler = torch.amp.GradScaler("cuda")
+    optimizers = [optim.SGD(model.parameters(), 0.1) for model in models]
+    scaler.scale(loss).backward()
+    place = 0
+    while place < len(optimizers):
+        scaler.unscale_(optimizers[place])
+        scaler.step(optimizers[place])
+        place += 1
+    scaler.update()
+""",
+    "310 several optimizers in a method": """
+class Trainer:
+    def finish(self, optimizer):
+        self.scaler.unscale_(optimizer)
+        self.scaler.step(optimizer)
+
+    def fit(self, loader, optimizers):
+        for x in loader:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            self.scaler.scale(self.model(x).mean()).backward()
+            for optimizer in optimizers:
+                self.finish(optimizer)
+            self.scaler.update()
+""",
+    "203 a step that is given the loss": """
+from .base import with_backward
+
+class Agent:
+    def learn(self, x):
+        value = self.critic(x)
+        loss = value.mean() * 2
+        self.alpha_optim.zero_grad()
+        alpha_loss = -loss * 0.5
+        alpha_loss.backward(retain_graph=True)
+        self.alpha_optim.step()
+        total = value.pow(2).mean() + loss
+        self.critic_optim.step(total)
+        return total.item()
+""",
+    "203 a model that is None until it is made": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def penalty(self, real, fake):
+        mixed = 0.5 * real + 0.5 * fake
+        return torch.autograd.grad(self(mixed).sum(), mixed, create_graph=True)[0].norm()
+
+    def forward(self, x):
+        return self.layer(x)
+
+class Synthesizer:
+    def __init__(self):
+        self.generator = None
+
+    def move(self, device):
+        if self.generator is not None:
+            self.generator.to(device)
+
+    def fit(self, data):
+        self.generator = Net()
+        critic = Net()
+        optimizer = optim.Adam(critic.parameters())
+        self.move("cpu")
+        for real in data:
+            fake = self.generator(torch.randn(3, 3))
+            penalty = critic.penalty(real, fake)
+            loss = critic(fake).mean() - critic(real).mean()
+            optimizer.zero_grad()
+            penalty.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+""",
+    "306 a schedule of somebody's own": """
+from schedules import WarmUp
+
+def prepare(model):
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    scheduler = WarmUp(optimizer, steps=100)
+    return optimizer, scheduler
+
+def train(model, loader, optimizer, scheduler):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        scheduler.step()
+        optimizer.step()
+""",
+    "106 evaluation in a context of somebody's own": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def infer_all(self, x, batches):
+        y = torch.zeros(len(x), 4)
+        with batches.pinned():
+            for rows in batches:
+                y[rows] = self.layer(x[rows])
+        return y
+
+def evaluate(model, x, batches):
+    with torch.no_grad():
+        return model.infer_all(x, batches)
+""",
+}
+
+
+@pytest.mark.parametrize("source", _CORRECT.values(), ids=_CORRECT)
+def test_correct_code_is_silent(source):
+    assert lint_source((_HEADER + source).encode(), "sample.py") == ()
+
+
+_WRONG = {
+    "302 zeroed for each micro-batch": (
+        """
+def train(model, loader, optimizer, epochs, steps):
+    for epoch in range(epochs):
+        for i, x in enumerate(loader):
+            optimizer.zero_grad()
+            (model(x).mean() / steps).backward()
+            if (i + 1) % steps == 0:
+                optimizer.step()
+""",
+        ["GCS302"],
+    ),
+    "310 one optimizer in a loop over something else": (
+        """
+def step(loss, model):
+    scaler = torch.amp.GradScaler("cuda")
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    scaler.scale(loss).backward()
+    for group in optimizer.param_groups:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        ["GCS310"],
+    ),
+    "310 each of several is unscaled twice": (
+        """
+def step(loader, models, optimizers):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            scaler.scale(model(x).mean()).backward()
+            scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        scaler.update()
+""",
+        ["GCS310"],
+    ),
+    "310 no update in a method that is given its optimizer": (
+        """
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.optimizer = optim.SGD(model.parameters(), 0.1)
+
+    def finish(self, optimizer):
+        self.scaler.unscale_(optimizer)
+        self.scaler.step(optimizer)
+
+    def fit(self, loader):
+        for x in loader:
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.model(x).mean()).backward()
+            self.finish(self.optimizer)
+""",
+        ["GCS310"],
+    ),
+    "203 a step that is given something else": (
+        """
+class Agent:
+    def learn(self, x, closure):
+        loss = self.critic(x).mean()
+        self.optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        self.optimizer.step(closure)
+        return loss.item()
+""",
+        ["GCS203"],
+    ),
+    "306 a schedule of transformers": (
+        """
+from transformers import get_linear_schedule_with_warmup
+
+def train(model, loader):
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    scheduler = get_linear_schedule_with_warmup(optimizer, 3, 30)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        scheduler.step()
+        optimizer.step()
+""",
+        ["GCS306"],
+    ),
+    "106 training in a context of somebody's own": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def run_all(self, x, batches):
+        y = torch.zeros(len(x), 4)
+        with batches.pinned():
+            for rows in batches:
+                y[rows] = self.layer(x[rows])
+        return y
+
+def train(model, x, batches):
+    return model.run_all(x, batches)
+""",
+        ["GCS106"],
+    ),
+    "201 a model that is None until it is made": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+class Trainer:
+    def __init__(self):
+        self.losses = []
+        self.net = None
+
+    def move(self):
+        self.net.cpu()
+
+    def fit(self, data, optimizer):
+        self.net = Net()
+        self.move()
+        for x in data:
+            optimizer.zero_grad()
+            loss = self.net(x).mean()
+            loss.backward()
+            optimizer.step()
+            self.losses.append(loss)
+""",
+        ["GCS201"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "codes"), _WRONG.values(), ids=_WRONG)
+def test_wrong_kin_is_found(source, codes):
+    found = lint_source((_HEADER + source).encode(), "sample.py")
+    assert [finding.code for finding in found] == codes
