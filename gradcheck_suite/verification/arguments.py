@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.verification.closures import with_read_parameters
 
 __all__ = ["BoundMethod", "describe", "name_arguments", "resolve_target", "split_arguments"]
 
@@ -33,9 +34,13 @@ class BoundMethod(nn.Module):
 
 
 def resolve_target(
-    target: Any,
+    target: Any, *, closures: bool = True
 ) -> tuple[Callable[..., object], nn.Module | None, Any, str]:
     """Tell how to call what the user gave.
+
+    Args:
+        target: a function, a module, a bound method of a module or an ``autograd.Function`` class.
+        closures: whether parameters that a function reads without being given them count.
 
     Returns:
         What to call; a copy of the module whose parameters it uses, if there is one; what has the
@@ -72,7 +77,9 @@ def resolve_target(
         title = f"{type(owner).__name__}.{target.__name__}"
         return target, BoundMethod(_isolated(owner), target.__name__), target, title
     name = getattr(target, "__qualname__", type(target).__name__)
-    return target, None, target, name.replace(_TORCH_FUNCTIONS, "torch.")
+    reading = with_read_parameters(target) if closures else None
+    module = None if reading is None else _isolated(reading)
+    return target, module, target, name.replace(_TORCH_FUNCTIONS, "torch.")
 
 
 def _isolated(module: nn.Module) -> nn.Module:

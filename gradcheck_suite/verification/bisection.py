@@ -93,7 +93,8 @@ def find_wrong_entry(
     """
     place = survey.point if point is None else point
     try:
-        search = _Search(survey.subject, place, survey.direction(0, variable), output, variable)
+        direction, eps = survey.direction(0, variable), survey.precision.eps
+        search = _Search(survey.subject, place, direction, output, variable, eps=eps)
         return _Hunt(search, survey.precision, step).run()
     except _OffTheMapError:
         return None
@@ -128,6 +129,8 @@ class _Search:
         direction: torch.Tensor,
         output: int,
         variable: int,
+        *,
+        eps: float,
     ) -> None:
         self.subject = subject
         self._before = subject.evaluations
@@ -146,8 +149,9 @@ class _Search:
         known = _flat(self.tensor).where(self._weights != 0.0, 0.0)
         self._magnitude = float(torch.linalg.vector_norm(self._weights * known))
         self._size = float(known.abs().max()) if known.numel() else 0.0
-        # The coarser of the two types rounds.
-        self._eps = max(torch.finfo(self.tensor.dtype).eps, torch.finfo(self.value.dtype).eps)
+        # The coarsest of the types rounds.
+        kinds = (self.tensor.dtype, self.value.dtype)
+        self._eps = max(eps, *(torch.finfo(kind).eps for kind in kinds))
 
     @property
     def evaluations(self) -> int:

@@ -19,6 +19,7 @@ from gradcheck_suite.verification.arguments import (
 )
 from gradcheck_suite.verification.by_design import departures
 from gradcheck_suite.verification.calling import Constant, Given, Subject, Variable
+from gradcheck_suite.verification.closures import ReadParameters
 from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.representations import (
     LAYOUTS,
@@ -55,7 +56,7 @@ def build_subject(
     Raises:
         UsageError: there is nothing to check, or it can't be called so.
     """
-    call, module, signature_of, title = resolve_target(target)
+    call, module, signature_of, title = resolve_target(target, closures=options.closures)
     positional, keyword = split_arguments(inputs, kwargs)
     names = name_arguments(signature_of, positional, keyword, title)
     builder = _Builder(options)
@@ -142,7 +143,7 @@ class _Builder:
 
     def add_state(self, module: nn.Module) -> dict[str, _Slot]:
         """Return where every parameter and buffer of the module comes from."""
-        prefix = "owner." if isinstance(module, BoundMethod) else ""
+        prefix = "owner." if isinstance(module, (BoundMethod, ReadParameters)) else ""
         taken = {variable.name for variable in self.variables}
         slots: dict[str, _Slot] = {}
         by_design = departures(module)

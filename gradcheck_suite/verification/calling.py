@@ -16,6 +16,7 @@ import torch
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.arguments import describe
 from gradcheck_suite.verification.randomness import RandomState
+from gradcheck_suite.verification.reaching import reachable
 from gradcheck_suite.verification.representations import (
     PLAIN,
     Representation,
@@ -36,6 +37,8 @@ Arrangement: TypeAlias = Callable[
 """Gives variables and constants another place in memory or other values, differentiably."""
 
 _IN_PLACE = "leaf Variable that requires grad is being used in an in-place operation"
+_LEAF = "torch::autograd::AccumulateGrad"
+_FEW = 3
 _NO_DEVICE = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "no NVIDIA")
 
 
@@ -290,7 +293,28 @@ class Subject:
                     ) from error
                 raise
         self._tell_of_overwritten(constants)
+        self._tell_of_others(outputs, [*values, *constants])
         return [replace(known, tensor=known.tensor.detach().clone()) for known in outputs]
+
+    def _tell_of_others(self, outputs: Sequence[Output], known: Sequence[torch.Tensor]) -> None:
+        """Say which tensors get a gradient that the function was not given."""
+        handed = set(map(id, known))
+        others = [
+            variable
+            for node in reachable(*(output.tensor.grad_fn for output in outputs))
+            if node.name() == _LEAF
+            and isinstance(variable := getattr(node, "variable", None), torch.Tensor)
+            and id(variable) not in handed
+        ]
+        if others:
+            shapes = sorted(str(tuple(one.shape)) for one in others)
+            shown = ", ".join(shapes[:_FEW])
+            more = f" and {len(shapes) - _FEW} more" if len(shapes) > _FEW else ""
+            line = (
+                f"{self.title} reads tensors that require grad and are not handed to it (of shape "
+                f"{shown}{more}); they were held constant: make them arguments to check theirs"
+            )
+            self.not_covered = (*self.not_covered, line)
 
     def _tell_of_overwritten(self, given: Sequence[torch.Tensor]) -> None:
         for constant, now in zip(self.constants, given, strict=True):

@@ -15,6 +15,7 @@ from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.batched import check_batched
 from gradcheck_suite.verification.building import build_subject
 from gradcheck_suite.verification.compiled import check_compiled
+from gradcheck_suite.verification.computing import computes_in_float32
 from gradcheck_suite.verification.contracts.failures import explain_failure
 from gradcheck_suite.verification.contracts.stage import probe_contracts
 from gradcheck_suite.verification.forward_mode import check_forward_mode
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.calling import Output, Subject
     from gradcheck_suite.verification.verdicts import Conclusion
 
-__all__ = ["check_gradients"]
+__all__ = ["check_gradients", "check_with"]
 
 _TOOL = "gradcheck-suite verify"
 _REENTRANT = "use_reentrant=True"
@@ -62,6 +63,12 @@ _HALF_NOT_COVERED = (
     "in half precision only the slope over many pooled probes was compared, which shows errors of "
     "most of a gradient, not of single entries; variations of the inputs and order 2 need float32 "
     "or float64 (dtype='float64')"
+)
+
+
+_IN_FLOAT32 = (
+    "{} computes in float32, though it is given float64: its gradients were checked as float32 "
+    "ones are, to as many digits"
 )
 
 
@@ -153,6 +160,13 @@ def check_gradients(
         time_limit=time_limit,
         max_memory=max_memory,
     )
+    return check_with(fn_or_module, inputs, kwargs, options)
+
+
+def check_with(
+    fn_or_module: Any, inputs: Any, kwargs: Mapping[str, Any] | None, options: CheckOptions
+) -> Report:
+    """Check gradients as :func:`check_gradients` does, with options that are validated."""
     chosen_variations(options.variations)
     deadline = Deadline.after(options.time_limit)
     with torch.inference_mode(mode=False), preserved_randomness():
@@ -194,6 +208,9 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
                 *(output.tensor.dtype for output in outputs),
             ]
         )
+        if precision.is_double and computes_in_float32(subject, outputs, options.seed):
+            precision = precision_of([torch.float32])
+            covered.append(_IN_FLOAT32.format(subject.title))
         probes = options.probes or precision.probes
         try:
             kind = PooledSurvey if precision.is_half else Survey

@@ -11,7 +11,9 @@ import torch
 from gradcheck_suite import _torch_compat
 from gradcheck_suite._frames import definition_line
 from gradcheck_suite.findings import Location
+from gradcheck_suite.verification.by_design import log_probabilities
 from gradcheck_suite.verification.points import match_outputs
+from gradcheck_suite.verification.reaching import reachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +28,6 @@ __all__ = [
     "backward_location",
     "graph_path",
     "method_location",
-    "reachable",
 ]
 
 
@@ -38,10 +39,13 @@ class GraphPath:
         connected: whether autograd's graph leads from the output to the leaf at all.
         functions: the user's custom Functions on the way, or in the output's whole graph where
             there is no way.
+        log_probabilities: whether what a ``ctc_loss`` on the way is given is normalised; None
+            where there is none.
     """
 
     connected: bool
     functions: tuple[type, ...]
+    log_probabilities: bool | None = None
 
 
 class TracedCall:
@@ -73,7 +77,12 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
     ends = [node for node in nodes if getattr(node, "variable", None) is leaf]
     if not ends:
         return GraphPath(connected=False, functions=_functions(nodes))
-    return GraphPath(connected=True, functions=_functions(_ancestors(nodes, ends)))
+    between = _ancestors(nodes, ends)
+    return GraphPath(
+        connected=True,
+        functions=_functions(between),
+        log_probabilities=log_probabilities(between),
+    )
 
 
 def backward_location(function: type) -> Location | None:
@@ -91,18 +100,6 @@ def method_location(function: type, name: str) -> Location | None:
     if code is None or code.co_filename.startswith("<"):
         return None
     return Location(code.co_filename, definition_line(code), function=method.__qualname__)
-
-
-def reachable(root: Node) -> list[Node]:
-    """List every node that backward from ``root`` may run."""
-    seen = {root}
-    pending = [root]
-    while pending:
-        for child, _ in pending.pop().next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                pending.append(child)
-    return list(seen)
 
 
 def _ancestors(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Node]:

@@ -18,7 +18,8 @@ from torch.autograd.gradcheck import GradcheckError
 
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.check import check_gradients
+from gradcheck_suite.verification.check import check_with
+from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.randomness import preserved_randomness
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = ["gradcheck", "gradgradcheck"]
 Tensors: TypeAlias = "torch.Tensor | Sequence[torch.Tensor]"
 OptionalTensors: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | None]"
 
+_OURS = CheckOptions(order=1, variations=frozenset(), closures=False)
 # Left to torch, which knows nondet_tol and check_undefined_grad.
 _TORCHS_OWN = frozenset({"GCS603", "GCS607"})
 # Entries of a Jacobian up to which torch may be asked for its words.
@@ -326,7 +328,7 @@ def _report_of(check: _Check) -> Report | None:
     """Check by ourselves; None where that can't be done."""
     try:
         with preserved_randomness():
-            return check_gradients(check.func, check.inputs, order=1, variations=())
+            return check_with(check.func, check.inputs, None, _OURS)
     except Exception:  # noqa: BLE001 - torch has run it, and decides where we can't
         return None
 

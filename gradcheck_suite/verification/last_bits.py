@@ -138,13 +138,22 @@ class LastBits:
 
     def _values(self, draw: int) -> list[torch.Tensor]:
         return [
-            _nudged(value, generator_for(self._seed, _STREAM + draw, index))
+            _nudged(
+                value,
+                generator_for(self._seed, _STREAM + draw, index),
+                self._survey.precision.eps,
+            )
             for index, value in enumerate(self._survey.point.values)
         ]
 
 
-def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Move every value to one of its neighbours; zeros stay, as they may be special."""
+def _nudged(value: torch.Tensor, generator: torch.Generator, eps: float) -> torch.Tensor:
+    """Move every value to one of its neighbours; zeros stay, as they may be special.
+
+    Where the function computes more coarsely than its inputs are, it is a neighbour by ``eps``.
+    """
+    if value.dtype is torch.float64 and eps == torch.finfo(torch.float32).eps:
+        return value + eps * spread_signs(value, generator).sign() * value.abs()
     towards = torch.inf * spread_signs(value, generator)
     return torch.where(value == 0, value, torch.nextafter(value, towards))
 

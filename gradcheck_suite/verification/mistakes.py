@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.bisection import find_wrong_entry
 from gradcheck_suite.verification.contracts.pulling import Breach
@@ -130,11 +132,20 @@ class _Mistakes:
             diagnosis=diagnosis,
             entry=entry,
             path=self._path(pair),
+            broken=self._broken(pair) if shown.non_finite and not conclusion.moved else None,
             is_complex=(
                 self._survey.point.outputs[output].representation.is_complex,
                 self._survey.subject.variables[variable].representation.is_complex,
             ),
         )
+
+    def _broken(self, pair: Pair) -> wording.Broken | None:
+        """Return the first entry of a gradient that is NaN or Inf, and how many are."""
+        gradient = self._survey.gradients.rows[pair[0]][pair[1]]
+        if gradient is None or bool(torch.isfinite(gradient).all()):
+            return None
+        places = (~torch.isfinite(gradient)).nonzero()
+        return wording.Broken(tuple(map(int, places[0])), len(places), gradient.numel())
 
     def _detached(self, output: int, variables: Sequence[int]) -> Finding:
         return wording.detached_output(

@@ -140,6 +140,8 @@ class CheckOptions:
         compiled: whether the gradients of the compiled function are compared as well.
         time_limit: seconds after which nothing further is begun, or None.
         max_memory: bytes that the comparison of a whole Jacobian may take at a time.
+        closures: whether parameters that a function reads without being given them are checked as
+            those of a module are.
     """
 
     cast: torch.dtype | None = None
@@ -155,6 +157,7 @@ class CheckOptions:
     compiled: bool = False
     time_limit: float | None = None
     max_memory: int = 2**30
+    closures: bool = True
 
     @classmethod
     def validated(

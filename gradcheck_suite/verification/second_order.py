@@ -18,11 +18,12 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.findings import JSON, Finding, Verdict
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.calling import Given, Subject, Variable
-from gradcheck_suite.verification.custom_functions import TracedCall, backward_location, reachable
+from gradcheck_suite.verification.custom_functions import TracedCall, backward_location
 from gradcheck_suite.verification.diagnosis.kinds import ErrorKind, error_kind
 from gradcheck_suite.verification.directions import generator_for
 from gradcheck_suite.verification.points import match_outputs
 from gradcheck_suite.verification.probes import draw_cotangents
+from gradcheck_suite.verification.reaching import reachable
 from gradcheck_suite.verification.representations import PLAIN
 from gradcheck_suite.verification.stages import Known, StageResult
 from gradcheck_suite.verification.survey import Survey

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.by_design import is_straight_through
+from gradcheck_suite.verification.by_design import CTC, is_straight_through
 from gradcheck_suite.verification.contracts import ContractBreaches, check_contracts
 from gradcheck_suite.verification.deadline import Deadline
 from gradcheck_suite.verification.differences import Estimate
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
-    from gradcheck_suite.verification.custom_functions import TracedCall
+    from gradcheck_suite.verification.custom_functions import GraphPath, TracedCall
     from gradcheck_suite.verification.options import Precision
 
 __all__ = ["Survey"]
@@ -187,7 +187,10 @@ class Survey:
 
     def _held_to_functions(self, pair: tuple[int, int], conclusion: Conclusion) -> Conclusion:
         """Conclude anew where custom Functions round, or say that they give no derivative."""
-        functions = self._functions_of(pair)
+        path = self._path_of(pair)
+        functions = path.functions if path.connected else ()
+        if path.log_probabilities and conclusion.status == "fail":
+            return replace(conclusion, status="inconclusive", reason=CTC, meant=True)
         meant = [function.__name__ for function in functions if is_straight_through(function)]
         if meant:
             return replace(
@@ -207,16 +210,15 @@ class Survey:
         self._outcomes[pair].append(Outcome("fail", shown, moved=False, probe=0))
         return Conclusion("fail", shown)
 
-    def _functions_of(self, pair: tuple[int, int]) -> tuple[type, ...]:
-        """Return the custom Functions on the way from a variable to an output."""
+    def _path_of(self, pair: tuple[int, int]) -> GraphPath:
+        """Return what lies on the way from a variable to an output."""
         from gradcheck_suite.verification.custom_functions import (  # noqa: PLC0415 - needs a survey
             TracedCall,
         )
 
         if self._call is None:
             self._call = TracedCall(self)
-        path = self._call.path(*pair)
-        return path.functions if path.connected else ()
+        return self._call.path(*pair)
 
     def _is_rounding(self, pair: tuple[int, int]) -> bool:
         """Say whether the last bits of the inputs decide what a gradient deviates by."""

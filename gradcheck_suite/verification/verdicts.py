@@ -130,10 +130,13 @@ def _conclude_on_failure(
 ) -> Conclusion:
     here = [outcome for outcome in failed if not outcome.moved]
     worst = max(here or failed, key=lambda outcome: outcome.measurement.z)
+    # NaN and Inf are no derivative of anything, and other points have nothing to say on that.
+    only_here = worst.measurement.non_finite and bool(here)
     passed = [
         outcome
         for outcome in by_ruling["pass"]
-        if len(outcome.measurement.group) == 1
+        if not (only_here and outcome.moved)
+        and len(outcome.measurement.group) == 1
         and outcome.measurement.relative_tolerance
         < _CONTRADICTS * worst.measurement.relative_deviation
     ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import JSON, Finding, Location
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.by_design import STRAIGHT_THROUGH
+from gradcheck_suite.verification.by_design import CTC, STRAIGHT_THROUGH
 from gradcheck_suite.verification.custom_functions import GraphPath, backward_location
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.probes import Measurement
 
 __all__ = [
+    "Broken",
     "detached_output",
     "grad_output_modified",
     "measurement_evidence",
@@ -32,6 +33,15 @@ __all__ = [
 
 _WHOLE = 1e-3
 _ALL = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The first entry of a gradient that is NaN or Inf, how many are, and of how many."""
+
+    index: tuple[int, ...]
+    count: int
+    total: int
 
 
 def measurement_evidence(measurement: Measurement) -> dict[str, JSON]:
@@ -56,11 +66,13 @@ def wrong_gradient(
     diagnosis: Diagnosis,
     entry: WrongEntry | None,
     path: GraphPath,
+    broken: Broken | None = None,
     is_complex: tuple[bool, bool] = (False, False),
 ) -> Finding:
     """Report a gradient that differs from the numeric one, or is missing.
 
-    ``also`` names other inputs and parameters whose gradients the same mistake can explain.
+    ``also`` names other inputs and parameters whose gradients the same mistake can explain,
+    ``broken`` tells which entries are NaN or Inf.
     ``is_complex`` says of output and variable whether the last dimension of ``shape`` and of the
     indices in ``entry`` counts real and imaginary parts.
     """
@@ -85,6 +97,7 @@ def wrong_gradient(
         wrong = _what_is_wrong(diagnosis, shown.relative_deviation, path)
         message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
+    message += _where_broken(variable, broken, is_complex=is_complex[1])
     message += "".join(f"; {words}" for words in diagnosis.circumstances)
     shape = shape[:-1] if is_complex[1] else shape
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
@@ -121,19 +134,20 @@ def wrong_gradient(
         }
     if path.functions:
         evidence["functions"] = [function.__qualname__ for function in path.functions]
+    hint = _hint(
+        shown=shown,
+        diagnosis=diagnosis,
+        variable=variable,
+        shape=shape,
+        function=function,
+        path=path,
+    )
     return Finding.of(
         chosen,
         message,
         detector="verify",
         location=_location(path),
-        hint=_hint(
-            shown=shown,
-            diagnosis=diagnosis,
-            variable=variable,
-            shape=shape,
-            function=function,
-            path=path,
-        ),
+        hint=hint,
         evidence=evidence,
     )
 
@@ -221,6 +235,14 @@ def grad_output_modified(*, output: str, path: GraphPath) -> Finding:
     )
 
 
+def _where_broken(variable: str, broken: Broken | None, *, is_complex: bool) -> str:
+    if broken is None or not broken.index:
+        return ""
+    place = place_of(variable, broken.index, is_complex=is_complex)
+    first = f", first `{place}`" if broken.count > 1 else f": `{place}`"
+    return f"; {broken.count} of {broken.total} entries{first}"
+
+
 def _what_is_wrong(diagnosis: Diagnosis, relative: float, path: GraphPath) -> str:
     kind, ratio = diagnosis.kind, diagnosis.ratio
     if diagnosis.words is not None:
@@ -281,7 +303,13 @@ def _split(index: Sequence[int], is_complex: bool) -> tuple[list[int], str]:
     return list(index[:-1]), (".real", ".imag")[index[-1]]
 
 
-def _hint(
+def _hint(*, shown: Measurement, path: GraphPath, **others: Any) -> str | None:
+    if path.log_probabilities is False:
+        return f"{CTC}: put log_softmax before it"
+    return None if shown.non_finite else _hint_of_kind(shown=shown, path=path, **others)
+
+
+def _hint_of_kind(
     *,
     shown: Measurement,
     diagnosis: Diagnosis,

@@ -19,7 +19,7 @@ from gradcheck_suite import _torch_compat
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Report
 from gradcheck_suite.verification.arguments import describe, split_arguments
-from gradcheck_suite.verification.check import check_gradients
+from gradcheck_suite.verification.check import check_with
 from gradcheck_suite.verification.localization.probing import QuickResult, quick_probe
 from gradcheck_suite.verification.localization.recorder import Call, Kind, Recorder
 from gradcheck_suite.verification.localization.subjects import (
@@ -32,6 +32,7 @@ from gradcheck_suite.verification.localization.telling import (
     finding_of,
     verdict_of,
 )
+from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.randomness import RandomState, preserved_randomness
 from gradcheck_suite.verification.stages import Deadline
 from gradcheck_suite.verification.trees import replace_leaves
@@ -416,14 +417,10 @@ class _Pass:
     def _thorough(self, call: Call, again: Repeatable) -> Examined:
         target: Any = again.target
         try:
-            report = check_gradients(
-                target,
-                again.args,
-                kwargs=again.kwargs,
-                seed=self._run.seed,
-                variations=(),
-                order=1,
+            options = CheckOptions(
+                seed=self._run.seed, variations=frozenset(), order=1, closures=False
             )
+            report = check_with(target, again.args, again.kwargs, options)
         except Exception as error:  # noqa: BLE001 - told as the reason
             reason = f"it can't be checked by itself: {type(error).__name__}: {error}"
             return Examined(call, "inconclusive", reason, None, None)

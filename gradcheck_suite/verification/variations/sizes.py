@@ -20,6 +20,7 @@ __all__ = ["Resized", "resized_subjects"]
 _BLOCKS = "look for a block size that the last block need not fill, and for an index without a mask"
 _ONE = "look for squeeze(), and for a dimension of size 1 that is taken for one to be broadcast"
 
+_NAMES = {0: "a first dimension of", -1: "a last dimension of"}
 _STREAM = 91
 _JITTER = 0.125
 # Hand-written kernels work in blocks of up to some thousand elements; two of them and a rest.
@@ -35,16 +36,21 @@ class Resized:
         words: what its size is.
         hint: what to look for where it is wrong.
         others: other ways to the same, to try if it is refused.
+        multiple: the same with a multiple of the given size, which shows whether what is wrong may
+            be that other sizes are not meant at all; None where the size gets smaller.
+        rule: what sizes are then, in words.
     """
 
     subject: Subject
     words: str
     hint: str
     others: tuple[Subject, ...] = ()
+    multiple: Subject | None = None
+    rule: str = ""
 
 
 def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Resized]:
-    """Yield the subject with its inputs resized in their first and in their last dimension.
+    """Yield the subject with its inputs resized, in one dimension at a time.
 
     Inputs that have the same size there are resized along, or only those of as many dimensions;
     parameters can't be. New entries are copies of the given ones, a little off where they are
@@ -54,7 +60,7 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
         subject: the function.
         seed: of what new entries are off by.
         large: whether the first dimension grows until there are several thousand elements, and the
-            last is resized too, and the first is tried with a size of 1.
+            others are resized too, and the first is tried with a size of 1.
     """
     inputs = [variable for variable in subject.variables if variable.kind == "input"]
     if not inputs or any(variable.representation != PLAIN for variable in inputs):
@@ -67,14 +73,26 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
     ways = [(0, leading, _next_prime(max(wanted, leading)))]
     if first.dim() > 1 and large:
         ways.append((-1, first.shape[-1], _next_prime(first.shape[-1])))
+        ways += [
+            (place, first.shape[place], _next_prime(first.shape[place]))
+            for place in range(1, first.dim() - 1)
+        ]
     if first.dim() > 1 and leading > 1 and large and _may_shrink(subject):
         ways.append((0, leading, 1))
     for dimension, old, new in ways:
-        words = f"a {'first' if dimension == 0 else 'last'} dimension of {new} in place of {old}"
+        words = f"{_NAMES.get(dimension, f'dimension {dimension} of size')} {new} in place of {old}"
         every = _Resizing(dimension, old, new, None)
         alike = _Resizing(dimension, old, new, first.dim())
         hint = _ONE if new == 1 else _BLOCKS
-        yield Resized(every.of(subject, seed), f"with {words}", hint, (alike.of(subject, seed),))
+        larger = _Resizing(dimension, old, old * _next_prime(new // old), None)
+        yield Resized(
+            every.of(subject, seed),
+            f"with {words}",
+            hint,
+            (alike.of(subject, seed),),
+            None if new < old else larger.of(subject, seed),
+            f"multiples of {old}",
+        )
 
 
 def _may_shrink(subject: Subject) -> bool:
@@ -110,7 +128,7 @@ class _Resizing:
     def _resized(self, value: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         if (
             value.layout != torch.strided
-            or value.dim() == 0
+            or value.dim() <= max(self.dimension, 0)
             or value.shape[self.dimension] != self.old
             or self.rank not in {None, value.dim()}
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.findings import Finding
@@ -13,12 +13,18 @@ from gradcheck_suite.verification.variations.alone import try_alone
 from gradcheck_suite.verification.variations.layouts import try_layout
 from gradcheck_suite.verification.variations.names import LAYOUTS, chosen_variations
 from gradcheck_suite.verification.variations.overwriting import is_overwritten, repeats_indices
-from gradcheck_suite.verification.variations.sizes import resized_subjects
+from gradcheck_suite.verification.variations.sizes import Resized, resized_subjects
 from gradcheck_suite.verification.variations.told import told_under_variation
-from gradcheck_suite.verification.variations.trial import Trial, attempt
+from gradcheck_suite.verification.variations.trial import (
+    Trial,
+    attempt,
+    attempt_non_finite,
+    extends,
+)
 from gradcheck_suite.verification.variations.values import (
     Change,
     changed,
+    huge_values,
     magnitude_halves,
     tiny_values,
     value_changes,
@@ -52,7 +58,7 @@ def vary_inputs(known: Known) -> StageResult:
             not_covered=("variations of the inputs were not tried, as the outputs are random",)
         )
     run = _Run(known, names)
-    for part in (run.layouts, run.alone, run.values, run.tiny_values, run.sizes):
+    for part in (run.layouts, run.alone, run.values, run.tiny_values, run.huge_values, run.sizes):
         if known.deadline.passed:
             run.not_covered.append("not all variations of the inputs were tried within the time")
             break
@@ -121,6 +127,18 @@ class _Run:
         if change is not None and trial is not None and trial.status == "failed":
             self._conclude(change, trial, whole=False)
 
+    def huge_values(self) -> None:
+        """Try inputs whose exponentials overflow, for NaN and Inf alone."""
+        change = huge_values(self.known.subject, self.known.options.seed)
+        if "magnitudes" not in self.names or change is None or self.findings:
+            return
+        subject = changed(self.known.subject, [change])
+        trial = attempt_non_finite(self.known, subject)
+        if trial.status == "failed":
+            told = _told(trial, change.kind, change.words, _OVERFLOW)
+            # Nobody said that values so far off the given ones ever come.
+            self._tell((replace(one, severity=Severity.WARNING) for one in told), trial, subject)
+
     def sizes(self) -> None:
         """Try other sizes of the first and the last dimension."""
         if "sizes" not in self.names:
@@ -130,18 +148,30 @@ class _Run:
         for resized in resized_subjects(self.known.subject, self.known.options.seed, large=large):
             subject = resized.subject
             trial = attempt(self.known, subject, resized=True)
+            raised = trial.findings if trial.status == "refused" else ()
             for subject in resized.others if trial.status == "refused" else ():
                 trial = attempt(self.known, subject, resized=True)
             if trial.status == "failed":
-                self._tell(_told(trial, "sizes", resized.words, resized.hint), trial, subject)
+                told = _told(trial, "sizes", resized.words, resized.hint)
+                if self._holds(resized.multiple) and not extends(self.known, subject):
+                    told = (_for_multiples(finding, resized) for finding in told)
+                self._tell(told, trial, subject)
             elif trial.status == "held":
                 held = True
             else:
+                # What raises is no silent mistake, and the size may be none that is meant.
+                told = told_under_variation(
+                    raised, kind="sizes", words=resized.words, hint=resized.hint
+                )
+                self._tell(replace(finding, severity=Severity.WARNING) for finding in told)
                 refused.append(f"sizes, {resized.words}: {trial.reason}")
         if held:
             self.covered.append("sizes")
         elif refused:
             self.not_covered.append(refused[0])
+
+    def _holds(self, subject: Subject | None) -> bool:
+        return subject is not None and attempt(self.known, subject, resized=True).status == "held"
 
     def _attempt(self, changes: Sequence[Change]) -> Trial:
         return attempt(self.known, changed(self.known.subject, changes))
@@ -204,6 +234,19 @@ def _told(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:
     return told_under_variation(trial.findings, kind=kind, words=words, hint=hint)
 
 
+def _for_multiples(finding: Finding, resized: Resized) -> Finding:
+    """Make a warning of what is right for multiples of the given size: others may not be meant.
+
+    Forward does something else there, even with the entries that were given.
+    """
+    hint = f"it is right for {resized.rule}; if only these are meant, let forward refuse others"
+    return replace(
+        finding,
+        severity=Severity.WARNING,
+        hint=hint if finding.hint is None else f"{finding.hint}; {hint}",
+    )
+
+
 def _place(finding: Finding) -> object:
     """Return what two findings of one mistake have in common."""
     if finding.location is not None:
@@ -211,4 +254,8 @@ def _place(finding: Finding) -> object:
     return finding.evidence.get("output"), finding.evidence.get("input")
 
 
+_OVERFLOW = (
+    "where exp overflows, or a softmax is exactly zero, backward meets 0 * inf: use torch.sigmoid, "
+    "softmax, logsumexp and softplus, and clamp what goes into a branch that where() does not take"
+)
 _VALUES = "check the function there: call check_gradients with inputs of that kind"

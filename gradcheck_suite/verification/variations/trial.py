@@ -7,13 +7,15 @@ for kinks, rounding and noise, before it counts as wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.calling import Subject
+from gradcheck_suite.verification.contracts.failures import explain_failure
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
 from gradcheck_suite.verification.mistakes import find_mistakes
 from gradcheck_suite.verification.one_line import one_line
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.calling import Output
     from gradcheck_suite.verification.verdicts import Conclusion
 
-__all__ = ["Pair", "Trial", "attempt"]
+__all__ = ["Pair", "Trial", "attempt", "attempt_non_finite", "extends"]
 
 Pair = tuple[int, int]
 _STREAM = 77
 # A group of undecided variables this small is measured one by one, a larger one together.
 _FEW = 3
+_SAME = 1e-4
+_NONE = "no gradient is meant for a derivative"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ def attempt(
     Args:
         known: what was concluded at the given point.
         subject: the function with other values or another arrangement.
-        pairs: the (output, variable) pairs that count; all that did not fail at the given point
-            where None.
+        pairs: the (output, variable) pairs that count; where None, all that did not fail at the
+            given point and are meant for derivatives.
         resized: whether outputs may have other sizes than at the given point.
     """
     try:
@@ -92,14 +96,62 @@ def attempt(
         cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
         gradients = differentiate(subject, point, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
-        return Trial("refused", f"backward raises {one_line(error)}")
-    probe = _Probe(known, subject, point, cotangents, gradients)
-    unresolved, suspicious = probe.look(counted)
+        told = explain_failure(subject, outputs, error) if resized else ()
+        return Trial("refused", f"backward raises {one_line(error)}", findings=tuple(told))
+    unresolved, suspicious = _Probe(known, subject, point, cotangents, gradients).look(counted)
     if suspicious:
         return _confirm(known, subject, outputs, counted)
-    if unresolved:
-        return Trial("undecided", _undecided(known, unresolved))
-    return Trial("held")
+    return _held(known, unresolved) if counted else Trial("undecided", _NONE)
+
+
+def _held(known: Known, unresolved: frozenset[Pair]) -> Trial:
+    return Trial("undecided", _undecided(known, unresolved)) if unresolved else Trial("held")
+
+
+def attempt_non_finite(known: Known, subject: Subject) -> Trial:
+    """Look for NaN and Inf alone in the gradients of a varied subject, all of them at once."""
+    try:
+        outputs = _matching(known, subject.first_call(), resized=False)
+        if isinstance(outputs, str):
+            return Trial("refused", outputs)
+        point = given_point(subject, outputs, eps=known.survey.precision.eps)
+        cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
+        rows = differentiate(subject, point, cotangents).rows
+    except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
+        return Trial("refused", f"raises {one_line(error)}")
+    broken = frozenset(
+        (output, variable)
+        for output, variable in _counted(known)
+        if not _is_finite(rows[output][variable])
+        and _is_finite(known.survey.gradients.rows[output][variable])
+    )
+    if not broken:
+        return Trial("held")
+    trial = _confirm(known, subject, outputs, broken)
+    findings = tuple(
+        one for one in trial.findings if one.code == catalogue.NON_FINITE_GRADIENT.code
+    )
+    if trial.status == "failed" and not findings:
+        return Trial("undecided", "something else than NaN or Inf is wrong there")
+    return replace(trial, findings=findings)
+
+
+def extends(known: Known, larger: Subject) -> bool:
+    """Say whether a subject with more entries gives what it gave before for those it had."""
+    outputs = _matching(known, larger.first_call(), resized=True)
+    if isinstance(outputs, str):
+        return False
+    for before, now in zip(known.survey.point.outputs, outputs, strict=True):
+        if any(new < old for new, old in zip(now.tensor.shape, before.tensor.shape, strict=True)):
+            return False
+        part = now.tensor[tuple(slice(size) for size in before.tensor.shape)]
+        if not torch.allclose(part, before.tensor, rtol=_SAME, atol=0.0, equal_nan=True):
+            return False
+    return True
+
+
+def _is_finite(gradient: torch.Tensor | None) -> bool:
+    return gradient is None or bool(torch.isfinite(gradient).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +273,9 @@ def _matching(known: Known, produced: Sequence[Output], *, resized: bool) -> lis
 
 def _counted(known: Known) -> frozenset[Pair]:
     return frozenset(
-        pair for pair, conclusion in known.conclusions.items() if conclusion.status != "fail"
+        pair
+        for pair, conclusion in known.conclusions.items()
+        if conclusion.status != "fail" and not conclusion.meant
     )
 
 

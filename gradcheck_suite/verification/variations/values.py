@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.calling import Subject
 
-__all__ = ["Change", "changed", "magnitude_halves", "tiny_values", "value_changes"]
+__all__ = ["Change", "changed", "huge_values", "magnitude_halves", "tiny_values", "value_changes"]
 
 _SIGNS, _MAGNITUDES, _SPECIAL = 81, 82, 83
 # Exponents of two: half of the entries get 1/64 to 1/2 of their size, the others 4 to 20 times it.
@@ -28,6 +28,8 @@ _SIGNS, _MAGNITUDES, _SPECIAL = 81, 82, 83
 _SMALL, _LARGE = (-6.0, -1.0), (2.0, 4.3)
 # Where a formula divides by its input, code switches to a series below 1e-3 to 1e-8.
 _TINY = (-27.0, -10.0)
+# Beyond 88 exp overflows in float32, beyond 709 in float64: 64 to 120, and 512 to 1000.
+_HUGE = {torch.float32: (6.0, 6.9), torch.float64: (9.0, 9.96)}
 _SPREAD = 0.5
 
 
@@ -112,6 +114,22 @@ def tiny_values(subject: Subject, seed: int) -> Change | None:
     current = [variable.value for variable in subject.variables]
     change = _magnitudes(subject, current, seed, (_TINY,))
     return change and Change(change.kind, "for tiny values", change.variables)
+
+
+def huge_values(subject: Subject, seed: int) -> Change | None:
+    """Make all inputs so large that their exponentials overflow; each keeps its sign."""
+    moved = {}
+    for index, variable in enumerate(subject.variables):
+        value = variable.value
+        if variable.kind != "input" or value.dtype not in _HUGE or value.numel() == 0:
+            continue
+        low, high = _HUGE[value.dtype]
+        generator = generator_for(seed, _MAGNITUDES, index)
+        drawn = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+        size = torch.exp2(low + (high - low) * drawn).to(device=value.device, dtype=value.dtype)
+        moved[index] = (size * value.sign()).where(torch.isfinite(value), value)
+    words = "for huge values, whose exponential overflows"
+    return Change("magnitudes", words, moved) if moved else None
 
 
 def _off_special(
