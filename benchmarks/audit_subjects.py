@@ -35,13 +35,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "checksums every step": {"checksum_every": 1},
     "checksums every 20th": {"checksum_every": 20},
+    "checksums every 20th, overhead=inf": {"checksum_every": 20, "overhead": math.inf},
 }
 GOALS = {
     "default": (1.05, 1.10),
     "checksums every step": (1.15, 1.30),
     "checksums every 20th": (1.06, 1.30),
 }
-"""The greatest geometric mean and the greatest ratio of each mode over the subjects."""
+"""The greatest geometric mean and the greatest ratio of each mode over the subjects; what each step
+takes where none is passed over is told beside them."""
 MOST_MEMORY = 1.02
 
 
@@ -123,12 +125,13 @@ def _training(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> C
     return step
 
 
-SUBJECTS: dict[str, tuple[Callable[[], Callable[[], None]], int, int]] = {
-    "MLP": (_mlp, 500, 15),
-    "ResNet": (_resnet, 12, 15),
-    "transformer": (_transformer, 4, 15),
+SUBJECTS: dict[str, tuple[Callable[[], Callable[[], None]], int, int, int]] = {
+    "MLP": (_mlp, 500, 15, 500),
+    "ResNet": (_resnet, 12, 15, 240),
+    "transformer": (_transformer, 4, 15, 4),
 }
-"""What makes a step, how many steps a burst does, and how many rounds are run.
+"""What makes a step, how many steps a burst does, how many rounds are run, and how many steps each
+mode does before: the 200 after which some may be passed over, but for the longest.
 
 Bursts of more than a second: a run begins its audit once, and Python runs the first hundred steps
 after methods were replaced without what it has learnt of them."""
@@ -143,14 +146,14 @@ def _burst(
 
 
 def _time(name: str, *, rounds: int | None) -> Benchmark:
-    make, steps, usual = SUBJECTS[name]
+    make, steps, usual, before = SUBJECTS[name]
     torch.manual_seed(0)
     step = make()
     contenders = [Contender(BARE, partial(_burst, contextlib.nullcontext(), step, steps))]
     for mode, options in OPTIONS.items():
         session = gs.audit(**options)
-        # The first steps, which are checksummed in any mode.
-        _burst(session, step, 4)
+        # Of the first steps, some are checksummed in any mode.
+        _burst(session, step, before)
         contenders.append(Contender(mode, partial(_burst, session, step, steps)))
 
     def anomaly() -> None:
@@ -160,7 +163,7 @@ def _time(name: str, *, rounds: int | None) -> Benchmark:
     rows = measure(
         contenders, rounds=rounds or usual, units_per_burst=steps, clock=time.process_time
     )
-    worst = {mode: GOALS[mode][1] for mode in OPTIONS}
+    worst = {mode: most for mode, (_, most) in GOALS.items()}
     return Benchmark(
         title=f"Audit of a training step: {name}",
         command=COMMAND,

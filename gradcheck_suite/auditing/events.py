@@ -47,6 +47,7 @@ Written                    after an in-place call outside ``optimizer.step()``
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
 SavedTensorModified        at the use, inside backward, of a saved tensor whose version has moved
 SavedTensorCorrupted       at the use of one whose contents differ while its version does not
+WatchResumed               when steps that were passed over have gone before
 SessionEnded               when the audit is left; more may follow if it is entered again
 =========================  ======================================================================
 
@@ -109,6 +110,7 @@ __all__ = [
     "StepStarted",
     "Subscriptions",
     "TurnEnded",
+    "WatchResumed",
     "WriteRefused",
     "Written",
 ]
@@ -425,6 +427,10 @@ class SavedTensorCorrupted(NamedTuple):
     site: CallSite | None
 
 
+class WatchResumed(NamedTuple):
+    """Steps have gone by that nobody was told of: what the last one had left no longer holds."""
+
+
 class SessionEnded(NamedTuple):
     """The audit is over; ``failed`` says that an exception ended it."""
 
@@ -464,6 +470,7 @@ Event: TypeAlias = (
     | WriteRefused
     | SavedTensorModified
     | SavedTensorCorrupted
+    | WatchResumed
     | SessionEnded
 )
 
@@ -502,3 +509,7 @@ class Detector(Protocol):
     def findings(self) -> Sequence[Finding]:
         """Return what is certain by now."""
         ...
+
+    # Two more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
+    # could not look at, and ``is_following() -> bool``, whether it is at something that the steps
+    # to come have a part in, so that none may be passed over.

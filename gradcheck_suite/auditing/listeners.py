@@ -60,6 +60,15 @@ class Listeners:
         """Return whether any detector reads events of this kind."""
         return bool(self._all.get(kind))
 
+    def any_following(self) -> bool:
+        """Return whether any detector is at something that steps to come have a part in."""
+        everybody = {id(each): each for known in self._all.values() for each, _ in known}
+        return any(
+            follows()
+            for each in everybody.values()
+            if (follows := getattr(each, "is_following", None)) is not None
+        )
+
     def wake_all(self) -> None:
         """Tell everybody of everything again."""
         self._asleep.clear()

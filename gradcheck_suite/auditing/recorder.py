@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradcheck_suite._torch_compat import (
     function_mode_is_active,
+    inside_backward,
     push_saved_tensors_hooks,
     remove_saved_tensors_hooks,
     saved_tensors_hooks_are_disabled,
@@ -21,12 +22,19 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
 from gradcheck_suite.auditing.clock import Clock
 from gradcheck_suite.auditing.close_watch import CloseWatch
-from gradcheck_suite.auditing.events import SessionEnded, StepMarked
+from gradcheck_suite.auditing.events import (
+    SavedTensorCorrupted,
+    SavedTensorModified,
+    SessionEnded,
+    StepMarked,
+    WatchResumed,
+)
 from gradcheck_suite.auditing.generations import Generations
 from gradcheck_suite.auditing.installation import installation
 from gradcheck_suite.auditing.listeners import Listeners
 from gradcheck_suite.auditing.module_calls import ModuleCalls
 from gradcheck_suite.auditing.optimizers import Optimizers
+from gradcheck_suite.auditing.rests import Rests
 from gradcheck_suite.auditing.saved_tensors import SavedTensors
 from gradcheck_suite.auditing.writers import Writers
 
@@ -46,6 +54,9 @@ _KEPT_STEPS = 256
 _BACKWARDS_OF_THE_FIRST_STEP = 32
 _TOLD_OF = 8
 _FORGETS_EVERY = 8
+_MOST_LIVING = 2
+# A tensor saved in a step that was watched may be used in one that is passed over.
+_HEARD_AT_REST = (SavedTensorModified, SavedTensorCorrupted)
 
 
 class OptimizerStep(NamedTuple):
@@ -73,6 +84,8 @@ class Recorder:
         module_calls: who listens to the calls of which module.
         left_hooks: why saved tensors are not audited; None where they are.
         running: whether the audit watches now.
+        resting: for how many more steps it does not, of its own accord.
+        passed_over: the number of finished steps that it has not watched.
         installed: whether anything of torch is replaced.
         finished: whether as many steps are done as were to be watched.
     """
@@ -89,6 +102,7 @@ class Recorder:
         self.optimizer_steps = 0
         self.backwards = 0
         self.running = self.installed = self.finished = False
+        self.resting = self.passed_over = 0
         self.failures: list[str] = []
         self.hook_regions = 0
         self.transform_regions = 0
@@ -104,6 +118,8 @@ class Recorder:
         self.thread = 0
         self._listeners = Listeners()
         self._steps_are_marked = False
+        self._rests = Rests(options)
+        self._rests_after: weakref.ref[Optimizer] | None = None
         self._installation: Installation | None = None
         self._lock = threading.RLock()
         # Whoever sleeps knows all optimizers that there are.
@@ -154,6 +170,8 @@ class Recorder:
             return
         self.installed = False
         self.running = self.writers.listening = False
+        self.resting = 0
+        self._rests.end()
         self.watch.end()
         self._rested_since = perf_counter()
         self.module_calls.close()
@@ -165,7 +183,9 @@ class Recorder:
     def emit(self, event: Event) -> None:
         """Tell the detectors that read this kind of event, in order."""
         listeners = self._listeners.awake.get(type(event))
-        if not listeners or not self.running:
+        if not listeners:
+            return
+        if not self.running and not (self.resting and isinstance(event, _HEARD_AT_REST)):
             return
         with self._unseen() if function_mode_is_active() else self._lock:
             for detector, handle in listeners:
@@ -233,10 +253,13 @@ class Recorder:
         sequence = self.clock.after_step(step)
         self.recent_steps.append(OptimizerStep(sequence, weakref.ref(optimizer), site))
 
-    def end_step(self) -> None:
+    def end_step(self, optimizer: Optimizer) -> None:
         """Begin the next step, if optimizers count them."""
-        if not self._steps_are_marked:
-            self._next_step()
+        if self._steps_are_marked:
+            return
+        self._next_step()
+        if self.step >= self._rests.next and self.running:
+            self._rest(optimizer)
 
     def mark_step(self) -> None:
         """Count a step that the program has told of; from now on, only such steps count."""
@@ -245,8 +268,67 @@ class Recorder:
         self.emit(StepMarked(number=self.step, site=call_site()))
         self._next_step()
 
+    def _rest(self, optimizer: Optimizer) -> None:
+        """Watch nothing for some steps, if this is a loop and a time for that."""
+        if not self._may_rest():
+            self._rests.postpone(self.step)
+            return
+        length = self._rests.length(self.step)
+        if self.options.checksum_every:
+            length = min(length, self._next_checksums - self.step)
+        if length > 0:
+            self._rests.begin()
+            self._rests_after = weakref.ref(optimizer)
+            self.resting = length
+            self.running = self.writers.listening = False
+            remove_saved_tensors_hooks(self.saved_tensors.hooks)
+
+    def _may_rest(self) -> bool:
+        """Return whether nobody is at anything that the next steps have a part in."""
+        saved = self.saved_tensors
+        top = top_saved_tensors_hooks()
+        return (
+            self.generations.living <= _MOST_LIVING
+            and len(self.optimizers.known()) == 1
+            and not (saved.take_fingerprints or saved.want_fingerprints or self.watch.armed)
+            and top is not None
+            and top[0] is saved.hooks[0]
+            and threading.get_ident() == self.thread
+            and not inside_backward()
+            and not self._listeners.any_following()
+        )
+
+    def passes_over(self, optimizer: Optimizer) -> bool:
+        """Count a finished step that was not watched; False if this is the last of them."""
+        self._rests.take_time(self.step, perf_counter(), watched=False)
+        self.passed_over += 1
+        known = None if self._rests_after is None else self._rests_after()
+        if (self.resting == 1 or known is not optimizer) and self.wake():
+            return False
+        self.resting = max(1, self.resting - 1)
+        self.optimizer_steps += 1
+        self.step += 1
+        self.turn = self.step
+        return True
+
+    def wake(self) -> bool:
+        """Watch again, if the audit rests; return whether it watches now."""
+        if self.running or not self.resting:
+            return self.running
+        if inside_backward() or threading.get_ident() != self.thread:
+            return False
+        if saved_tensors_hooks_are_disabled() or top_saved_tensors_hooks() is not None:
+            return False
+        self.resting = 0
+        self._rests.end()
+        self.running = self.writers.listening = True
+        push_saved_tensors_hooks(self.saved_tensors.hooks)
+        self.emit(WatchResumed())
+        return True
+
     def _next_step(self) -> None:
         self.step += 1
+        self._rests.take_time(self.step, perf_counter(), watched=True)
         limit = self.options.max_steps
         if limit is not None and self.step >= limit:
             self.turn = self.step

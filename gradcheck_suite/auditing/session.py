@@ -230,6 +230,7 @@ class Session:
             if self._depth > 0:
                 return
             try:
+                self._recorder.wake()
                 self._recorder.emit(SessionEnded(failed=error is not None))
             finally:
                 self._close()
@@ -257,7 +258,7 @@ class Session:
         From the first call on, these are the steps that the audit counts. Does nothing outside
         the audit.
         """
-        if self._recorder.running:
+        if self._recorder.wake():
             self._recorder.mark_step()
 
     @property
@@ -320,6 +321,7 @@ class Session:
             lines.append("steps: no optimizer of torch.optim stepped inside the audit")
         if recorder.finished:
             lines.append(f"what ran after the first {_count(recorder.step, 'step')}")
+        lines.extend(_rests(recorder))
         if self._rested:
             lines.append(f"what ran inside {_count(self._rested, 'audit')} opened within this one")
         if self._in_place.left_out:
@@ -330,6 +332,16 @@ class Session:
             lines.extend(getattr(detector, "not_covered", list)())
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in recorder.failures)
         return lines
+
+
+def _rests(recorder: Recorder) -> list[str]:
+    """Say how many steps were passed over, if any were."""
+    if not recorder.passed_over:
+        return []
+    steps = _count(recorder.step, "step")
+    share = recorder.options.overhead
+    how_many = f"{recorder.passed_over:,} of {steps}, passed over while all was well"
+    return [f"{how_many}, so that a step takes no more than about {share:g} % longer (overhead)"]
 
 
 def _count(number: int, noun: str) -> str:

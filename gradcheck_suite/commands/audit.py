@@ -54,9 +54,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "--overhead",
         type=float,
         metavar="PERCENT",
-        default=0.5,
-        help="how much of the run's time checksums of saved tensors may take after the first steps "
-        "(default: %(default)s)",
+        default=5.0,
+        help="how much the audit may add to the time of a step: where it adds more, it passes over "
+        "some, after the first 200 and while all is well; inf watches each (default: %(default)s)",
     )
     parser.add_argument(
         "--watch-writers",

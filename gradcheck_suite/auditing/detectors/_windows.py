@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.events import (
     StepFinished,
     StepStarted,
     TurnEnded,
+    WatchResumed,
 )
 from gradcheck_suite.auditing.optimizers import parameters_of
 
@@ -177,6 +178,7 @@ class Windows:
             StepStarted: self._begin_step,
             StepFinished: self._end_step,
             ScalerStepped: self._skip_step,
+            WatchResumed: self._begin_anew,
         }
 
     def findings(self) -> Sequence[Finding]:
@@ -186,6 +188,10 @@ class Windows:
     def all(self) -> list[Window]:
         """Return the windows of the optimizers that live."""
         return list(self._windows.values())
+
+    def is_following(self) -> bool:
+        """Return whether anybody wants to be told of each turn."""
+        return any(window.is_followed or window.discarded for window in self._windows.values())
 
     def is_alone(self) -> bool:
         """Return whether there is one optimizer only, also among those yet to step."""
@@ -308,6 +314,15 @@ class Windows:
                     other.spent = len(other.fills)
         if not is_usual or window.is_followed:
             self._recorder.emit(TurnEnded(event))
+
+    def _begin_anew(self, _event: WatchResumed) -> None:
+        for window in self._windows.values():
+            window.fills.clear()
+            window.discarded.clear()
+            window.spent = 0
+            window.whole = window.used = window.cleared = window.stepping = False
+            window.turn = None
+            window.backwards = self._recorder.backwards
 
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""

@@ -86,6 +86,10 @@ class ClippingDetector:
             ScalerStepped: self._skip_step,
         }
 
+    def is_following(self) -> bool:
+        """Return whether clippings are being counted that may come to nothing."""
+        return bool(self._of_nothing) or any(each.lost or each.clips for each in self._all)
+
     def _of(self, window: Window) -> _Seen:
         seen = self._seen.get(window)
         if seen is None:

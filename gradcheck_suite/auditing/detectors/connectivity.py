@@ -128,6 +128,10 @@ class ConnectivityDetector:
         found.extend(self._without_slope())
         return found
 
+    def is_following(self) -> bool:
+        """Return whether there are parameters for which a gradient may yet come."""
+        return self._any_missing
+
     def not_covered(self) -> list[str]:
         """Return what to say of graphs that were too large, or closed to looks."""
         lines = []

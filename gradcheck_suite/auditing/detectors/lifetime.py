@@ -190,6 +190,10 @@ class LifetimeDetector:
         alive = len(set(self._turns(spent).values())) if self._nobody else 0
         self._unowned = alive if alive >= _LIKELY else 0
 
+    def is_following(self) -> bool:
+        """Return whether graphs are kept, so that more of them are to be counted."""
+        return self._suspect is not None or bool(self._kept)
+
     def not_covered(self) -> list[str]:
         """Return what to say of graphs that live and whose holder was not found."""
         if not self._unowned:

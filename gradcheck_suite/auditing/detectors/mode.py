@@ -24,6 +24,7 @@ from gradcheck_suite.auditing.events import (
     LayerRanInTrainingMode,
     ModeChanged,
     StepFinished,
+    WatchResumed,
 )
 from gradcheck_suite.findings import Finding, Related
 
@@ -89,6 +90,7 @@ class ModeDetector:
             ModeChanged: self._change,
             LayerRanInTrainingMode: self._run,
             StepFinished: self._end_step,
+            WatchResumed: self._begin_anew,
         }
 
     def _change(self, event: ModeChanged) -> Attention | None:
@@ -109,6 +111,11 @@ class ModeDetector:
                 self._evaluated.append(_Evaluated(weakref.ref(event.module), event.site, taken))
             return Attention.AWAKE
         return None
+
+    def _begin_anew(self, _event: WatchResumed) -> None:
+        # A pass may have come with the step that ends now, as with each.
+        for seen in self._passes.values():
+            seen.steps += 1
 
     def _trainer_of(self, model: nn.Module) -> Window | None:
         """Return the window of the optimizer that trains parameters of this model."""

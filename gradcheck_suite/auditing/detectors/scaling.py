@@ -145,6 +145,10 @@ class ScalingDetector:
             SessionEnded: self._settle,
         }
 
+    def is_following(self) -> bool:
+        """Return whether a scaler is at work, whose calls belong together."""
+        return bool(self._has_scaled)
+
     def _report(self, kind: str, name: str, site: CallSite | None) -> None:
         known = self._occurrences.get((kind, site))
         if known is None:

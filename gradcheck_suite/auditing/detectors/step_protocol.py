@@ -25,6 +25,7 @@ from gradcheck_suite.auditing.events import (
     GradientsFound,
     StepFinished,
     StepStarted,
+    WatchResumed,
 )
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import Finding, Related
@@ -125,7 +126,18 @@ class StepProtocolDetector:
             BackwardFinished: self._after_backward,
             StepStarted: self._begin_step,
             StepFinished: self._end_step,
+            WatchResumed: self._begin_anew,
         }
+
+    def is_following(self) -> bool:
+        """Return whether a used gradient is being followed, or was found to be used again."""
+        return bool(self._occurrences) or any(
+            state.used or state.stale or state.want_content for state in self._states.values()
+        )
+
+    def _begin_anew(self, _event: WatchResumed) -> None:
+        for state in self._states.values():
+            state.left, state.used, state.stale = [], [], []
 
     def _before_backward(self, _event: GradientsFound) -> Attention | None:
         followed = False

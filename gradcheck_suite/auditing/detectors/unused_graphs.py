@@ -98,6 +98,11 @@ class UnusedGraphDetector:
             SessionEnded: self._at_the_end,
         }
 
+    def is_following(self) -> bool:
+        """Return whether a backward may yet come for graphs that are looked at."""
+        listens = any(phase.stop is not None for phase in self._phases.values())
+        return bool(listens or self._pending or self._cycle is not None)
+
     def findings(self) -> list[Finding]:
         """Return what is certain by now."""
         found = [

@@ -71,7 +71,9 @@ class BackwardSource(Source):
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             source: BackwardSource = self.acting
             recorder = source.recorder
-            if not recorder.running or inside_backward() or is_compiling():
+            if not recorder.running:
+                return source.run_at_rest(original, t_outputs, args, kwargs)
+            if inside_backward() or is_compiling():
                 return original(t_outputs, *args, **kwargs)
             if transform_is_active():
                 # What passes here are the transform's own wrapped tensors.
@@ -93,6 +95,19 @@ class BackwardSource(Source):
             return result
 
         return run
+
+    def run_at_rest(
+        self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Run a backward while the audit does not watch; one that fails may wake it."""
+        try:
+            return original(outputs, *args, **kwargs)
+        except BaseException as error:
+            if self.recorder.resting and self.recorder.wake():
+                self.recorder.clock.tick()
+                index = self.recorder.count_backward()
+                self.fail(Generation(index, exact_call_site()), outputs, error)
+            raise
 
     def run_unwatched(
         self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any

@@ -41,13 +41,18 @@ class ModeSource(Source):
         @functools.wraps(original)
         def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source: ModeSource = self.acting
+            was_training = getattr(module, "training", None)
             source.inside += 1
             try:
                 result = original(module, *args, **kwargs)
             finally:
                 source.inside -= 1
-            if not source.inside and source.recorder.running:
-                source.recorder.emit(ModeChanged(module, module.training, call_site()))
+            if not source.inside:
+                recorder = source.recorder
+                if module.training is not was_training:
+                    recorder.wake()
+                if recorder.running:
+                    recorder.emit(ModeChanged(module, module.training, call_site()))
             return result
 
         return train

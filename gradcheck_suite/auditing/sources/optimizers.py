@@ -85,7 +85,7 @@ class OptimizerSource(Source):
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         source: OptimizerSource = self.acting
         recorder = source.recorder
-        if not recorder.running:
+        if not recorder.running and (not recorder.resting or recorder.passes_over(optimizer)):
             return
         recorder.writers.listening = True
         # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
@@ -94,7 +94,7 @@ class OptimizerSource(Source):
         recorder.after_optimizer_step(optimizer, site)
         if recorder.optimizers.note(optimizer):
             recorder.emit(StepFinished(recorder.step, optimizer, site))
-        recorder.end_step()
+        recorder.end_step(optimizer)
 
     def _constructing(self, original: Callable[..., None]) -> Callable[..., None]:
         placed = self
@@ -111,7 +111,7 @@ class OptimizerSource(Source):
                 raise
             finally:
                 under_construction.discard(id(self))
-            if recorder.running and recorder.optimizers.note(self):
+            if recorder.wake() and recorder.optimizers.note(self):
                 recorder.emit(OptimizerConstructed(self, exact_call_site()))
 
         return __init__
@@ -129,7 +129,7 @@ class OptimizerSource(Source):
                 if id(self) not in under_construction:
                     _tell_of_refusal(recorder, self, error)
                 raise
-            new = recorder.running and id(self) not in under_construction
+            new = recorder.wake() and id(self) not in under_construction
             if new and recorder.optimizers.note(self):
                 recorder.emit(ParameterGroupAdded(self, exact_call_site()))
 
