@@ -278,8 +278,11 @@ class Session:
 
     def _summary(self) -> dict[str, JSON]:
         saved = self._recorder.saved_tensors
+        passed_over = self._recorder.passed_over
+        rests: dict[str, JSON] = {"steps_passed_over": passed_over} if passed_over else {}
         return {
             "steps": self._recorder.step,
+            **rests,
             "backwards": self._recorder.backwards,
             "saved_tensors": saved.saved,
             "saved_tensors_checked": saved.used,

@@ -28,7 +28,7 @@ _WATCHED = (
     ("files", "file", "checked"),
 )
 # The keys of a summary that the conclusion tells.
-TOLD = frozenset(key for key, _, _ in _WATCHED)
+TOLD = frozenset({"steps_passed_over", *(key for key, _, _ in _WATCHED)})
 COVERED = "covered"
 """The key of a summary that holds sentences on what was looked at."""
 _VERDICT_ORDER: tuple[VerdictStatus, ...] = ("pass", "fail", "inconclusive", "not covered")
@@ -90,8 +90,12 @@ def _where(report: Report) -> str:
 
 
 def _watched(report: Report) -> list[str]:
-    return [
-        f"{plural(count, noun)} {verb}"
-        for key, noun, verb in _WATCHED
-        if isinstance(count := report.summary.get(key), int) and not isinstance(count, bool)
-    ]
+    told = []
+    for key, noun, verb in _WATCHED:
+        count = report.summary.get(key)
+        if not isinstance(count, int) or isinstance(count, bool):
+            continue
+        passed_over = report.summary.get(f"{key}_passed_over")
+        watched = f"{count - passed_over:,} of " if isinstance(passed_over, int) else ""
+        told.append(f"{watched}{plural(count, noun)} {verb}")
+    return told

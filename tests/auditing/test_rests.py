@@ -74,7 +74,7 @@ def resting_at_random(monkeypatch):
     return seed
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CLEAN)
 def test_nothing_is_said_of_a_correct_loop_that_is_watched_in_parts(
     audited, resting_at_random, name, seed
@@ -130,6 +130,7 @@ def test_three_quarters_of_a_quiet_loop_are_passed_over_and_counted(resting, kin
     assert session.findings == ()
     assert passed_over(session) == 285
     assert session.report.summary["steps"] == 400
+    assert session.report.summary["steps_passed_over"] == 285
     assert session.report.summary["backwards"] == 115
     (line,) = [line for line in session.report.not_covered if "passed over" in line]
     assert line.startswith("285 of 400 steps, passed over while all was well")

@@ -53,6 +53,10 @@ def verdicts(**counts):
     [
         (report(), "nothing found"),
         (report(summary={"steps": 1}), "nothing found (1 step watched)"),
+        (
+            report(summary={"steps": 3000, "steps_passed_over": 1900}),
+            "nothing found (1,100 of 3,000 steps watched)",
+        ),
         (report(summary={"files": 1200}), "nothing found (1,200 files checked)"),
         (report(summary={"steps": True}), "nothing found"),
         (report(verdicts=verdicts(**{"pass": 2})), "nothing found (gradients: 2 pass)"),
