@@ -55,15 +55,17 @@ class _Occurrence:
     site: CallSite | None
     step_site: CallSite | None
     step: int
+    right: int
     count: int = 0
 
 
 class _Seen:
-    __slots__ = ("clips", "lost", "right")
+    __slots__ = ("clips", "lost", "right", "sites")
 
     def __init__(self) -> None:
         self.clips: list[_Clip] = []
         self.right = 0
+        self.sites: set[CallSite | None] = set()
         self.lost: dict[object, _Occurrence] = {}
 
 
@@ -155,8 +157,10 @@ class ClippingDetector:
         clips, seen.clips = seen.clips, []
         if turn is None or not turn.fills:
             return None
-        if any(clip.kind is None and clip.fills == len(turn.fills) for clip in clips):
+        right = [clip for clip in clips if clip.kind is None and clip.fills == len(turn.fills)]
+        if right:
             seen.right += 1
+            seen.sites.update(clip.site for clip in right)
         for clip in [*clips, *nothing]:
             if clip.kind is not None:
                 self._count(seen, clip.kind, clip, event)
@@ -177,6 +181,7 @@ class ClippingDetector:
                 site=clip.site,
                 step_site=event.site,
                 step=event.number,
+                right=seen.right,
             )
         known.count += 1
 
@@ -186,6 +191,9 @@ class ClippingDetector:
         for seen in self._all:
             for key, occurrence in seen.lost.items():
                 elsewhere = seen.right and occurrence.kind not in {"each", "scaled"}
+                if occurrence.kind == "nothing" and occurrence.site in seen.sites:
+                    # The line clipped until its iterator was used up, and nothing has since.
+                    elsewhere = occurrence.right != seen.right
                 if occurrence.count >= _ENOUGH and not elsewhere:
                     found.setdefault(key, occurrence)
         return [*map(_finding, found.values()), *self._refused.values()]

@@ -82,6 +82,17 @@ def clip_an_exhausted_iterator():
 
 
 @buggy("GCS304")
+def clip_an_iterator_that_the_first_clipping_uses_up():
+    model, optimizer = setup()
+    parameters = model.parameters()
+    for x, y in data():
+        optimizer.zero_grad()
+        mse(model, x, y).backward()
+        clip_grad_norm_(parameters, 1.0)  # <- here
+        optimizer.step()
+
+
+@buggy("GCS304")
 def clip_each_micro_batch():
     model, optimizer = setup()
     for index, (x, y) in enumerate(data(12)):
