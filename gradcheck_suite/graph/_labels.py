@@ -11,6 +11,7 @@ from gradcheck_suite.reporting.text import byte_count, plural, visible
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.graph._groups import Group
     from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, Leaf, Node, TensorType
 
@@ -22,6 +23,7 @@ __all__ = [
     "label_group",
     "label_node",
     "marked_nodes",
+    "nodes_of",
     "saved_words",
     "short_type",
 ]
@@ -62,6 +64,7 @@ def label_node(
     within: str = "",
     gradients: Sequence[EdgeGradient] = (),
     freed_is_news: bool = True,
+    starts: Sequence[str] = (),
 ) -> Label:
     """Label the box of a node.
 
@@ -72,6 +75,8 @@ def label_node(
         gradients: what a recorded backward sent there.
         freed_is_news: whether to show that it was freed: after a recorded backward all are, which
             the page says once.
+        starts: the names of the tensors that backward starts from there, where they need telling
+            apart.
     """
     if node.leaf is not None:
         title = visible(_name_within(node.leaf, within))
@@ -91,6 +96,9 @@ def label_node(
         lines.append(f"gradient {gradient_words(worst)}{more}")
     elif node.freed and freed_is_news:
         classes.append("freed")
+    if starts:
+        more = f" and {len(starts) - 1} more" if len(starts) > 1 else ""
+        lines.insert(0, f"backward from {visible(starts[0])}{more}")
     if mark is not None:
         classes.append(mark)
     return _sized(title, lines, classes)
@@ -183,17 +191,20 @@ def _sized(title: str, lines: list[str], classes: list[str]) -> Label:
     )
 
 
+def nodes_of(finding: Finding) -> tuple[int, ...]:
+    """Return the nodes that a finding is about, the one to look at first."""
+    one, several = (finding.evidence.get(key) for key in ("node", "nodes"))
+    numbers = (one, *several) if isinstance(several, tuple) else (one,)
+    return tuple(dict.fromkeys(number for number in numbers if isinstance(number, int)))
+
+
 def marked_nodes(graph: AutogradGraph) -> Mapping[int, str]:
     """Return the worst severity of the findings on each node that has one."""
     ranks = {"note": 0, "warning": 1, "error": 2}
     worst: dict[int, str] = {}
     for finding in graph.findings:
         value = finding.severity.value
-        several = finding.evidence.get("nodes")
-        one = finding.evidence.get("node")
-        numbers = [n for n in several if isinstance(n, int)] if isinstance(several, tuple) else []
-        numbers += [one] if isinstance(one, int) else []
-        for number in numbers:
+        for number in nodes_of(finding):
             if number not in worst or ranks[value] > ranks[worst[number]]:
                 worst[number] = value
     return worst

@@ -308,6 +308,7 @@ class _Layers:
         """Move boxes sideways, as near to their neighbours as order and gaps allow."""
         total = len(self.is_bend)
         self.x = [0.0] * total
+        self.seat = [0] * total
         offsets: list[list[float]] = []
         for row in self.rows:
             offset = 0.0
@@ -369,6 +370,60 @@ class _Layers:
                 self.x[row[position]] = moved + offsets[position]
                 position += 1
 
+    def _is_blocked(self, box: int, start: float, end: float, xs: Sequence[float]) -> bool:
+        """Whether a taller box of the same row lies between ``box`` and where a line leads.
+
+        Boxes are in the middle of their row: such a one reaches further up and further down.
+        """
+        row = self.rows[self.rank_of[box]]
+        step = 1 if end > start else -1
+        at = self.seat[box] + step
+        while 0 <= at < len(row):
+            other = row[at]
+            if (xs[other] - end) * step >= self.widths[other] / 2:
+                return False
+            if self.heights[other] > self.heights[box]:
+                return True
+            at += step
+        return False
+
+    def _segments(
+        self, xs: Sequence[float], ys: Sequence[float], tops: Sequence[float], tall: Sequence[float]
+    ) -> dict[int, list[tuple[float, float, float, float]]]:
+        for row in self.rows:
+            for position, box in enumerate(row):
+                self.seat[box] = position
+        segments: dict[int, list[tuple[float, float, float, float]]] = {}
+        for upper, lower, signed_net, upper_shift, lower_shift in self.steps + self.straight:
+            net = signed_net if signed_net >= 0 else -1 - signed_net
+            pieces = segments.setdefault(net, [])
+            x1 = xs[upper] + upper_shift
+            x2 = xs[lower] + lower_shift
+            bottom_of_upper = tops[self.rank_of[upper]] + tall[self.rank_of[upper]]
+            if self.is_bend[upper]:
+                y1 = bottom_of_upper
+            else:
+                y1 = ys[upper] + self.heights[upper]
+                if self.heights[upper] < tall[self.rank_of[upper]] and self._is_blocked(
+                    upper, x1, x2, xs
+                ):
+                    pieces.append((x1, y1, x1, bottom_of_upper))
+                    y1 = bottom_of_upper
+            top_of_row = tops[self.rank_of[lower]]
+            if self.is_bend[lower]:
+                bottom_of_row = top_of_row + tall[self.rank_of[lower]]
+                pieces.append((x1, y1, x2, top_of_row))
+                if bottom_of_row > top_of_row:
+                    pieces.append((x2, top_of_row, x2, bottom_of_row))
+            elif self.heights[lower] < tall[self.rank_of[lower]] and self._is_blocked(
+                lower, x2, x1, xs
+            ):
+                pieces.append((x1, y1, x2, top_of_row))
+                pieces.append((x2, top_of_row, x2, ys[lower]))
+            else:
+                pieces.append((x1, y1, x2, ys[lower]))
+        return segments
+
     def placed(self) -> Placed:
         """Put everything into coordinates that start at 0."""
         left = 0.0
@@ -396,24 +451,7 @@ class _Layers:
             tops[self.rank_of[box]] + (tall[self.rank_of[box]] - self.heights[box]) / 2
             for box in range(self.count)
         ]
-        segments: dict[int, list[tuple[float, float, float, float]]] = {}
-        for upper, lower, signed_net, upper_shift, lower_shift in self.steps + self.straight:
-            net = signed_net if signed_net >= 0 else -1 - signed_net
-            pieces = segments.setdefault(net, [])
-            x1 = xs[upper] + upper_shift
-            x2 = xs[lower] + lower_shift
-            if self.is_bend[upper]:
-                y1 = tops[self.rank_of[upper]] + tall[self.rank_of[upper]]
-            else:
-                y1 = ys[upper] + self.heights[upper]
-            if self.is_bend[lower]:
-                top_of_row = tops[self.rank_of[lower]]
-                bottom_of_row = top_of_row + tall[self.rank_of[lower]]
-                pieces.append((x1, y1, x2, top_of_row))
-                if bottom_of_row > top_of_row:
-                    pieces.append((x2, top_of_row, x2, bottom_of_row))
-            else:
-                pieces.append((x1, y1, x2, ys[lower]))
+        segments = self._segments(xs, ys, tops, tall)
         for net, pieces in segments.items():
             segments[net] = list(dict.fromkeys(pieces))
         return Placed(

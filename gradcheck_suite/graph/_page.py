@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.graph._labels import short_type
+from gradcheck_suite.graph._labels import nodes_of, short_type
 from gradcheck_suite.graph._view import frame_title, frame_title_width
 from gradcheck_suite.graph.render_svg import headline
 from gradcheck_suite.reporting.paths import display_path
@@ -90,7 +90,7 @@ def page_data(shown: Picture) -> dict[str, JSON]:
                 f"{finding.code} {finding.rule}",
                 finding.message,
                 finding.hint or "",
-                finding.evidence.get("node"),
+                nodes_of(finding),
                 "" if finding.location is None else _place(finding.location),
             ]
             for finding in graph.findings

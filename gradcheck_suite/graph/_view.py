@@ -132,6 +132,10 @@ def picture(
     for edge in graph.edges:
         if edge.gradient is not None:
             gradients.setdefault(edge.target, []).append(edge.gradient)
+    starts: dict[int, list[str]] = {}
+    if len(graph.roots) > 1:
+        for root in graph.roots:
+            starts.setdefault(root.node, []).append(root.name)
     return Picture(
         graph=graph,
         groups=groups,
@@ -142,6 +146,7 @@ def picture(
                 within=groups.module_round(node, graph),
                 gradients=gradients.get(node.id, ()),
                 freed_is_news=not gradients,
+                starts=starts.get(node.id, ()),
             )
             for node in graph.nodes
         ),

@@ -7,13 +7,15 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.graph._labels import saved_words
+from gradcheck_suite.graph._labels import SMALL, nodes_of, saved_words
+from gradcheck_suite.graph._metrics import shortened, text_width
 from gradcheck_suite.graph._view import draw, picture
 from gradcheck_suite.reporting.text import plural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.graph._view import Box, Drawing, Frame, Picture, Wire
     from gradcheck_suite.graph.model import AutogradGraph
 
@@ -22,6 +24,11 @@ __all__ = ["asset", "drawing_to_svg", "graph_to_svg", "headline"]
 _MARGIN = 12.0
 _HEADLINE = 26.0
 _ARROW = 3.5
+_NARROWEST = 420.0
+_LINE = 14.0
+_FINDINGS_SHOWN = 3
+_SENTENCE_LINES = 4
+_LONGEST_WORD = 46
 
 
 def graph_to_svg(graph: AutogradGraph, *, depth: int | None = None) -> str:
@@ -58,27 +65,66 @@ def headline(graph: AutogradGraph) -> str:
 def drawing_to_svg(shown: Picture, drawing: Drawing) -> str:
     """Write a drawing as an SVG document."""
     words = headline(shown.graph)
-    width = max(drawing.width, 420.0) + 2 * _MARGIN
-    height = drawing.height + 2 * _MARGIN + _HEADLINE
+    width = max(drawing.width, _NARROWEST) + 2 * _MARGIN
+    told = list(_told(shown.graph.findings, width - 2 * _MARGIN))
+    above = _MARGIN + _HEADLINE + _LINE * len(told)
+    height = drawing.height + _MARGIN + above
+    names = _names(shown.graph.findings)
+    title = f"Autograd graph: {words}" + (f": {names}" if names else "")
     shift = (width - drawing.width) / 2
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gcs" role="img" '
-        f'aria-label="Autograd graph: {escape(words)}" viewBox="0 0 {_n(width)} {_n(height)}" '
+        f'aria-label="{escape(title)}" viewBox="0 0 {_n(width)} {_n(height)}" '
         f'width="{_n(width)}" height="{_n(height)}">'
     )
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         opening,
-        f"<title>Autograd graph: {escape(words)}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>{asset('picture.css')}</style>",
         '<rect width="100%" height="100%" style="fill:var(--paper)"/>',
         f'<text class="s" x="{_n(width / 2)}" y="{_n(_MARGIN + 8)}">{escape(words)}</text>',
-        f'<g transform="translate({_n(shift)} {_n(_MARGIN + _HEADLINE)})">',
+        *(
+            f'<text class="s" x="{_n(width / 2)}" y="{_n(_MARGIN + 8 + _LINE * place)}">'
+            f"{escape(line)}</text>"
+            for place, line in enumerate(told, start=1)
+        ),
+        f'<g transform="translate({_n(shift)} {_n(above)})">',
         *svg_elements(shown, drawing),
         "</g>",
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _names(findings: Sequence[Finding]) -> str:
+    """Name the mistakes that were found, each once."""
+    return ", ".join(dict.fromkeys(f"{finding.code} {finding.rule}" for finding in findings))
+
+
+def _told(findings: Sequence[Finding], width: float) -> Iterator[str]:
+    """Tell the findings in lines of this width, those that there is no room for by their names."""
+    for finding in findings[:_FINDINGS_SHOWN]:
+        words = f"{finding.severity.value} {finding.code} {finding.rule}: {finding.message}"
+        lines = _filled(visible(words).split(" "), width)
+        yield from lines[:_SENTENCE_LINES]
+        if len(lines) > _SENTENCE_LINES:
+            yield "\u2026"
+    rest = findings[_FINDINGS_SHOWN:]
+    if rest:
+        yield shortened(f"and {len(rest)} more: {_names(rest)}", int(width / SMALL))
+
+
+def _filled(words: Sequence[str], width: float) -> list[str]:
+    lines = [""]
+    for word in words:
+        short = shortened(word, _LONGEST_WORD)
+        longer = f"{lines[-1]} {short}" if lines[-1] else short
+        if lines[-1] and text_width(longer, size=SMALL) > width:
+            lines.append(short)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def svg_elements(shown: Picture, drawing: Drawing) -> Iterator[str]:
@@ -161,7 +207,8 @@ def _tooltip(box: Box, shown: Picture) -> str:
         return f"#{node.id} {' = '.join(map(visible, node.leaf.names)) or 'unnamed leaf'}"
     words = f"#{node.id} {visible(node.op)}"
     module = shown.graph.module_of(node)
-    return f"{words} in {visible(module)}" if module else words
+    found = _names([each for each in shown.graph.findings if number in nodes_of(each)])
+    return words + (f" in {visible(module)}" if module else "") + (f": {found}" if found else "")
 
 
 def _n(value: float) -> str:

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite.errors import UsageError
-from pytest_gradcheck_suite.snapshot_file import Fingerprint, Snapshot
+from pytest_gradcheck_suite.snapshot_file import PROJECTIONS, Fingerprint, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["take_snapshot"]
 
-_PROJECTIONS = 8
 _MOVES = 4
 
 
@@ -186,7 +185,7 @@ class _Subject:
         number = flat.numel()
         if number not in self._directions:
             generator = torch.Generator().manual_seed(self.seed * 7919 + number)
-            signs = torch.randint(0, 2, (_PROJECTIONS, number), generator=generator)
+            signs = torch.randint(0, 2, (PROJECTIONS, number), generator=generator)
             self._directions[number] = signs.to(torch.float64).mul_(2).sub_(1)
         return tuple((self._directions[number] @ flat).tolist())
 

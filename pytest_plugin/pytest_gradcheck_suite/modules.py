@@ -14,6 +14,7 @@ from gradcheck_suite.examples import Example, registered_examples
 from pytest_gradcheck_suite.marks import fail_on as severity_of
 from pytest_gradcheck_suite.outcomes import fail_on_findings
 from pytest_gradcheck_suite.runtime import runtime, seed_for
+from pytest_gradcheck_suite.settings import settings_of
 
 if TYPE_CHECKING:
     import os
@@ -34,7 +35,7 @@ def collect_examples(session: pytest.Session, packages: tuple[str, ...]) -> list
     remarks = session.config.stash.setdefault(_REMARKS, [])
     items: list[pytest.Item] = []
     for package in packages:
-        unreadable = _import_all(package)
+        unreadable = _import_all(package, settings_of(session.config).subject("modules"))
         examples = (*registered_examples(package), *_from_hooks(session.config, package))
         collector = _PackageExamples.from_parent(
             session, name=package, nodeid=f"gradcheck-suite::{package}", examples=examples
@@ -156,21 +157,19 @@ def _from_hooks(config: pytest.Config, package: str) -> Iterator[Example]:
             raise pytest.UsageError(f"pytest_gradcheck_suite_examples: {error}") from None
 
 
-def _import_all(package: str) -> list[str]:
+def _import_all(package: str, subject: str) -> list[str]:
     """Import a package and what is below it; return what could not be imported."""
     try:
         root = importlib.import_module(package)
     except ImportError as error:
         raise pytest.UsageError(
-            f"--gradcheck-suite-modules: cannot import {package!r}: {error}; install it, or add "
+            f"{subject}: cannot import {package!r}: {error}; install it, or add "
             "its folder to pytest's setting pythonpath"
         ) from error
     except _ENDS_THE_RUN:
         raise
     except BaseException as error:
-        raise pytest.UsageError(
-            f"--gradcheck-suite-modules: cannot import {package!r}: {_named(error)}"
-        ) from error
+        raise pytest.UsageError(f"{subject}: cannot import {package!r}: {_named(error)}") from error
     return list(_unreadable_below(root))
 
 

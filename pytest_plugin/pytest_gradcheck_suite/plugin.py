@@ -76,7 +76,7 @@ def pytest_configure(config: Config) -> None:
     )
     if config.stash[options.IN_USE]:
         _come_into_use(config)
-        _need_torch()
+        _need_torch(asked)
     config.pluginmanager.register(_EndOfRun(config), "gradcheck_suite_end_of_run")
 
 
@@ -221,12 +221,12 @@ def _come_into_use(config: Config) -> None:
     import_plainly(config)
 
 
-def _need_torch() -> None:
+def _need_torch(asked: Any) -> None:
     """Refuse to start without torch where every test would need it."""
     from importlib.util import find_spec  # noqa: PLC0415 - for whole suites
 
     if find_spec("torch") is None:
         raise pytest.UsageError(
-            "--gradcheck-suite-audit and --gradcheck-suite-modules need PyTorch, which is not "
-            "installed here; install it with: pip install 'gradcheck-suite[torch]'"
+            f"{asked.subject('modules' if asked.audit is None else 'audit')} needs PyTorch, which "
+            "is not installed here; install it with: pip install 'gradcheck-suite[torch]'"
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ class Settings:
         report: the file that all findings are written to, or None.
         summary: whether findings that failed no test are told at the end.
         update_snapshots: whether snapshots of gradients are written anew.
+        said_by: where each setting was said that was, for messages.
     """
 
     fail_on: Severity = Severity.ERROR
@@ -65,6 +67,11 @@ class Settings:
     report: Path | None = None
     summary: bool = True
     update_snapshots: bool = False
+    said_by: Mapping[str, str] = field(default_factory=dict)
+
+    def subject(self, name: str) -> str:
+        """Return how to speak of a setting to the user who said it."""
+        return self.said_by.get(name, f"--gradcheck-suite-{name}")
 
 
 _KEY = pytest.StashKey[Settings]()
@@ -167,6 +174,7 @@ def read_settings(config: pytest.Config) -> Settings:
     """
     table = _pyproject_table(config.rootpath)
     values: dict[str, Any] = {}
+    said_by: dict[str, str] = {}
     for name, read in _READERS.items():
         ini = ini_name(name)
         flag = f"--gradcheck-suite-{name}"
@@ -178,9 +186,10 @@ def read_settings(config: pytest.Config) -> Settings:
         for value, subject, folder in said:
             if value is not None and value not in ("", []):
                 values[name.replace("-", "_")] = read(value, subject, folder)
+                said_by[name] = subject
                 break
     values["update_snapshots"] = bool(config.getoption(UPDATE))
-    settings = config.stash[_KEY] = Settings(**values)
+    settings = config.stash[_KEY] = Settings(**values, said_by=said_by)
     return settings
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from gradcheck_suite.errors import UsageError
 
-__all__ = ["Fingerprint", "Snapshot", "read_snapshot", "write_snapshot"]
+__all__ = ["PROJECTIONS", "Fingerprint", "Snapshot", "read_snapshot", "write_snapshot"]
 
+PROJECTIONS = 8
 _FORMAT = 1
 _DIGITS = 12
 _TABLES = ("values", "outputs", "gradients")
@@ -81,12 +82,24 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     text = "\n".join(line for line in lines if line) + "\n}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".snapshot-")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-        Path(temporary).replace(path)
+        _replace(path, text)
     except OSError as error:
         raise UsageError(f"cannot write the snapshot {path}: {error.strerror}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a file with this text in the place of another, at once, and leave nothing else behind."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".snapshot-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        # Others read it as they read the test; a temporary file is for its owner alone.
+        temporary.chmod((path if path.exists() else path.parent).stat().st_mode & 0o666)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
@@ -102,11 +115,15 @@ def read_snapshot(path: Path) -> Snapshot | None:
                 f"the snapshot {path} has format {document['format']!r}, expected {_FORMAT}; "
                 "renew it with --gradcheck-suite-update-snapshots"
             )
+        tables = {t: {n: _fingerprint(e) for n, e in document[t].items()} for t in _TABLES}
+        lengths = {len(f.projections) for table in tables.values() for f in table.values()}
+        if lengths - {PROJECTIONS}:
+            raise ValueError(f"expected {PROJECTIONS} projections of each tensor")  # noqa: TRY301 - one wording for all
         return Snapshot(
             seed=int(document["seed"]),
             eps=float(document["eps"]),
             draws=bool(document["draws"]),
-            **{t: {n: _fingerprint(e) for n, e in document[t].items()} for t in _TABLES},
+            **tables,
         )
     except FileNotFoundError:
         return None

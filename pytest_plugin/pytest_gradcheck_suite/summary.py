@@ -107,7 +107,7 @@ def write_report_file(config: pytest.Config, path: Path) -> None:
             write_report(report, output_format=output_format, stream=stream)
     except OSError as error:
         raise pytest.UsageError(
-            f"--gradcheck-suite-report: cannot write {path}: {error.strerror}"
+            f"{settings_of(config).subject('report')}: cannot write {path}: {error.strerror}"
         ) from error
 
 

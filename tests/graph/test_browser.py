@@ -387,3 +387,32 @@ def test_names_without_end_are_cut_in_the_panel(page, tmp_path):
     titles = "[...document.querySelectorAll('#panel [title]')].map(e => e.title.length)"
     assert max(page.evaluate(titles)) >= 10_000
     assert not page.errors
+
+
+def test_a_picture_that_is_too_wide_opens_where_backward_starts(page, tmp_path):
+    leaves = [torch.ones(2, requires_grad=True) for _ in range(60)]
+    gs.trace_graph(torch.cat([leaf * 2 for leaf in leaves]).sum()).save(tmp_path / "wide.html")
+    page.open(tmp_path / "wide.html")
+    x, width = page.evaluate(
+        "(() => { const b = [...document.querySelectorAll('#world .b')].find("
+        "(each) => each.textContent.includes('Sum')).getBoundingClientRect();"
+        "return [b.x + b.width / 2, b.width]; })()"
+    )
+    assert abs(x - 509) < 20
+    assert width > 20
+
+
+def test_each_node_of_a_finding_tells_of_it(page, tmp_path):
+    x = torch.ones(20, requires_grad=True)
+    out = torch.zeros(20)
+    for place in range(20):
+        out[place] = x[place] * 2
+    graph = gs.trace_graph(out.sum())
+    graph.save(tmp_path / "chain.html")
+    (finding,) = graph.findings
+    first, second, *_ = finding.evidence["nodes"]
+    page.open(tmp_path / "chain.html")
+    assert f"show #{first}" in page.evaluate(PANEL)
+    page.click(f"#world .b[data-node='{second}']")
+    assert f"#{second} in the order of backward" in page.evaluate(PANEL)
+    assert "GCS106 slice-write-in-loop" in page.evaluate(PANEL)

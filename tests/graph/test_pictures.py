@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -122,6 +123,40 @@ class TestSvg:
         assert 'class="w bad"' in svg
         assert 'class="b op error"' in svg
         assert ">!</text>" in svg
+
+    def test_the_picture_says_which_findings_there_are(self):
+        x = torch.zeros(3, requires_grad=True)
+        with gs.record(backward=True) as recording:
+            x.sqrt().sum().backward()
+        root = parsed(graph_to_svg(recording.graph))
+
+        title, *tooltips = (e.text for e in root.iter() if e.tag.endswith("title"))
+        assert title.endswith("1 finding: GCS604 non-finite-gradient")
+        assert root.get("aria-label") == title
+        assert "#2 SqrtBackward0: GCS604 non-finite-gradient" in tooltips
+        words = " ".join(e.text for e in root if e.tag.endswith("text"))
+        (finding,) = recording.graph.findings
+        assert f"1 finding error GCS604 non-finite-gradient: {finding.message}" in words
+
+    def test_of_many_findings_all_are_named(self):
+        x = torch.zeros(3, requires_grad=True)
+        found = gs.trace_graph(x.float().sum() + x.double().sum())
+        (finding,) = found.findings
+        many = dataclasses.replace(
+            found, report=dataclasses.replace(found.report, findings=(finding,) * 5)
+        )
+        root = parsed(graph_to_svg(many))
+        lines = [e.text for e in root if e.tag.endswith("text")]
+        assert lines[-1] == f"and 2 more: {finding.code} {finding.rule}"
+        assert all(text_width(line, size=10) <= float(root.get("width")) for line in lines)
+
+    def test_of_several_losses_each_is_named_where_its_backward_starts(self):
+        x = torch.ones(3, requires_grad=True)
+        shown = picture(gs.trace_graph({"d": x.sum(), "g": [x.sin().sum()]}))
+        lines = {label.lines[0] for label in shown.node_labels}
+        assert {"backward from ['d']", "backward from ['g'][0]"} <= lines
+        alone = picture(gs.trace_graph(x.sum()))
+        assert not any("backward from" in line for n in alone.node_labels for line in n.lines)
 
     def test_zero_gradients_are_dotted(self):
         x = torch.ones(3, requires_grad=True)

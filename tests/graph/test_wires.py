@@ -74,3 +74,37 @@ def test_text_names_what_is_not_finite_first():
     (leaf,) = [line for line in lines if "leaf tensor" in line]
 
     assert "gradients NaN, 0, 0, 0 and 1 more" in leaf
+
+
+def beside_taller():
+    """Lines that start and end beside frames that are taller than the box at their end."""
+    model = nn.ModuleList([nn.Linear(4, 3) for _ in range(6)])
+    with gs.record(model) as recording:
+        x = torch.randn(2, 4)
+        parts = [part(x) for part in model]
+        given = {"first": parts[0].sum(), "second": parts[1] * 2, "all": sum(map(torch.sum, parts))}
+    return recording.trace_graph(given, model=model)
+
+
+def points(x1, y1, x2, y2):
+    """Follow a piece as the picture draws it: its curve has its middle at half the height."""
+    for step in range(1, 20):
+        t = step / 20
+        u = 1 - t
+        yield (
+            (u**3 + 3 * u**2 * t) * x1 + (3 * u * t**2 + t**3) * x2,
+            u**3 * y1 + 3 * (u**2 * t + u * t**2) * (y1 + y2) / 2 + t**3 * y2,
+        )
+
+
+def test_no_line_runs_through_a_box():
+    drawing = draw(picture(beside_taller()))
+    crossed = [
+        (wire.target, box.item)
+        for wire in drawing.wires
+        for segment in wire.segments
+        for x, y in points(*segment)
+        for box in drawing.boxes
+        if box.x < x < box.x + box.label.width and box.y < y < box.y + box.label.height
+    ]
+    assert crossed == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -173,6 +175,31 @@ class TestFile:
 
         with pytest.raises(UsageError, match="--gradcheck-suite-update-snapshots"):
             read_snapshot(tmp_path / "a.json")
+
+    def test_a_file_of_another_number_of_projections(self, tmp_path):
+        path = tmp_path / "a.json"
+        write_snapshot(path, snapshot())
+        path.write_text(re.sub(r'"projections": \[[^,]*, ', '"projections": [', path.read_text()))
+
+        with pytest.raises(UsageError, match=r"expected 8 projections.*-update-snapshots"):
+            read_snapshot(path)
+
+    def test_others_may_read_it_as_its_folder(self, tmp_path):
+        folder = tmp_path / "a"
+        folder.mkdir(mode=0o750)
+        write_snapshot(folder / "b.json", snapshot())
+        assert (folder / "b.json").stat().st_mode & 0o777 == 0o640
+
+        (folder / "b.json").chmod(0o600)
+        write_snapshot(folder / "b.json", snapshot())
+        assert (folder / "b.json").stat().st_mode & 0o777 == 0o600
+
+    def test_nothing_is_left_beside_a_file_that_can_not_be_replaced(self, tmp_path):
+        (tmp_path / "b.json").mkdir()
+
+        with pytest.raises(UsageError, match="cannot write the snapshot"):
+            write_snapshot(tmp_path / "b.json", snapshot())
+        assert [path.name for path in tmp_path.iterdir()] == ["b.json"]
 
     def test_a_folder_that_can_not_be_made(self, tmp_path):
         (tmp_path / "a").write_text("")

@@ -344,6 +344,19 @@ class TestExamples:
         assert result.ret == 4
         result.stderr.fnmatch_lines(["*cannot import 'nowhere'*setting pythonpath"])
 
+    @pytest.mark.parametrize("file", ["ini", "pyproject"])
+    def test_a_message_names_the_place_where_the_package_was_named(self, run_tests, pytester, file):
+        table = '[tool.gradcheck-suite.pytest]\nmodules = ["nowhere"]\n'
+        pytester.makepyprojecttoml(table if file == "pyproject" else "")
+        result = run_tests("", **({"gradcheck_suite_modules": "nowhere"} if file == "ini" else {}))
+
+        assert result.ret == 4
+        where = {
+            "ini": "gradcheck_suite_modules in the configuration file",
+            "pyproject": "modules under ?tool.gradcheck-suite.pytest?",
+        }[file]
+        result.stderr.fnmatch_lines([f"ERROR: {where}: cannot import 'nowhere'*"])
+
     @pytest.mark.parametrize("given", ["[3]", "{3: 4}", "7"])
     def test_a_hook_that_returns_something_else(self, run_tests, package, pytester, given):
         package("pkgodd")

@@ -233,18 +233,38 @@ function layered(sizes, arcs, top, bottom) {
   });
   const xs = x.map((value) => value - left);
   const ys = sizes.map((_, box) => tops[rankOf[box]] + (tall[rankOf[box]] - heights[box]) / 2);
+  const seat = [];
+  for (const row of rows) row.forEach((box, position) => { seat[box] = position; });
+  // Whether a taller box of the same row lies between a box and where a line leads.
+  const isBlocked = (box, start, end) => {
+    const row = rows[rankOf[box]], step = end > start ? 1 : -1;
+    for (let at = seat[box] + step; at >= 0 && at < row.length; at += step) {
+      const other = row[at];
+      if ((xs[other] - end) * step >= widths[other] / 2) return false;
+      if (heights[other] > heights[box]) return true;
+    }
+    return false;
+  };
   const segments = new Map();
   for (const [upper, lower, signed, upperShift, lowerShift] of steps.concat(straight)) {
     const net = signed >= 0 ? signed : -1 - signed;
     if (!segments.has(net)) segments.set(net, []);
     const pieces = segments.get(net);
     const x1 = xs[upper] + upperShift, x2 = xs[lower] + lowerShift;
-    const y1 = isBend[upper] ? tops[rankOf[upper]] + tall[rankOf[upper]] : ys[upper] + heights[upper];
+    const bottomOfUpper = tops[rankOf[upper]] + tall[rankOf[upper]];
+    let y1 = isBend[upper] ? bottomOfUpper : ys[upper] + heights[upper];
+    if (!isBend[upper] && heights[upper] < tall[rankOf[upper]] && isBlocked(upper, x1, x2)) {
+      pieces.push([x1, y1, x1, bottomOfUpper]);
+      y1 = bottomOfUpper;
+    }
+    const topOfRow = tops[rankOf[lower]];
     if (isBend[lower]) {
-      const topOfRow = tops[rankOf[lower]], bottomOfRow = topOfRow + tall[rankOf[lower]];
+      const bottomOfRow = topOfRow + tall[rankOf[lower]];
       pieces.push([x1, y1, x2, topOfRow]);
       if (bottomOfRow > topOfRow) pieces.push([x2, topOfRow, x2, bottomOfRow]);
-    } else pieces.push([x1, y1, x2, ys[lower]]);
+    } else if (heights[lower] < tall[rankOf[lower]] && isBlocked(lower, x2, x1))
+      pieces.push([x1, y1, x2, topOfRow], [x2, topOfRow, x2, ys[lower]]);
+    else pieces.push([x1, y1, x2, ys[lower]]);
   }
   for (const [net, pieces] of segments)
     segments.set(net, [...new Map(pieces.map((piece) => [piece.join(), piece])).values()]);

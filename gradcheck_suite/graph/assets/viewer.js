@@ -203,11 +203,18 @@
   }
   function fit() {
     const { clientWidth: w, clientHeight: h } = canvas;
-    // What is too tall to read at this size starts at its top instead.
+    // What is too tall to read at this size starts at its top instead, what is too wide
+    // shows where backward starts.
     const whole = Math.min(w / (drawing.width + 24), h / (drawing.height + 24));
     const wide = w / (drawing.width + 24);
-    const k = Math.min(1.25, whole >= 0.55 ? whole : Math.min(1, wide));
-    view = { k, x: (w - drawing.width * k) / 2, y: Math.max(8, (h - drawing.height * k) / 2) };
+    const k = Math.min(1.25, whole >= 0.55 ? whole : Math.min(1, Math.max(0.55, wide)));
+    let x = (w - drawing.width * k) / 2;
+    if (x < 0) {
+      const top = drawing.boxes.reduce((a, b) => (b.y < a.y ? b : a));
+      const middle = top.x + top.label.width / 2;
+      x = Math.max(w - drawing.width * k - 12, Math.min(12, w / 2 - middle * k));
+    }
+    view = { k, x, y: Math.max(8, (h - drawing.height * k) / 2) };
     apply();
   }
   function zoom(factor, x = canvas.clientWidth / 2, y = canvas.clientHeight / 2) {
@@ -366,7 +373,7 @@
     if (known.flags) html("p", panel, known.flags, "hint");
     edges("Gradient comes from", into[node - 1], 0);
     edges("Gradient goes to", outOf[node - 1], 1);
-    for (const finding of data.findings) if (finding[4] === node) showFinding(finding);
+    for (const finding of data.findings) if (finding[4].includes(node)) showFinding(finding);
   }
   function showGroup(number) {
     const group = graph.groups[number];
@@ -386,13 +393,13 @@
         button(`Show all ${group.children.length}`, "open");
     } else if (states[number] === "closed") button("Open");
   }
-  function showFinding([severity, rule, message, hint, node, where]) {
+  function showFinding([severity, rule, message, hint, nodes, where]) {
     const block = html("div", panel, undefined, "finding");
     html("strong", block, `${severity} ${rule}`);
     html("p", block, message);
     if (where) html("code", html("p", block), where);
     if (hint) html("p", block, hint, "hint");
-    if (node) link(block, `show #${node}`, () => goTo(node));
+    if (nodes.length) link(block, `show #${nodes[0]}`, () => goTo(nodes[0]));
   }
   function showSummary() {
     if (data.notes) {
