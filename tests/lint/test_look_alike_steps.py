@@ -168,6 +168,66 @@ def evaluate(model, x, batches):
     with torch.no_grad():
         return model.infer_all(x, batches)
 """,
+    "310 two scalers, each with its own": """
+def train(G, D, loader, opt_g, opt_d):
+    scaler_g = torch.amp.GradScaler("cuda")
+    scaler_d = torch.amp.GradScaler("cuda")
+    for x in loader:
+        opt_d.zero_grad()
+        opt_g.zero_grad()
+        scaler_d.scale(D(x).mean()).backward()
+        scaler_g.scale(D(G(x)).mean()).backward()
+        scaler_d.step(opt_d)
+        scaler_g.step(opt_g)
+        scaler_d.update()
+        scaler_g.update()
+""",
+    "201 a buffer of any arguments that is emptied": """
+from collections import namedtuple
+Transition = namedtuple("Transition", ("state", "log_prob"))
+
+class Memory:
+    def __init__(self):
+        self.rows = []
+
+    def push(self, *args):
+        self.rows.append(Transition(*args))
+
+    def clear(self):
+        self.rows.clear()
+
+def learn(policy, optimizer, states):
+    memory = Memory()
+    for state in states:
+        for t in range(10):
+            memory.push(state, policy(state).log_softmax(-1)[0])
+        loss = -torch.stack([row.log_prob for row in memory.rows]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        memory.clear()
+""",
+    "201 a buffer of any arguments that are numbers": """
+from collections import namedtuple
+Transition = namedtuple("Transition", ("state", "value"))
+
+class Memory:
+    def __init__(self):
+        self.rows = []
+
+    def push(self, *args, **more):
+        self.rows.append(Transition(*[each.detach() for each in args]))
+        self.rows.append(more)
+
+def learn(net, optimizer, states):
+    memory = Memory()
+    for state in states:
+        loss = net(state).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        memory.push(state, loss, value=loss.item())
+""",
 }
 
 
@@ -312,6 +372,66 @@ class Trainer:
             self.losses.append(loss)
 """,
         ["GCS201"],
+    ),
+    "310 another scaler makes the step": (
+        """
+def train(model, loader, optimizer):
+    first = torch.amp.GradScaler("cuda")
+    second = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        first.scale(model(x).mean()).backward()
+        second.step(optimizer)
+        second.update()
+""",
+        ["GCS310"],
+    ),
+    "310 the scaler of the other player makes the step": (
+        """
+def train(G, D, loader, opt_g, opt_d):
+    scaler_g = torch.amp.GradScaler("cuda")
+    scaler_d = torch.amp.GradScaler("cuda")
+    for x in loader:
+        opt_d.zero_grad()
+        scaler_d.scale(D(x).mean()).backward()
+        scaler_d.step(opt_d)
+        scaler_d.update()
+        opt_g.zero_grad()
+        opt_d.zero_grad()
+        scaler_g.scale(D(G(x)).mean()).backward()
+        scaler_d.step(opt_g)
+        scaler_g.update()
+""",
+        ["GCS310"],
+    ),
+    "201 a buffer of any arguments": (
+        """
+from collections import namedtuple
+Transition = namedtuple("Transition", ("state", "log_prob"))
+
+class Memory:
+    def __init__(self):
+        self.rows = []
+
+    def push(self, *args):
+        self.rows.append(Transition(*args))
+
+    def note(self, **values):
+        self.rows.append(values)
+
+def learn(policy, optimizer, states):
+    memory = Memory()
+    kept = []
+    for state in states:
+        loss = policy(state).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        memory.push(state, loss)
+        memory.note(loss=loss)
+        kept.append(Transition(state, log_prob=loss))
+""",
+        ["GCS201"] * 3,
     ),
 }
 

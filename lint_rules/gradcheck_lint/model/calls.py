@@ -27,8 +27,10 @@ from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
     Origin,
+    Value,
     Values,
     all_are,
+    carrying,
     cut_of,
     held_by,
     mentioned_by,
@@ -63,9 +65,8 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         if is_model(reading, name or place_name(node.func) or "", callee):
             return read_forward(reading, node, callee, arguments)
     function, method = called_by(reading, callee, None)
-    function, method = called_by(reading, callee, None)
     harmless = function is None and is_loss(node)
-    return record_call(
+    made = record_call(
         reading,
         node,
         arguments,
@@ -75,6 +76,10 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         harmless=harmless,
         owner=NOTHING if method is None else callee,
     )
+    if _CLASS_NAME.match(name) and callee and all(_is_namedtuple(reading, each) for each in callee):
+        whole = [reading.look_up(dotted_name(each.value) or "") for each in node.args if each.star]
+        made = carrying(made, *arguments.positional, *arguments.keywords.values(), *whole)
+    return made
 
 
 def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Arguments) -> Values:
@@ -86,6 +91,14 @@ def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Argum
         kind = Kind.OPTIMIZER
     holds = frozenset({id(node)}) | held_by(arguments.everything)
     return frozenset({reading.recorder.value(kind, node, name=name, holds=holds)})
+
+
+def _is_namedtuple(reading: Reading, value: Value) -> bool:
+    """Tell whether this is a class that ``namedtuple`` has made: it keeps what it is given."""
+    made = value.node
+    return isinstance(made, cst.Call) and (
+        reading.qualified(dotted_name(made.func)) == "collections.namedtuple"
+    )
 
 
 def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Arguments) -> Values:

@@ -51,7 +51,7 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
             if not _outlives(store, call, calls, callee, names):
                 continue
             for index, values in call.arguments:
-                name = names.get(index)
+                name = _name_of(index, names)
                 if name is not None and values and _is_stored(callee.bindings.get(name), store):
                     yield Keeper(call, values, index, store)
 
@@ -108,4 +108,17 @@ def _names_of(scope: FunctionScope) -> dict[int | str, str]:
     names: dict[int | str, str] = dict(enumerate(positional))
     names.update((each, each) for each in positional)
     names.update((each.name.value, each.name.value) for each in node.params.kwonly_params)
+    rest, keywords = node.params.star_arg, node.params.star_kwarg
+    if isinstance(rest, cst.Param):
+        names[_REST] = rest.name.value
+    if keywords is not None:
+        names[_KEYWORDS] = keywords.name.value
     return names
+
+
+_REST, _KEYWORDS = -1, "**"
+
+
+def _name_of(index: int | str, names: dict[int | str, str]) -> str | None:
+    """Return the parameter that takes an argument, ``args`` where it is one of ``*args``."""
+    return names.get(index) or names.get(_REST if isinstance(index, int) else _KEYWORDS)

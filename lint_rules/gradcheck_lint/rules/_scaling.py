@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradcheck_lint.model.paths import Occurrence, Path
+    from gradcheck_lint.model.values import Values
 
 
 def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
@@ -49,7 +50,40 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
             wrong = Problem("GCS310", "unchecked-step", step, item.owner, others, certain=False)
     elif step.scaler and not backward.scaled and _knows_scaling(before):
         wrong = Problem("GCS310", "unscaled-backward", step, item.owner, (backward,))
+    elif step.scaler and _is_of_another_scaler(item, before):
+        wrong = Problem("GCS310", "another-scaler", step, item.owner, (backward,))
     return (wrong, _twice(path, index, unit))
+
+
+def _is_of_another_scaler(item: Occurrence, before: Sequence[Occurrence]) -> bool:
+    """Tell whether all since the scaler's last update is of what known others have scaled."""
+    assert isinstance(item.event, Step)
+    own = item.event.scaler
+    if not all_are(own, Kind.SCALER):
+        return False
+    seen = False
+    for other in reversed(before):
+        if isinstance(other.event, ScalerUpdate) and _updates(other, item):
+            break
+        if not isinstance(other.event, Backward):
+            continue
+        scalers = [_scaler_of(value.node, other) for value in other.event.values]
+        if other.owner is not item.owner or not all(
+            all_are(found, Kind.SCALER) for found in scalers
+        ):
+            return False
+        if any(sites(found) & sites(own) for found in scalers):
+            return False
+        seen = True
+    return seen
+
+
+def _scaler_of(node: cst.CSTNode | None, item: Occurrence) -> Values:
+    """Return the scaler in ``scaler.scale(loss)``; nothing for any other value."""
+    func = node.func if isinstance(node, cst.Call) else None
+    if not isinstance(func, cst.Attribute) or func.attr.value != "scale":
+        return NOTHING
+    return item.owner.bindings.get(dotted_name(func.value) or "", NOTHING)
 
 
 def _is_beside(unscaled: Occurrence, step: Occurrence) -> bool:

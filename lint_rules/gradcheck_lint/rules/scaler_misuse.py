@@ -155,6 +155,10 @@ _MESSAGES = {
         "the scaler makes the step, but backward() was called on a loss that it did not scale: "
         "gradients are divided by a factor that they don't have, or torch raises"
     ),
+    "another-scaler": (
+        "this scaler makes the step, but another one has scaled the loss: torch raises, or the "
+        "gradients are divided by a factor that they don't have"
+    ),
     "no-update": (
         "no update() of the scaler follows this step before the next one: torch raises there"
     ),
@@ -180,6 +184,7 @@ _MESSAGES = {
 _HINTS = {
     "step": "call `scaler.step(optimizer)` and then `scaler.update()`",
     "unscaled-backward": "call `scaler.scale(loss).backward()`",
+    "another-scaler": "scale, unscale, step and update with one scaler",
     "no-update": "call `scaler.update()` once, after all steps of the iteration",
     "unchecked-step": "call `scaler.step(optimizer)`",
     "unscale-each": "call it where the window ends, before clipping",
