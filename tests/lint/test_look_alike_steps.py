@@ -11,7 +11,56 @@ import torch
 from torch import nn, optim
 """
 
+_NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+def fit(train_loader, val_loader, epochs):
+    model = Net()
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    for epoch in range(epochs):
+        for x in train_loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x in val_loader:
+                print(model(x).mean().item())
+"""
+
 _CORRECT = {
+    "701 layers without a mode of their own": _NET.replace("BatchNorm1d", "LayerNorm"),
+    "701 the statistics of batch norm are taken anew": _NET.replace("x in val", "x in train"),
+    "701 evaluation mode": _NET.replace(
+        "        with torch", "        model.eval()\n        with torch"
+    ).replace("        for x in train", "        model.train()\n        for x in train"),
+    "307 a layer added before the optimizer is made": """
+def train(make, loader):
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.add_module("head", nn.Linear(4, 2))
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
+    "307 a layer with a group of its own": """
+def train(make, loader):
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    model.add_module("head", nn.Linear(4, 2))
+    optimizer.add_param_group({"params": model.head.parameters()})
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
     "302 the window is of the inner loop": """
 def train(model, loader, optimizer, epochs, steps):
     for epoch in range(epochs):
@@ -237,6 +286,20 @@ def test_correct_code_is_silent(source):
 
 
 _WRONG = {
+    "701 a validation loop inside the loop over the epochs": (_NET, ["GCS701"]),
+    "307 a layer added after the optimizer was made": (
+        """
+def train(make, loader):
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    model.add_module("head", nn.Linear(4, 2))
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
+        ["GCS307"],
+    ),
     "302 zeroed for each micro-batch": (
         """
 def train(model, loader, optimizer, epochs, steps):

@@ -15,7 +15,7 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.expressions import container, element_of, read
-from gradcheck_lint.model.flow import Freeze, InPlace, Store, StoreKind, ZeroGrad
+from gradcheck_lint.model.flow import Attach, Freeze, InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import (
     BACKWARD_BY_ENGINE,
@@ -135,6 +135,24 @@ def _read_inherited(
     return result
 
 
+_ATTACHING = frozenset({"add_module", "register_module", "register_parameter"})
+
+
+def _note_attached(
+    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+) -> None:
+    """Record ``model.add_module("head", nn.Linear(...))``."""
+    given = arguments.positional
+    if len(given) != 2 or not all_are(given[1], Kind.MODULE, Kind.LEAF):  # noqa: PLR2004 - a pair
+        return
+    name = node.args[0].value
+    last = name.raw_value if isinstance(name, cst.SimpleString) else "..."
+    path = f"{place_name(func.value)}.{last}"
+    reading.recorder.event(
+        Attach, node, reading.state.mode, path=path, values=receiver, attached=given[1]
+    )
+
+
 def _read_other_method(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> Values:
@@ -149,6 +167,8 @@ def _read_other_method(
         return frozenset({settings})
     if method in OWNER_METHODS:
         reading.recorder.hold(receiver)
+    if method in _ATTACHING:
+        _note_attached(reading, node, func, receiver, arguments)
     if method in SAME_MODULE_METHODS and all_are(receiver, Kind.MODULE, Kind.INSTANCE):
         record_call(reading, node, arguments, method=method, harmless=True)
         return receiver

@@ -52,9 +52,10 @@ class ParameterNotOptimized(Rule):
                 if max(made) < order.get(id(event.node), 0) and sites(event.values) & held_by(
                     step.values
                 ):
+                    how = "added" if isinstance(event.node, cst.Call) else "replaced"
                     yield Violation(
                         event.node,
-                        f"`{event.path}` is replaced after the optimizer was made from the model's "
+                        f"`{event.path}` is {how} after the optimizer was made from the model's "
                         "parameters: the new layer gets gradients and is never trained",
                         Severity.ERROR,
                         "change the model first, then make the optimizer",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
+import libcst as cst
+
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, Step
-from gradcheck_lint.model.values import sites
+from gradcheck_lint.model.values import Kind, all_are, sites
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -29,7 +31,10 @@ class TrainModeInEval(Rule):
         name = function.scope.name.rpartition(".")[2].lower()
         if b".eval()" in module.source or b"train(False)" in module.source:
             return
-        if module.uses_engine or not _EVALUATES.search(name):
+        if module.uses_engine:
+            return
+        if not _EVALUATES.search(name):
+            yield from _inside_training(function)
             return
         forwards = [
             event
@@ -40,13 +45,7 @@ class TrainModeInEval(Rule):
             return
         if any(_may_switch(event, forwards[0]) for event in function.events()):
             return
-        yield Violation(
-            forwards[0].node,
-            f"`{forwards[0].receiver}` is validated in this file without eval(): dropout is active "
-            "and batch norm uses, and updates, the statistics of each batch",
-            Severity.WARNING,
-            f"call `{forwards[0].receiver}.eval()` before and `.train()` afterwards",
-        )
+        yield _violation(forwards[0])
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -103,6 +102,63 @@ def fit(model, loader, validation, optimizer, epochs):
 
 
 _EVALUATES = re.compile("valid|eval|test|accuracy")
+_EVALUATED = re.compile(r"(?:^|[^a-z])(?:val|valid\w*|eval\w*|test|dev)(?:$|[^a-z])")
+_ACTS = frozenset({"no_grad", "inference_mode"})
+_MODES = re.compile(r"Dropout\w*|BatchNorm\w*|SyncBatchNorm")
+
+
+def _violation(forward: Forward) -> Violation:
+    return Violation(
+        forward.node,
+        f"`{forward.receiver}` is validated in this file without eval(): dropout is active "
+        "and batch norm uses, and updates, the statistics of each batch",
+        Severity.WARNING,
+        f"call `{forward.receiver}.eval()` before and `.train()` afterwards",
+    )
+
+
+def _inside_training(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the model of a validation loop that stands in the loop over the epochs."""
+    words = function.scope.words
+    if "backward" not in words or words.isdisjoint(_ACTS) or not _has_modes(function):
+        return
+    events = list(function.events())
+    stepping = {loop for event in events if isinstance(event, Step) for loop in event.loops}
+    for loop in function.loops():
+        if not isinstance(loop.node, cst.For) or loop.identity in stepping:
+            continue
+        if not _EVALUATED.search(function.module.text(loop.node.iter).lower()):
+            continue
+        for event in events:
+            if (
+                isinstance(event, Forward)
+                and event.mode is GradMode.DISABLED
+                and loop.identity in event.loops
+                and not stepping.isdisjoint(event.loops)
+                and _has_mode(event, function)
+                and not any(_may_switch(other, event) for other in events)
+            ):
+                yield _violation(event)
+                return
+
+
+def _has_modes(function: FunctionModel) -> bool:
+    """Tell whether a class of the file has layers that evaluation mode changes."""
+    return any(
+        any(map(_MODES.fullmatch, method.words))
+        for scope in function.module.scopes.classes.values()
+        for method in scope.methods.values()
+    )
+
+
+def _has_mode(forward: Forward, function: FunctionModel) -> bool:
+    """Tell whether the class of a model has such layers itself."""
+    classes = [function.module.scopes.classes.get(value.name) for value in forward.values]
+    return all_are(forward.values, Kind.INSTANCE) and all(
+        scope is not None
+        and any(any(map(_MODES.fullmatch, method.words)) for method in scope.methods.values())
+        for scope in classes
+    )
 
 
 def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> bool:
