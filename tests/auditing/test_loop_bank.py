@@ -10,6 +10,7 @@ import pytest
 from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     adversaries,
     agents,
+    by_hand,
     clipping,
     everyday,
     order,

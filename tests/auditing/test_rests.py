@@ -18,6 +18,7 @@ from gradcheck_suite.auditing.rests import Rests
 from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     adversaries,
     agents,
+    by_hand,
     clipping,
     everyday,
     order,

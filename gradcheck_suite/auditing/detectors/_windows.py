@@ -57,7 +57,10 @@ class Fill(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """A call that cleared gradients which no step had used."""
+    """A call that cleared gradients which no step had used.
+
+    Its site is None where it is not known, such as of an assignment of None to ``.grad``.
+    """
 
     site: CallSite | None
     fills: tuple[Fill, ...]
@@ -279,6 +282,13 @@ class Windows:
         window = self.stepped = self.of(event.optimizer)
         window.stepping = True
         window.stepping_backwards = self._recorder.backwards
+        if window.fills and all(each.grad is None for each in window.parameters()):
+            unused = tuple(window.fills[window.spent :])
+            if unused and len(window.discarded) < _MOST_KEPT:
+                window.discarded.append(Discarded(None, unused))
+                self._recorder.emit(GradientsDiscarded(None))
+            window.fills.clear()
+            window.spent = 0
 
     def _end_step(self, event: StepFinished) -> None:
         window = self.stepped

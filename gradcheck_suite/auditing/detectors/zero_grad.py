@@ -2,7 +2,8 @@
 
 Between backward and step: the gradients that a backward has filled were cleared, the step that
 follows finds none, and this turn after turn. A loop that clears now and then to leave out a bad
-batch does not do this each time.
+batch does not do this each time. Where the gradients were put away by hand, nobody may have written
+to the parameters meanwhile, and no later step on that line may use gradients after all.
 
 On each micro-batch: several backwards, called on one line, are each cleared on one line, and only
 the last reaches the step; as often in every window. Who evaluates the gradient at several points
@@ -143,6 +144,9 @@ class MisplacedZeroGradDetector:
         turn = window.turn
         if turn is None:
             return
+        if turn.fills:
+            # Whoever took gradients away by hand until now has only let this optimizer wait.
+            self._occurrences.pop((None, turn.site, False), None)
         if not turn.discarded:
             if window.steps == 1 and not turn.backwards:
                 self._of(window).blank_at = turn.site
@@ -167,10 +171,19 @@ class MisplacedZeroGradDetector:
             return  # it stepped before there was any gradient: the step is too early
         if turn.forward_since and turn.cleared_last:
             return  # clearing was right: what is missing is the backward of that forward
+        if turn.discarded[-1].site is None and self._moved(window, seen):
+            seen.empty = 0
+            return  # by whoever has taken the gradients away
         seen.empty += 1
         every = seen.empty == window.steps and seen.empty > 1
         if every or seen.empty >= _ENOUGH_EMPTY:
             self._report(event, turn, seen.empty, each_micro_batch=False)
+
+    def _moved(self, window: Window, seen: _Seen) -> bool:
+        """Return whether parameters were written to since the end of the step before."""
+        moved = bool(seen.empty) and _was_written(window, seen)
+        seen.versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - as below
+        return moved
 
     def _count_window(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
         size = 1 + len(turn.discarded)
@@ -230,7 +243,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         Related(place, words)
         for place, words in (
             (backward, "this backward filled them"),
-            (step, "this step came too late for them"),
+            (step if cleared.site else None, "this step came too late for them"),
         )
         if place is not None
     ]
@@ -243,6 +256,13 @@ def _finding(occurrence: _Occurrence) -> Finding:
             "to be cleared once (if only the last was to be used, the others are not needed)"
         )
         hint = "call zero_grad() once for each step, before the first backward() of the window"
+    elif cleared.site is None:
+        message = (
+            f"gradients that backward() had filled were gone when {name}.step() was to use them: "
+            f"each .grad was None, {occurrence.count} times, and nobody wrote to the parameters; "
+            "expected them to be set to None before backward() or after step()"
+        )
+        hint = "set .grad to None before backward(), or after step()"
     else:
         message = (
             f"gradients that backward() had filled were cleared before {name}.step() could use "
@@ -255,7 +275,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         message,
         detector="audit",
         severity=Severity.WARNING if occurrence.each_micro_batch else Severity.ERROR,
-        location=location_of(cleared.site),
+        location=location_of(cleared.site) or step,
         related=related,
         hint=hint,
         evidence={
