@@ -31,6 +31,7 @@ __all__ = [
     "finding_of",
     "frozen_finding",
     "is_conditional",
+    "look_again",
     "none_gradient",
 ]
 
@@ -205,3 +206,14 @@ def frozen_finding(watched: Watched) -> list[Finding]:
             evidence={"parameters": len(frozen), "of_parameters": watched.parameters},
         )
     ]
+
+
+def look_again(watched: Watched) -> None:
+    """Forget what has a gradient by now, or is not what it was: a phase of the training."""
+    for kept, frozen in ((watched.missing, False), (watched.frozen, True)):
+        for identity, reference in list(kept.items()):
+            parameter = reference()
+            if parameter is not None and (
+                parameter.grad is not None or parameter.requires_grad is frozen
+            ):
+                del kept[identity]

@@ -38,6 +38,7 @@ from gradcheck_suite.auditing.detectors._missing_gradients import (
     finding_of,
     frozen_finding,
     is_conditional,
+    look_again,
     none_gradient,
 )
 from gradcheck_suite.auditing.detectors._module_tree import (
@@ -304,7 +305,7 @@ class ConnectivityDetector:
         watched.steps += 1
         if watched.steps > LOOKED_AT:
             if watched.missing or watched.frozen:
-                _look_again(watched)
+                look_again(watched)
             return
         self._look(watched, event.optimizer)
         if watched.watch is not None and watched.steps > 1:
@@ -334,7 +335,7 @@ class ConnectivityDetector:
                 kept = watched.missing if parameter.requires_grad else watched.frozen
                 kept[identity] = weakref.ref(parameter)
         if watched.steps > 1:
-            _look_again(watched)
+            look_again(watched)
         self._any_missing = any(each.missing for each in self._watched.values())
 
     def _ask(self, watched: Watched) -> None:
@@ -591,17 +592,6 @@ def _switched_off_at(
         if isinstance(flow, Cut):
             return cut_place(flow, site, "its module is called here")
     return site, ()
-
-
-def _look_again(watched: Watched) -> None:
-    """Forget what has a gradient by now, or is not what it was: a phase of the training."""
-    for kept, frozen in ((watched.missing, False), (watched.frozen, True)):
-        for identity, reference in list(kept.items()):
-            parameter = reference()
-            if parameter is not None and (
-                parameter.grad is not None or parameter.requires_grad is frozen
-            ):
-                del kept[identity]
 
 
 def _is_registered(parameter: Tensor, holder: nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
@@ -26,11 +25,19 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
 from gradcheck_lint.model.methods import set_requires_grad
 from gradcheck_lint.model.state import State, as_kind, join_states
+from gradcheck_lint.model.statement_forms import (
+    OPERATORS,
+    is_loader,
+    pattern_names,
+    runs_once,
+    static_truth,
+    targets,
+    terms,
+)
 from gradcheck_lint.model.syntax import (
     boolean,
     bound_names,
     dotted_name,
-    integer,
     is_literal,
     is_none,
     string_index,
@@ -158,9 +165,9 @@ class StatementReader:
             for choice in (source.body, source.orelse):
                 self._note_running_sum(target, path, choice)
             return
-        terms = _terms(source)
-        others = [term for term in terms if dotted_name(term) != path]
-        if len(terms) < 2 or len(others) == len(terms) or not others:  # noqa: PLR2004 - two operands
+        known = terms(source)
+        others = [term for term in known if dotted_name(term) != path]
+        if len(known) < 2 or len(others) == len(known) or not others:  # noqa: PLR2004 - two operands
             return
         held = self._reading.look_up(path)
         for term in others:
@@ -263,7 +270,7 @@ class StatementReader:
             if path is not None and root is target:
                 reading.bind(path, combine(reading, node, node.operator, held, added))
             return
-        operator = _OPERATORS.get(type(node.operator), "augmented assignment")
+        operator = OPERATORS.get(type(node.operator), "augmented assignment")
         self._write(node, root, held, f"`{operator}`", written=added, source=node.value)
         if path is None:
             return
@@ -290,10 +297,10 @@ class StatementReader:
         reading.bind(path, combine(reading, node, node.operator, held, added))
 
     def _read_delete(self, node: cst.Del) -> None:
-        targets: Sequence[cst.BaseExpression] = [node.target]
+        deleted: Sequence[cst.BaseExpression] = [node.target]
         if isinstance(node.target, cst.Tuple):
-            targets = [element.value for element in node.target.elements]
-        for target in targets:
+            deleted = [element.value for element in node.target.elements]
+        for target in deleted:
             path = dotted_name(target)
             if isinstance(target, cst.Attribute) and target.attr.value == "grad":
                 self._event(ZeroGrad, target)
@@ -325,7 +332,7 @@ class StatementReader:
     def _read_if(self, node: cst.If) -> None:
         reading = self._reading
         read(reading, node.test)
-        static = _static_truth(node.test)
+        static = static_truth(node.test)
         if static is True:
             self.read_body(node.body)
             return
@@ -376,7 +383,7 @@ class StatementReader:
         ends: list[State] = [before]
         for case in node.cases:
             reading.state = before.copy()
-            for name in _pattern_names(case.pattern):
+            for name in pattern_names(case.pattern):
                 reading.bind(name, reading.recorder.unknown(case))
             self._read_arm(node, case.body, arms, ends)
         reading.recorder.branch(node, arms)
@@ -421,7 +428,7 @@ class StatementReader:
             self.read_body(node.orelse.body)
             recorder.block = outer_block
         recorder.block.items.append(
-            Loop(id(node), node, body, otherwise, _targets(node), _runs_once(node), recorder.arms)
+            Loop(id(node), node, body, otherwise, targets(node), runs_once(node), recorder.arms)
         )
         after = reading.state
         if isinstance(node, cst.While) and boolean(node.test) and exits:
@@ -433,7 +440,7 @@ class StatementReader:
         if isinstance(node, cst.For):
             bind_target(reading, node.target, element_of(reading, iterated, node.target))
             self._bind_counter(node)
-            if _is_loader(node.iter):
+            if is_loader(node.iter):
                 for name in bound_names(node.target):
                     found = reading.look_up(name)
                     if all_are(found, Kind.UNKNOWN) and not through_all(found):
@@ -534,61 +541,6 @@ class StatementReader:
     }
 
 
-_OPERATORS: dict[type[cst.BaseAugOp], str] = {
-    cst.AddAssign: "+=",
-    cst.SubtractAssign: "-=",
-    cst.MultiplyAssign: "*=",
-    cst.DivideAssign: "/=",
-    cst.FloorDivideAssign: "//=",
-    cst.PowerAssign: "**=",
-    cst.ModuloAssign: "%=",
-}
-
-
-def _terms(node: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the operands of a tree of ``+``, ``-``, ``*`` and ``/``."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(
-        node.operator, (cst.Add, cst.Subtract, cst.Multiply, cst.Divide)
-    ):
-        return [*_terms(node.left), *_terms(node.right)]
-    return [node]
-
-
-def _static_truth(test: cst.BaseExpression) -> bool | None:
-    """Return the truth of tests that are the same in every run that matters."""
-    literal = boolean(test)
-    if literal is not None:
-        return literal
-    if isinstance(test, cst.Integer):
-        return bool(integer(test))
-    if (dotted_name(test) or "").rpartition(".")[2] == "TYPE_CHECKING":
-        return False
-    if isinstance(test, cst.Comparison) and dotted_name(test.left) == "__name__":
-        return True
-    return None
-
-
-def _is_loader(node: cst.BaseExpression) -> bool:
-    """Tell whether this is a data loader by its name, or tqdm() or enumerate() of one."""
-    while isinstance(node, cst.Call) and node.args:
-        if (dotted_name(node.func) or "").rpartition(".")[2] not in {"tqdm", "enumerate", "iter"}:
-            return False
-        node = node.args[0].value
-    last = (dotted_name(node) or "").rpartition(".")[2].lower()
-    return _LOADER_NAME.search(last) is not None
-
-
-_LOADER_NAME = re.compile(
-    r"loader|dataset|(?:^|_)(?:data|batches|dl|trainset|testset)$|^data_?iter"
-)
-
-
-def _pattern_names(pattern: cst.MatchPattern) -> list[str]:
-    if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
-        return [pattern.name.value]
-    return []
-
-
 def _changing(before: State, after: State) -> set[str]:
     return {name for name in after.names if after.names[name] != before.names.get(name)}
 
@@ -596,21 +548,3 @@ def _changing(before: State, after: State) -> set[str]:
 def _passes_at(depth: int) -> int:
     """Return how often a loop at this depth may be read; the last time, nothing is known."""
     return next((passes for limit, passes in _PASSES if depth <= limit), 1)
-
-
-def _targets(node: cst.For | cst.While) -> frozenset[str]:
-    return frozenset(bound_names(node.target)) if isinstance(node, cst.For) else frozenset()
-
-
-def _runs_once(node: cst.For | cst.While) -> bool:
-    """Tell whether a loop is written so that it has at most one iteration."""
-    if not isinstance(node, cst.For):
-        return boolean(node.test) is False
-    iterated = node.iter
-    if isinstance(iterated, (cst.List, cst.Tuple)):
-        return len(iterated.elements) < 2  # noqa: PLR2004 - zero or one
-    if isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "range":
-        bounds = [integer(argument.value) for argument in iterated.args]
-        if all(bound is not None for bound in bounds):
-            return len(range(*[bound for bound in bounds if bound is not None])) < 2  # noqa: PLR2004
-    return False

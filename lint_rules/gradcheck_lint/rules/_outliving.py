@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Call, Return, StoreKind
 from gradcheck_lint.model.values import Kind, Origin, Values, mentioned_by, sites
+from gradcheck_lint.rules._emptying import is_emptied
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.flow import Backward, Store
@@ -34,7 +35,12 @@ def is_known_container(store: Store) -> bool:
     return all(value.kind is Kind.CONTAINER for value in store.target_values)
 
 
-def is_of_this_iteration(function: FunctionModel, store: Store) -> bool:
+def is_let_go(function: FunctionModel, store: Store) -> bool:
+    """Tell whether what it's stored in is of this iteration, or is emptied as often."""
+    return _is_of_this_iteration(function, store) or is_emptied(function, store)
+
+
+def _is_of_this_iteration(function: FunctionModel, store: Store) -> bool:
     """Tell whether the loop itself makes the object whose attribute it's stored in."""
     root, _, attribute = store.target.partition(".")
     return bool(attribute) and any(

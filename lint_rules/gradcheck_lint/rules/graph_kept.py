@@ -12,7 +12,7 @@ from gradcheck_lint.rules._emptying import is_emptied
 from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store, kept_when_spent
 from gradcheck_lint.rules._graph_proofs import always_meets, proves_graph, shares_forward
 from gradcheck_lint.rules._keepers import keepers
-from gradcheck_lint.rules._outliving import consumes, escapes, is_of_this_iteration, keeps
+from gradcheck_lint.rules._outliving import consumes, escapes, is_let_go, keeps
 from gradcheck_lint.rules._repeating import (
     differentiated_later,
     is_training_step,
@@ -57,7 +57,7 @@ class GraphKept(Rule):
                 continue
             if (spent := spent_before(function, store)) is not None:
                 is_kept = _records(store, store.how) and keeps(store)
-                if is_kept and not _is_let_go(function, store):
+                if is_kept and not is_let_go(function, store):
                     yield kept_when_spent(function, store, spent)
                 continue
             proofs = [
@@ -68,7 +68,7 @@ class GraphKept(Rule):
             certain = bool(proofs)
             if not proofs:
                 proofs = [backward for backward in backwards if shares_forward(backward, store)]
-            if not proofs or not keeps(store) or _is_let_go(function, store):
+            if not proofs or not keeps(store) or is_let_go(function, store):
                 continue
             if any(consumes(backward, store) for backward in backwards):
                 continue
@@ -590,10 +590,6 @@ def _of_object(
             yield kept_when_spent(function, store, spent)
         else:
             yield kept_by_store(function, store, proofs, certain=True)
-
-
-def _is_let_go(function: FunctionModel, store: Store) -> bool:
-    return is_of_this_iteration(function, store) or is_emptied(function, store)
 
 
 def _records(at: Store | Call, how: StoreKind) -> bool:

@@ -1,0 +1,93 @@
+"""What a statement tells by its form alone, whatever its names stand for."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name, integer
+
+__all__ = [
+    "OPERATORS",
+    "is_loader",
+    "pattern_names",
+    "runs_once",
+    "static_truth",
+    "targets",
+    "terms",
+]
+
+OPERATORS: dict[type[cst.BaseAugOp], str] = {
+    cst.AddAssign: "+=",
+    cst.SubtractAssign: "-=",
+    cst.MultiplyAssign: "*=",
+    cst.DivideAssign: "/=",
+    cst.FloorDivideAssign: "//=",
+    cst.PowerAssign: "**=",
+    cst.ModuloAssign: "%=",
+}
+
+
+def terms(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the operands of a tree of ``+``, ``-``, ``*`` and ``/``."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(
+        node.operator, (cst.Add, cst.Subtract, cst.Multiply, cst.Divide)
+    ):
+        return [*terms(node.left), *terms(node.right)]
+    return [node]
+
+
+def static_truth(test: cst.BaseExpression) -> bool | None:
+    """Return the truth of tests that are the same in every run that matters."""
+    literal = boolean(test)
+    if literal is not None:
+        return literal
+    if isinstance(test, cst.Integer):
+        return bool(integer(test))
+    if (dotted_name(test) or "").rpartition(".")[2] == "TYPE_CHECKING":
+        return False
+    if isinstance(test, cst.Comparison) and dotted_name(test.left) == "__name__":
+        return True
+    return None
+
+
+def is_loader(node: cst.BaseExpression) -> bool:
+    """Tell whether this is a data loader by its name, or tqdm() or enumerate() of one."""
+    while isinstance(node, cst.Call) and node.args:
+        if (dotted_name(node.func) or "").rpartition(".")[2] not in {"tqdm", "enumerate", "iter"}:
+            return False
+        node = node.args[0].value
+    last = (dotted_name(node) or "").rpartition(".")[2].lower()
+    return _LOADER_NAME.search(last) is not None
+
+
+_LOADER_NAME = re.compile(
+    r"loader|dataset|(?:^|_)(?:data|batches|dl|trainset|testset)$|^data_?iter"
+)
+
+
+def pattern_names(pattern: cst.MatchPattern) -> list[str]:
+    """Return the names that a pattern binds as a whole."""
+    if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
+        return [pattern.name.value]
+    return []
+
+
+def targets(node: cst.For | cst.While) -> frozenset[str]:
+    """Return the names that each iteration of a loop binds."""
+    return frozenset(bound_names(node.target)) if isinstance(node, cst.For) else frozenset()
+
+
+def runs_once(node: cst.For | cst.While) -> bool:
+    """Tell whether a loop is written so that it has at most one iteration."""
+    if not isinstance(node, cst.For):
+        return boolean(node.test) is False
+    iterated = node.iter
+    if isinstance(iterated, (cst.List, cst.Tuple)):
+        return len(iterated.elements) < 2  # noqa: PLR2004 - zero or one
+    if isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "range":
+        bounds = [integer(argument.value) for argument in iterated.args]
+        if all(bound is not None for bound in bounds):
+            return len(range(*[bound for bound in bounds if bound is not None])) < 2  # noqa: PLR2004
+    return False
