@@ -300,7 +300,7 @@ def test_the_time_that_checksums_take_can_be_bounded(audit):
     options = ("--output-format", "json", "--overhead")
     summaries = [
         json.loads(audit(source, *options, percent).stdout.removeprefix("done\n"))["summary"]
-        for percent in ("0", "100")
+        for percent in ("0", "1000")
     ]
     least, most = (summary["saved_tensors_checksummed"] for summary in summaries)
     # The first three steps are checksummed in any case, and then each 20th at most.
