@@ -12,7 +12,11 @@ from torch import nn
 
 import gradcheck_suite as gs
 from benchmarks.harness import Scores, run_as_command
-from tests.auditing.leaks import kinds, look_alikes  # noqa: F401 - they fill the bank
+from tests.auditing.leaks import (  # noqa: F401 - they fill the bank
+    kinds,
+    kinds_in_libraries,
+    look_alikes,
+)
 from tests.auditing.leaks.bank import LEAKS, LOOK_ALIKES, STEPS
 
 if TYPE_CHECKING:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 import gradcheck_suite as gs
-from tests.auditing.leaks import kinds, look_alikes  # noqa: F401 - they fill the bank
+from tests.auditing.leaks import (  # noqa: F401 - they fill the bank
+    kinds,
+    kinds_in_libraries,
+    look_alikes,
+)
 from tests.auditing.leaks.bank import LEAKS, LOOK_ALIKES
 
 FAST = (
