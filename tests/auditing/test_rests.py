@@ -15,19 +15,6 @@ import gradcheck_suite as gs
 from gradcheck_suite.auditing import recorder as recorder_module
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.rests import Rests
-from tests.auditing.loops import (  # noqa: F401 - they fill the bank
-    adversaries,
-    agents,
-    by_hand,
-    clipping,
-    everyday,
-    order,
-    owners_and_modes,
-    parts,
-    scaling,
-    schedules,
-    surroundings,
-)
 from tests.auditing.loops.bank import CLEAN
 from tests.auditing.test_loop_bank import run_quietly
 

@@ -158,6 +158,17 @@ class Window:
         optimizer = self.optimizer()
         return () if optimizer is None else parameters_of(optimizer)
 
+    def versions(self) -> list[int]:
+        """Return the versions of these parameters now."""
+        return [parameter._version for parameter in self.parameters()]  # noqa: SLF001 - `version_of`, spared a call
+
+    def empty(self, backwards: int) -> None:
+        """Forget what went before, when so many backwards have begun."""
+        self.fills.clear()
+        self.spent = 0
+        self.discarded.clear()
+        self.backwards = backwards
+
 
 class Windows:
     """Follows every watched optimizer; the detectors that read it come after it.
@@ -268,27 +279,24 @@ class Windows:
         window.used = False
         window.cleared = True
         window.cleared_at = self._recorder.backwards
-        if not window.fills:
-            return
         # A closure clears what an earlier evaluation of it has left.
+        self._lose(window, event.site, by_closure=window.stepping)
+
+    def _lose(self, window: Window, site: CallSite | None, *, by_closure: bool = False) -> None:
+        """Take note that a window's gradients are gone, cleared at ``site`` if that is known."""
         unused = tuple(window.fills[window.spent :])
-        if unused and not window.stepping and len(window.discarded) < _MOST_KEPT:
-            window.discarded.append(Discarded(event.site, unused))
-            self._recorder.emit(GradientsDiscarded(event.site))
+        if unused and not by_closure and len(window.discarded) < _MOST_KEPT:
+            window.discarded.append(Discarded(site, unused))
+            self._recorder.emit(GradientsDiscarded(site))
         window.fills.clear()
         window.spent = 0
 
     def _begin_step(self, event: StepStarted) -> None:
         window = self.stepped = self.of(event.optimizer)
+        if window.fills and all(each.grad is None for each in window.parameters()):
+            self._lose(window, None)
         window.stepping = True
         window.stepping_backwards = self._recorder.backwards
-        if window.fills and all(each.grad is None for each in window.parameters()):
-            unused = tuple(window.fills[window.spent :])
-            if unused and len(window.discarded) < _MOST_KEPT:
-                window.discarded.append(Discarded(None, unused))
-                self._recorder.emit(GradientsDiscarded(None))
-            window.fills.clear()
-            window.spent = 0
 
     def _end_step(self, event: StepFinished) -> None:
         window = self.stepped
@@ -314,10 +322,7 @@ class Windows:
         window.steps += 1
         window.stepping = window.cleared = False
         window.whole = window.used = True
-        window.backwards = now
-        window.fills.clear()
-        window.spent = 0
-        window.discarded.clear()
+        window.empty(now)
         if len(self._windows) > 1:
             for other in list(self._windows.values()):
                 if other.fills and other.ids <= window.ids:
@@ -327,22 +332,16 @@ class Windows:
 
     def _begin_anew(self, _event: WatchResumed) -> None:
         for window in self._windows.values():
-            window.fills.clear()
-            window.discarded.clear()
-            window.spent = 0
+            window.empty(self._recorder.backwards)
             window.whole = window.used = window.cleared = window.stepping = False
             window.turn = None
-            window.backwards = self._recorder.backwards
 
     def _skip_step(self, event: ScalerStepped) -> None:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""
         window = self._windows.get(id(event.optimizer))
         if window is not None and not event.stepped and not event.failed:
-            window.fills.clear()
-            window.spent = 0
-            window.discarded.clear()
+            window.empty(self._recorder.backwards)
             window.used = True
-            window.backwards = self._recorder.backwards
 
 
 def _is_clear(gradient: Tensor | None) -> bool:

@@ -121,7 +121,7 @@ class IdleStepDetector:
             self._report(event, "early", lost)
 
     def _look_at_skipped(self, window: Window, seen: _Seen, event: StepFinished) -> None:
-        versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - as below
+        versions = window.versions()
         moved = seen.skipped and versions != seen.versions
         seen.versions = versions
         if moved or any(parameter.grad is not None for parameter in window.parameters()):
@@ -138,7 +138,7 @@ class IdleStepDetector:
             seen.blank_at = turn.site
         if none_left(window.parameters()):
             has_gradients = any(each.grad is not None for each in window.parameters())
-            versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - `version_of`, spared a call
+            versions = window.versions()
             # Zeros move parameters, by momentum and by weight decay. None does not.
             moved = not has_gradients and seen.idle and versions != seen.versions
             seen.versions = versions

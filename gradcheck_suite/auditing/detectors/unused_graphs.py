@@ -132,9 +132,7 @@ class UnusedGraphDetector:
         step = self._recorder.step
         # Only there does a generation know every earlier one that it goes through.
         if (step or event.number) >= _WALKED_UNTIL:
-            listens = any(phase.stop is not None for phase in self._phases.values())
-            is_busy = listens or self._pending or self._cycle is not None
-            return None if is_busy else Attention.ASLEEP
+            return None if self.is_following() else Attention.ASLEEP
         generation = self._recorder.generations.newest()
         if generation is None or generation.index != event.number:
             return None

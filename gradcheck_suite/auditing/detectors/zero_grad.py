@@ -182,7 +182,7 @@ class MisplacedZeroGradDetector:
     def _moved(self, window: Window, seen: _Seen) -> bool:
         """Return whether parameters were written to since the end of the step before."""
         moved = bool(seen.empty) and _was_written(window, seen)
-        seen.versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - as below
+        seen.versions = window.versions()
         return moved
 
     def _count_window(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
@@ -191,7 +191,7 @@ class MisplacedZeroGradDetector:
         alike = seen.lines == lines and seen.size == size
         seen.windows = seen.windows + 1 if alike and seen.windows else 1
         seen.lines, seen.size = lines, size
-        seen.versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - `version_of`, spared a call
+        seen.versions = window.versions()
         if seen.windows >= _ENOUGH_WINDOWS:
             self._report(event, turn, seen.windows, each_micro_batch=True)
 
@@ -228,10 +228,7 @@ def _is_last_alone(window: Window) -> bool:
 
 def _was_written(window: Window, seen: _Seen) -> bool:
     """Return whether parameters were written to since the last step, as far as that was noted."""
-    if not seen.versions:
-        return False
-    versions = [parameter._version for parameter in window.parameters()]  # noqa: SLF001 - as above
-    return versions != seen.versions
+    return bool(seen.versions) and window.versions() != seen.versions
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
