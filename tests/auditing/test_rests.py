@@ -62,7 +62,7 @@ def resting_at_random(monkeypatch):
     return seed
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", CLEAN)
 def test_nothing_is_said_of_a_correct_loop_that_is_watched_in_parts(
     audited, resting_at_random, name, seed
@@ -75,10 +75,11 @@ def test_nothing_is_said_of_a_correct_loop_that_is_watched_in_parts(
 def test_many_of_these_loops_are_watched_in_parts(audited, resting_at_random):
     resting_at_random(0)
     rested = 0
-    for loop in CLEAN.values():
+    some = list(CLEAN.values())[::6]
+    for loop in some:
         session = audited(lambda loop=loop: run_quietly(loop), checksum_first_steps=0)
         rested += passed_over(session) > 0
-    assert rested >= len(CLEAN) // 3
+    assert rested >= len(some) // 3
 
 
 def passed_over(session):

@@ -97,3 +97,17 @@ def run_tests(write_tests, pytester):
         return pytester.runpytest_inprocess(*quick, *ALONE, *arguments)
 
     return run
+
+
+@pytest.fixture
+def run_tests_apart(write_tests, pytester):
+    """Write such a test file and run it in a process of its own.
+
+    A search for holders goes through all objects, and here there are millions.
+    """
+
+    def run(source, *arguments, **settings):
+        write_tests(source, **settings)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *ALONE, *arguments)
+
+    return run

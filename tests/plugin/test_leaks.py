@@ -118,8 +118,10 @@ CLEAN = """
 """
 
 
-def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(run_tests, pytester):
-    result = run_tests(SOURCE)
+def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(
+    run_tests_apart, pytester
+):
+    result = run_tests_apart(SOURCE)
 
     result.assert_outcomes(failed=8)
     text = " ".join(result.stdout.str().split())
@@ -221,8 +223,8 @@ HOLDERS = """
 """
 
 
-def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests, pytester):
-    result = run_tests(HOLDERS, "--gradcheck-suite-report=r.json")
+def test_the_line_that_keeps_a_graph_is_the_line_of_the_finding(run_tests_apart, pytester):
+    result = run_tests_apart(HOLDERS, "--gradcheck-suite-report=r.json")
 
     result.assert_outcomes(failed=9)
     lines = (pytester.path / "test_training.py").read_text().splitlines()
@@ -267,8 +269,8 @@ def test_a_source_that_is_broken_meanwhile_shows_no_line(run_tests, pytester):
     assert "kept by this test" not in text  # its place is all that there is
 
 
-def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests):
-    run_tests(CLEAN).assert_outcomes(passed=5)
+def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests_apart):
+    run_tests_apart(CLEAN).assert_outcomes(passed=5)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +293,9 @@ def test_wrong_arguments(run_tests, arguments, message):
     gc.collect()
 
 
-def test_what_the_test_itself_keeps_is_named_by_its_class(run_tests):
+def test_what_the_test_itself_keeps_is_named_by_its_class(run_tests_apart):
     """Not by what pytest calls the object that holds it."""
-    result = run_tests("""
+    result = run_tests_apart("""
         import unittest
 
         @pytest.mark.no_graph_leak
