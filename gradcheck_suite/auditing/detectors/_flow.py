@@ -9,28 +9,38 @@ accuses nobody by itself.
 from __future__ import annotations
 
 import ast
-import itertools
-import linecache
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch import Tensor
 
+from gradcheck_suite._frames import definition_line
+from gradcheck_suite.auditing.detectors._source import (
+    Function,
+    Span,
+    code_of,
+    innermost,
+    line_of_decorator,
+    name_of,
+    own_statements,
+    root_key,
+    span_of,
+    tree_of,
+)
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from gradcheck_suite.auditing.call_sites import CallSite
 
 __all__ = [
     "Cut",
     "Flow",
-    "Span",
     "flat_call",
     "follow",
+    "follow_parts",
     "left_switched_off",
-    "span_at",
+    "only_flat_call",
     "switched_off",
 ]
 
@@ -51,12 +61,13 @@ class Cut:
 
 _State: TypeAlias = "Literal['live'] | Cut | None"
 
+Parts: TypeAlias = "tuple[_State, ...]"
+"""What is known of each value of a tuple that a function returns."""
+
 Flow: TypeAlias = "Cut | Literal['arrives', 'unused', 'unknown']"
 """Where the value got to: cut here, arrives at a backward or return, goes into neither, or who
 knows."""
 
-Span: TypeAlias = "tuple[int, int, int, int]"
-"""First and last line, first column and the one after the last, in bytes, as ``ast`` counts."""
 
 _CUTTING_METHODS = frozenset(
     [
@@ -84,9 +95,13 @@ _CUTTING_METHODS = frozenset(
         "nonzero",
         "argsort",
         "bincount",
+        "multinomial",
+        "sample",
     ]
 )
-_FLAT_METHODS = frozenset({"round", "floor", "ceil", "sign", "trunc", "round_", "floor_", "sign_"})
+_FLAT_METHODS = frozenset(
+    {"bernoulli", "ceil", "floor", "floor_", "round", "round_", "sign", "sign_", "trunc"}
+)
 _CUTTING_CALLS = frozenset({"float", "int", "bool", "round"})
 _CUTTING_OF_TORCH = frozenset(
     [
@@ -105,13 +120,13 @@ _CUTTING_OF_TORCH = frozenset(
         "ne",
         "bincount",
         "argsort",
+        "multinomial",
     ]
 )
 _WITH_INDICES = frozenset(
     {"max", "min", "sort", "topk", "median", "mode", "kthvalue", "cummax", "cummin"}
 )
 """What returns values and indices: the second of the pair has no graph."""
-_RECORDING_OFF = ("no_grad", "inference_mode")
 _SINKS = frozenset({"backward", "manual_backward"})
 _CALLS_DEEP = 3
 
@@ -125,59 +140,90 @@ def follow(
 ) -> Flow:
     """Follow what is called at ``place`` until backward or the return of its function.
 
+    See ``follow_parts`` for the arguments.
+    """
+    return follow_parts(place, from_calls=from_calls, sinks=sinks, span=span)[0]
+
+
+def follow_parts(
+    place: Location,
+    *,
+    from_calls: bool = False,
+    sinks: Collection[tuple[str, int]] = (),
+    span: Span | None = None,
+    parts: Parts | None = None,
+) -> tuple[Flow, Parts | None]:
+    """Follow what is called at ``place``, and tell the values of a returned tuple apart.
+
     Args:
         place: where the value was made; with ``from_calls``, where backward is or is called.
         from_calls: any call may have made it, and it is known to be cut: begin at each call that
             is not itself a cut.
-        sinks: files and lines of calls that led to backward, whose arguments count as used.
+        sinks: files and lines of calls that led to backward, whose arguments count as used; with
+            ``from_calls`` and none of these, what the function returns is what matters.
         span: which call of that line made the value; None where it is not known.
+        parts: what is known of each value, where the call returns a tuple of them.
+
+    Returns:
+        Where the value got to; and the parts of the tuple that the function returns, if any.
     """
     path, line = place.path, place.line
-    tree = _tree(path)
+    tree = tree_of(path)
     if tree is None:
-        return "unknown"
-    body = tree if place.function is None else _innermost(tree, line)
+        return "unknown", None
+    body = tree if place.function is None else innermost(tree, line)
     if body is None:
-        return "unknown"
+        return "unknown", None
     walk = _Walk(path, tree, line, from_calls=from_calls)
+    walk.made_parts = parts
     walk.sink_lines = {number for file, number in sinks if file == path}
     if span is not None and any(
-        isinstance(node, ast.Call) and _span_of(node) == span for node in ast.walk(body)
+        isinstance(node, ast.Call) and span_of(node) == span for node in ast.walk(body)
     ):
         walk.span = span
-    return walk.result(body)
+    return walk.result(body), walk.returned_parts()
 
 
 def flat_call(place: Location, operations: Collection[str]) -> Flow:
     """Return the first call, in the function defined at ``place``, of an op without slope."""
-    tree = _tree(place.path)
-    body = None if tree is None else _innermost(tree, place.line)
-    for node in () if body is None else ast.walk(body):
-        name = _name_of(node) if isinstance(node, ast.Call) else None
-        if name is not None and name in _FLAT_METHODS and name.rstrip("_") in operations:
-            return Cut(place.path, node.lineno, f"`{name}()`")  # type: ignore[attr-defined]  # a Call
+    tree = tree_of(place.path)
+    body = None if tree is None else innermost(tree, place.line)
+    if body is None:
+        return "unknown"
+    for cut in _flat_calls(place.path, body, operations):
+        return cut
     return "unknown"
+
+
+def only_flat_call(paths: Iterable[str], operations: Collection[str]) -> Flow:
+    """Return the call of an op without slope, if these files have exactly one."""
+    found = [
+        cut
+        for path in dict.fromkeys(paths)
+        if (tree := tree_of(path)) is not None
+        for cut in _flat_calls(path, tree, operations)
+    ]
+    return found[0] if len(found) == 1 else "unknown"
+
+
+def _flat_calls(path: str, scope: ast.AST, operations: Collection[str]) -> Iterator[Cut]:
+    for node in ast.walk(scope):
+        name = name_of(node) if isinstance(node, ast.Call) else None
+        if name is not None and name in _FLAT_METHODS and name.rstrip("_") in operations:
+            yield Cut(path, node.lineno, f"`{name}()`")  # type: ignore[attr-defined]  # a Call
 
 
 def switched_off(place: Location) -> Flow:
     """Return the ``no_grad`` or ``inference_mode`` that a line stands under in its function."""
-    tree = _tree(place.path)
-    body = tree if tree is None or place.function is None else _innermost(tree, place.line)
+    tree = tree_of(place.path)
+    body = tree if tree is None or place.function is None else innermost(tree, place.line)
     if body is None:
         return "unknown"
-    line = _line_of_decorator(body)
-    for statement, off in _own_statements(body.body, off=line):
+    line = line_of_decorator(body)
+    for statement, off in own_statements(body.body, off=line):
         if statement.lineno <= place.line <= (statement.end_lineno or statement.lineno):
             line = off  # The statements inside one follow it.
     return Cut(place.path, line, "recording is switched off", under=True) if line else "unknown"
-
-
-def _line_of_decorator(scope: ast.Module | _Function) -> int:
-    found = 0
-    for decorator in getattr(scope, "decorator_list", []):
-        if _name_of(decorator) in _RECORDING_OFF:
-            found = decorator.lineno
-    return found
 
 
 def left_switched_off(places: Iterable[Location]) -> Location | None:
@@ -185,94 +231,17 @@ def left_switched_off(places: Iterable[Location]) -> Location | None:
     found = [
         Location(path=path, line=node.lineno)
         for path in dict.fromkeys(place.path for place in places)
-        for node in ast.walk(_tree(path) or ast.Module([], []))
+        for node in ast.walk(tree_of(path) or ast.Module([], []))
         if isinstance(node, ast.Expr) and _switches_off(node.value)
     ]
     return found[0] if len(found) == 1 else None
 
 
 def _switches_off(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call) or _name_of(node) != "set_grad_enabled":
+    if not isinstance(node, ast.Call) or name_of(node) != "set_grad_enabled":
         return False
     given = [*node.args, *(keyword.value for keyword in node.keywords)]
     return len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
-
-
-def span_at(site: CallSite) -> Span | None:
-    """Return where in its source the call at this site stands (Python 3.11 and later)."""
-    code, offset = site[:2]
-    positions = getattr(code, "co_positions", None)
-    if positions is None:
-        return None
-    # One entry for each instruction, of two bytes.
-    found: Any = next(itertools.islice(positions(), offset // 2, None), (None,) * 4)
-    return None if None in found else tuple(found)
-
-
-def _span_of(node: ast.expr) -> tuple[int, int | None, int, int | None]:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-
-
-def _tree(path: str) -> ast.Module | None:
-    text = "".join(linecache.getlines(path))
-    try:
-        return ast.parse(text) if text else None
-    except (SyntaxError, ValueError):
-        return None
-
-
-_Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
-
-
-def _innermost(tree: ast.Module, line: int) -> _Function | None:
-    best: _Function | None = None
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            and node.lineno <= line <= (node.end_lineno or node.lineno)
-            and (best is None or node.lineno >= best.lineno)
-        ):
-            best = node
-    return best
-
-
-def _own_statements(body: Iterable[ast.stmt], *, off: int) -> Iterator[tuple[ast.stmt, int]]:
-    """Yield simple statements in order, with the line of the ``no_grad`` they are under, or 0."""
-    for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        yield statement, off
-        inside = off
-        if isinstance(statement, (ast.With, ast.AsyncWith)):
-            for item in statement.items:
-                name = _name_of(item.context_expr)
-                if name in _RECORDING_OFF:
-                    inside = item.context_expr.lineno
-                elif name == "enable_grad":
-                    inside = 0
-        for field in ("body", "orelse", "finalbody"):
-            yield from _own_statements(getattr(statement, field, []), off=inside)
-        for handler in getattr(statement, "handlers", []):
-            yield from _own_statements(handler.body, off=inside)
-
-
-def _name_of(node: ast.expr) -> str | None:
-    """Return the last part of the name that is called, read or decorated with."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _root_key(node: ast.expr) -> str | None:
-    """Return what a target or a name is filed under: ``x``, ``self.x``."""
-    while isinstance(node, (ast.Subscript, ast.Starred)):
-        node = node.value
-    if isinstance(node, ast.Attribute):
-        inner = _root_key(node.value)
-        return None if inner is None else f"{inner}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else None
 
 
 class _Walk:
@@ -289,13 +258,16 @@ class _Walk:
         self.sink_lines: set[int] = set()
         self.span: Span | None = None
         self.off = 0
+        self.made_parts: Parts | None = None
+        self.parts: dict[ast.expr, Parts] = {}
+        self.returns: list[Parts | None] = []
 
-    def result(self, scope: ast.Module | _Function) -> Flow:
-        off = _line_of_decorator(scope)
+    def result(self, scope: ast.Module | Function) -> Flow:
+        off = line_of_decorator(scope)
         # Twice: a loop may carry a name from its end to its beginning.
         for _ in range(2):
-            self.sinks = []
-            for statement, inside in _own_statements(scope.body, off=off):
+            self.sinks, self.returns = [], []
+            for statement, inside in own_statements(scope.body, off=off):
                 self.off = inside
                 self.statement(statement)
         reached = [state for state in self.sinks if state is not None]
@@ -309,18 +281,30 @@ class _Walk:
             return reached[0]  # type: ignore[return-value]  # a Cut: nothing live is left
         return "unused" if self.sinks else "unknown"
 
+    def returned_parts(self) -> Parts | None:
+        """Return what is known of each value of the tuple that is returned, if one is."""
+        known = [parts for parts in self.returns if parts is not None]
+        if not known or len(known) < len(self.returns) or len(set(map(len, known))) > 1:
+            return None
+        parts: list[_State] = [_either(states) for states in zip(*known, strict=True)]
+        return tuple(parts)
+
+    def _is_at_sink(self, node: ast.stmt | ast.expr) -> bool:
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        return not self.sink_lines.isdisjoint(lines)
+
     def statement(self, node: ast.stmt) -> None:  # noqa: PLR0912 - one for each kind
         call = getattr(node, "value", None)
-        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        if isinstance(call, ast.Call) and not self.sink_lines.isdisjoint(lines):
+        if isinstance(call, ast.Call) and self._is_at_sink(node):
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             self.sinks.extend(map(self.value, given))
         if isinstance(node, ast.Assign):
             state = self.value(node.value)
             pairs = _pairs(node)
+            parts = self.parts.get(node.value)
             for target in node.targets:
                 if pairs is None:
-                    self.bind(target, state)
+                    self.bind(target, state, parts)
             for target, value in pairs or ():
                 self.bind(target, self.value(value))
             indices = _second_target(node)
@@ -335,26 +319,39 @@ class _Walk:
             if state is not None and not self.from_calls:
                 self.bind(node.target, state)
         elif isinstance(node, ast.Return):
-            self.sinks.append(None if node.value is None else self.value(node.value))
+            self._return(node.value)
         elif isinstance(node, ast.Expr):
             self.value(node.value)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 self.value(item.context_expr)
 
-    def bind(self, target: ast.expr, state: _State) -> None:
+    def _return(self, value: ast.expr | None) -> None:
+        state = None if value is None else self.value(value)
+        if self.from_calls and self.sink_lines:
+            return  # What was cut off went into a backward here, and not to the caller.
+        self.sinks.append(state)
+        if isinstance(value, ast.Tuple):
+            parts: list[_State] = [self.value(element) for element in value.elts]
+            self.returns.append(tuple(parts))
+        elif value is not None:
+            self.returns.append(self.parts.get(value))
+
+    def bind(self, target: ast.expr, state: _State, parts: Parts | None = None) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
-            for element in target.elts:
-                self.bind(element, state)
+            if parts is None or len(parts) != len(target.elts):
+                parts = (state,) * len(target.elts)
+            for element, part in zip(target.elts, parts, strict=True):
+                self.bind(element, part)
         elif isinstance(target, ast.Subscript):
             self.join(target, state)
         else:
-            key = _root_key(target)
+            key = root_key(target)
             if key is not None:
                 self.names[key] = state
 
     def join(self, target: ast.expr, state: _State) -> None:
-        key = _root_key(target)
+        key = root_key(target)
         if key is not None:
             self.names[key] = _either([self.names.get(key), state])
 
@@ -362,6 +359,8 @@ class _Walk:
         state = self._value(node)
         if not self.from_calls and isinstance(node, ast.Call) and self._makes_it(node):
             # The call of a line that is itself the value: only the innermost makes it.
+            if state is None and self.made_parts is not None:
+                self.parts[node] = self.made_parts
             state = state or "live"
         if state is not None and self.off and isinstance(node, (ast.Call, ast.BinOp)):
             # Whatever else has cut its parts: what is made here could have no graph.
@@ -370,7 +369,7 @@ class _Walk:
 
     def _makes_it(self, node: ast.Call) -> bool:
         if self.span is not None:
-            return _span_of(node) == self.span
+            return span_of(node) == self.span
         return node.lineno == self.line
 
     def _value(self, node: ast.expr) -> _State:
@@ -380,7 +379,7 @@ class _Walk:
             inner = _either([self.value(part) for part in (node.left, *node.comparators)])
             return self._cut(node, "a comparison") if inner == "live" else inner
         if isinstance(node, ast.Call):
-            draws = self.from_calls and _name_of(node) in _WITHOUT_GRAPH
+            draws = self.from_calls and name_of(node) in _WITHOUT_GRAPH
             return None if draws else self._call(node)
         if isinstance(node, (ast.Lambda, ast.Constant)):
             return None
@@ -401,7 +400,7 @@ class _Walk:
         )
 
     def _named(self, node: ast.Name | ast.Attribute) -> _State:
-        key = _root_key(node)
+        key = root_key(node)
         if key is not None and key in self.names:
             return self.names[key]
         if isinstance(node, ast.Name):
@@ -416,7 +415,7 @@ class _Walk:
         return inner
 
     def _call(self, node: ast.Call) -> _State:  # noqa: PLR0911 - one for each kind
-        name = _name_of(node)
+        name = name_of(node)
         values = [*node.args, *(keyword.value for keyword in node.keywords)]
         given: list[_State] = []
         given.extend(self.value(value) for value in values)
@@ -425,8 +424,7 @@ class _Walk:
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value)
             if name in _SINKS:
-                is_engine = _name_of(node.func.value) == "autograd"
-                self.sinks.append(inner if is_engine or owner is None else owner)
+                self._end_at(node, node.func.value, owner, inner)
                 return None
             if name in ("append", "extend", "add", "update", "insert", "put") and inner:
                 self.join(node.func.value, inner)
@@ -451,32 +449,59 @@ class _Walk:
             return None if _is_tensor_method(node, name) else "live"
         return state
 
+    def _end_at(self, node: ast.Call, of: ast.expr, owner: _State, given: _State) -> None:
+        """Note what a backward starts from, unless it is that of another loss."""
+        if not (self.from_calls and self.sink_lines) or self._is_at_sink(node):
+            self.sinks.append(given if name_of(of) == "autograd" or owner is None else owner)
+
     def _through(self, node: ast.Call, name: str | None, given: list[_State]) -> _State:
-        """Look into a function of the same file that is called with the value."""
+        """Look into a function that is called with the value: of this file, or imported."""
+        found = self._called(node, name)
+        if found is None or any(keyword.arg is None for keyword in node.keywords):
+            return None
+        path, tree, function = found
+        names = [argument.arg for argument in function.args.args]
+        if names[:1] in (["self"], ["cls"]):
+            names = names[1:]
+        inside = _Walk(path, tree, -1, from_calls=self.from_calls, depth=self.depth + 1)
+        by_place = len(node.args)
+        inside.names = dict(zip(names, given[:by_place], strict=False))
+        for keyword, state in zip(node.keywords, given[by_place:], strict=True):
+            inside.names[str(keyword.arg)] = state
+        result = inside.result(function)
+        parts = inside.returned_parts()
+        if parts is not None:
+            self.parts[node] = parts
+        return result if isinstance(result, Cut) else None
+
+    def _called(self, node: ast.Call, name: str | None) -> tuple[str, ast.Module, Function] | None:
+        """Return the function that a call names, with its file."""
         found = [
             each
             for each in ast.walk(self.tree)
             if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name == name
         ]
-        if len(found) != 1 or node.keywords:
+        if len(found) == 1:
+            return self.path, self.tree, found[0]
+        code = None if found else code_of(self.path, node.func)
+        tree = None if code is None else tree_of(code.co_filename)
+        if code is None or tree is None:
             return None
-        names = [argument.arg for argument in found[0].args.args]
-        if names[:1] in (["self"], ["cls"]):
-            names = names[1:]
-        inside = _Walk(self.path, self.tree, -1, from_calls=self.from_calls, depth=self.depth + 1)
-        inside.names = dict(zip(names, given, strict=False))
-        result = inside.result(found[0])
-        return result if isinstance(result, Cut) else None
+        function = innermost(tree, definition_line(code))
+        if function is None or function.name != code.co_name:
+            return None
+        return code.co_filename, tree, function
 
     def _cut(self, node: ast.expr, what: str) -> Cut:
         return Cut(self.path, node.end_lineno or node.lineno, what)
 
 
-_WITHOUT_GRAPH = frozenset({"sample", "multinomial", "randperm", "bernoulli"})
+_WITHOUT_GRAPH = frozenset({"sample", "multinomial", "randperm"})
 """What draws without recording, whoever it is called on; a call to begin at is none of these."""
 
 _PLAIN_CALLS = frozenset(
     [
+        "bernoulli",
         "randn",
         "rand",
         "zeros",
@@ -505,17 +530,17 @@ def _is_tensor_method(node: ast.Call, name: str | None) -> bool:
     """Whether this is ``y.float()`` for a ``y`` that is not known to have a graph."""
     if not isinstance(node.func, ast.Attribute) or name is None or not hasattr(Tensor, name):
         return False
-    return _root_key(node.func.value) not in ("torch", "F", "functional", "nn.functional")
+    return root_key(node.func.value) not in ("torch", "F", "functional", "nn.functional")
 
 
 def _has_indices(node: ast.expr) -> bool:
     """Whether this is a call that returns values and indices."""
-    if not isinstance(node, ast.Call) or _name_of(node) not in _WITH_INDICES:
+    if not isinstance(node, ast.Call) or name_of(node) not in _WITH_INDICES:
         return False
-    if _name_of(node) not in ("max", "min", "median", "mode"):
+    if name_of(node) not in ("max", "min", "median", "mode"):
         return True
     # Without a dimension these return one value.
-    of_torch = isinstance(node.func, ast.Attribute) and _root_key(node.func.value) == "torch"
+    of_torch = isinstance(node.func, ast.Attribute) and root_key(node.func.value) == "torch"
     named = any(keyword.arg == "dim" for keyword in node.keywords)
     return named or len(node.args) > (1 if of_torch else 0)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import inspect
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow
-from gradcheck_suite.auditing.detectors._watched_modules import ModuleWatch
+from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow, switched_off
+from gradcheck_suite.auditing.detectors._watched_modules import Call, ModuleWatch
 from gradcheck_suite.findings import Finding, Location, Related, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "CERTAIN",
@@ -29,10 +32,13 @@ __all__ = [
     "cut_before",
     "cut_place",
     "finding_of",
+    "flat_finding",
     "frozen_finding",
     "is_conditional",
+    "is_registered",
     "look_again",
     "none_gradient",
+    "switched_off_at",
 ]
 
 LOOKED_AT = 8
@@ -40,6 +46,10 @@ LOOKED_AT = 8
 CERTAIN = 3
 """So many steps without a gradient make a finding."""
 _NAMES_SHOWN = 6
+_HINT = "keep the tensor itself in the loss; convert or detach it for logging only"
+_HINTS = {
+    "`.sample()`": "draw with rsample(), which records; or weigh log_prob() of what was drawn",
+}
 
 
 @dataclass(slots=True)
@@ -136,12 +146,14 @@ def broken(flow: Flow, seen: Location | None) -> Verdict:
             "compute it with recording on, or freeze the parameter",
             related=related,
         )
-    by = f" by {flow.what.rstrip(',')}" if isinstance(flow, Cut) else ""
+    what = flow.what.rstrip(",") if isinstance(flow, Cut) else ""
     return Verdict(
         catalogue.GRAPH_BROKEN,
         where,
-        f"the way from there to the loss is cut{by}",
-        "keep the tensor itself in the loss; convert or detach it for logging only",
+        f"the way from there to the loss is cut by {what}".removesuffix(" by "),
+        _HINTS.get(
+            what, "keep the tensor itself in the loss; convert or detach it for logging only"
+        ),
         related=related,
     )
 
@@ -183,6 +195,24 @@ def finding_of(watched: Watched, group: Group) -> Finding:
     )
 
 
+def flat_finding(
+    count: int, operations: Sequence[str], where: Location | None, related: tuple[Related, ...]
+) -> Finding:
+    """Return what is said of parameters that only ops of zero slope connect to the loss."""
+    parameters, whose = ("1 parameter", "its") if count == 1 else (f"{count} parameters", "their")
+    return Finding.of(
+        catalogue.GRAPH_BROKEN,
+        f"every way from {parameters} to the loss goes through {' or '.join(operations)}, whose "
+        f"slope is zero: {whose} gradients are there and always exactly zero",
+        detector="audit",
+        severity=Severity.WARNING,
+        location=where,
+        related=related,
+        hint="pass the gradient straight through: x + (x.round() - x).detach()",
+        evidence={"parameters": count, "operations": tuple(operations)},
+    )
+
+
 def frozen_finding(watched: Watched) -> list[Finding]:
     frozen = watched.frozen
     if watched.steps < CERTAIN or not frozen:
@@ -217,3 +247,20 @@ def look_again(watched: Watched) -> None:
                 parameter.grad is not None or parameter.requires_grad is frozen
             ):
                 del kept[identity]
+
+
+def switched_off_at(
+    call: Call, site: Location | None
+) -> tuple[Location | None, tuple[Related, ...]]:
+    """Return the line that switches recording off around a call, or else the call."""
+    for frame in call.sites:
+        at = location_of(frame)
+        flow = "unknown" if at is None else switched_off(at)
+        if isinstance(flow, Cut):
+            return cut_place(flow, site, "its module is called here")
+    return site, ()
+
+
+def is_registered(parameter: Tensor, holder: nn.Module) -> bool:
+    """Return whether a parameter is one of a module's own or of those in it."""
+    return any(parameter is each for each in holder.parameters())

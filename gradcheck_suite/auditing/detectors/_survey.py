@@ -18,7 +18,9 @@ __all__ = ["MOST_NODES", "Survey", "survey"]
 
 MOST_NODES = 20_000
 
-_FLAT = frozenset(f"{name}Backward0" for name in ("Round", "Floor", "Ceil", "Sign", "Trunc", "Sgn"))
+_FLAT = frozenset(
+    f"{name}Backward0" for name in ("Bernoulli", "Ceil", "Floor", "Round", "Sgn", "Sign", "Trunc")
+)
 
 
 @dataclass(slots=True)

@@ -18,11 +18,12 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._flow import (
     Cut,
     Flow,
+    Parts,
     flat_call,
     follow,
+    follow_parts,
     left_switched_off,
-    span_at,
-    switched_off,
+    only_flat_call,
 )
 from gradcheck_suite.auditing.detectors._missing_gradients import (
     CERTAIN,
@@ -36,10 +37,13 @@ from gradcheck_suite.auditing.detectors._missing_gradients import (
     cut_before,
     cut_place,
     finding_of,
+    flat_finding,
     frozen_finding,
     is_conditional,
+    is_registered,
     look_again,
     none_gradient,
+    switched_off_at,
 )
 from gradcheck_suite.auditing.detectors._module_tree import (
     ModuleTree,
@@ -47,6 +51,7 @@ from gradcheck_suite.auditing.detectors._module_tree import (
     forced_at,
     forward_of,
 )
+from gradcheck_suite.auditing.detectors._source import span_at
 from gradcheck_suite.auditing.detectors._survey import MOST_NODES, survey
 from gradcheck_suite.auditing.detectors._watched_modules import (
     Call,
@@ -430,7 +435,7 @@ class ConnectivityDetector:
                 "checkpoint(..., use_reentrant=False)",
             )
         if not any(call.recording for call in calls):
-            where, related = _switched_off_at(first, site)
+            where, related = switched_off_at(first, site)
             return Verdict(
                 catalogue.FORWARD_UNDER_NO_GRAD,
                 where,
@@ -440,7 +445,21 @@ class ConnectivityDetector:
                 Severity.WARNING,
                 related,
             )
-        return self._cut_after(first, place, site)
+        return self._cut_after_any(calls, place)
+
+    def _cut_after_any(self, calls: list[Call], place: Place) -> Verdict:
+        """Follow the last call whose output was to have a gradient, or else one before it.
+
+        The last comes right before the step: a generator's own loss follows that of its opponent.
+        """
+        ways = {call.sites: call for call in calls if call.recording}
+        verdicts: list[Verdict] = []
+        for call in reversed(ways.values()):
+            site = location_of(call.sites[0]) if call.sites else None
+            verdicts.append(self._cut_after(call, place, site))
+            if verdicts[-1].entry is not catalogue.PARAMETER_WITHOUT_GRADIENT:
+                return verdicts[-1]
+        return verdicts[-1]
 
     def _cut_after(self, call: Call, place: Place, site: Location | None) -> Verdict:
         """Follow the module's output outwards, function by function, until its graph ends."""
@@ -457,11 +476,12 @@ class ConnectivityDetector:
             if (at := location_of(backward)) is not None
         }
         callers = {site[0] for stack in self._stacks for site in stack}
+        parts: Parts | None = None
         for frame in call.sites:
             at = location_of(frame)
             if at is None:
                 continue
-            flow = follow(at, sinks=sinks, span=span_at(frame))
+            flow, parts = follow_parts(at, sinks=sinks, span=span_at(frame), parts=parts)
             if isinstance(flow, Cut):
                 return broken(flow, site)
             if flow == "unused":
@@ -502,22 +522,7 @@ class ConnectivityDetector:
         if not isinstance(flow, Cut):
             flow = self._flat_at
         where, related = cut_place(flow, place)
-        count = "1 parameter" if len(level) == 1 else f"{len(level)} parameters"
-        return [
-            Finding.of(
-                catalogue.GRAPH_BROKEN,
-                f"every way from {count} to the loss goes through "
-                f"{' or '.join(sorted(self._flat))}, whose slope is zero: "
-                f"{'its' if len(level) == 1 else 'their'} gradients are there and always exactly "
-                "zero",
-                detector="audit",
-                severity=Severity.WARNING,
-                location=where,
-                related=related,
-                hint="pass the gradient straight through: x + (x.round() - x).detach()",
-                evidence={"parameters": len(level), "operations": tuple(sorted(self._flat))},
-            )
-        ]
+        return [flat_finding(len(level), sorted(self._flat), where, related)]
 
     def _look_for_flat_call(self) -> None:
         """Look for the op without slope in the forward of modules that own such parameters."""
@@ -530,6 +535,12 @@ class ConnectivityDetector:
             forward = next((at for each, _ in owners if (at := forward_of(each))), None)
             if forward is not None and self._flat_at == "unknown":
                 self._flat_at = flat_call(forward, self._flat)
+        if self._flat_at == "unknown":
+            files = [at.path for site in self._all_sites() if (at := location_of(site)) is not None]
+            self._flat_at = only_flat_call(files, self._flat)
+
+    def _all_sites(self) -> list[CallSite]:
+        return [site for stack in self._stacks for site in stack]
 
     def _look_for_unregistered(self) -> None:
         owned = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
@@ -552,7 +563,7 @@ class ConnectivityDetector:
                 continue
             if isinstance(item, torch.nn.Module) and not item.training:
                 continue  # A loss network, hidden from the model on purpose.
-            if any(tree.owners(each) and _is_registered(each, holder) for each in hit):
+            if any(tree.owners(each) and is_registered(each, holder) for each in hit):
                 continue
             self._note_unregistered(holder, name, container, hit)
 
@@ -580,19 +591,3 @@ class ConnectivityDetector:
             hint=f"self.{name} = nn.{better}(...)",
             evidence={"attribute": name, "container": kind, "parameters": count},
         )
-
-
-def _switched_off_at(
-    call: Call, site: Location | None
-) -> tuple[Location | None, tuple[Related, ...]]:
-    """Return the line that switches recording off around a call, or else the call."""
-    for frame in call.sites:
-        at = location_of(frame)
-        flow = "unknown" if at is None else switched_off(at)
-        if isinstance(flow, Cut):
-            return cut_place(flow, site, "its module is called here")
-    return site, ()
-
-
-def _is_registered(parameter: Tensor, holder: nn.Module) -> bool:
-    return any(parameter is each for each in holder.parameters())

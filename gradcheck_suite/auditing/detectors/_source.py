@@ -1,0 +1,150 @@
+"""The source of a function that ran: its statements, its calls and what they name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import linecache
+import sys
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gradcheck_suite.auditing.call_sites import is_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gradcheck_suite.auditing.call_sites import CallSite
+
+__all__ = [
+    "RECORDING_OFF",
+    "Function",
+    "Span",
+    "code_of",
+    "innermost",
+    "line_of_decorator",
+    "name_of",
+    "own_statements",
+    "root_key",
+    "span_at",
+    "span_of",
+    "tree_of",
+]
+
+Span: TypeAlias = "tuple[int, int, int, int]"
+"""First and last line, first column and the one after the last, in bytes, as ``ast`` counts."""
+
+Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+
+RECORDING_OFF = ("no_grad", "inference_mode")
+"""What switches recording off for what stands under it."""
+
+
+def tree_of(path: str) -> ast.Module | None:
+    """Return the parsed source of a file, if it can be read."""
+    text = "".join(linecache.getlines(path))
+    try:
+        return ast.parse(text) if text else None
+    except (SyntaxError, ValueError):
+        return None
+
+
+def innermost(tree: ast.Module, line: int) -> Function | None:
+    """Return the function whose source is around a line, the innermost of several."""
+    best: Function | None = None
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.lineno <= line <= (node.end_lineno or node.lineno)
+            and (best is None or node.lineno >= best.lineno)
+        ):
+            best = node
+    return best
+
+
+def own_statements(body: Iterable[ast.stmt], *, off: int) -> Iterator[tuple[ast.stmt, int]]:
+    """Yield simple statements in order, with the line of the ``no_grad`` they are under, or 0."""
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield statement, off
+        inside = off
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
+            for item in statement.items:
+                name = name_of(item.context_expr)
+                if name in RECORDING_OFF:
+                    inside = item.context_expr.lineno
+                elif name == "enable_grad":
+                    inside = 0
+        for field in ("body", "orelse", "finalbody"):
+            yield from own_statements(getattr(statement, field, []), off=inside)
+        for handler in getattr(statement, "handlers", []):
+            yield from own_statements(handler.body, off=inside)
+
+
+def name_of(node: ast.expr) -> str | None:
+    """Return the last part of the name that is called, read or decorated with."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def root_key(node: ast.expr) -> str | None:
+    """Return what a target or a name is filed under: ``x``, ``self.x``."""
+    while isinstance(node, (ast.Subscript, ast.Starred)):
+        node = node.value
+    if isinstance(node, ast.Attribute):
+        inner = root_key(node.value)
+        return None if inner is None else f"{inner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def line_of_decorator(scope: ast.Module | Function) -> int:
+    """Return the line of the decorator that switches recording off, or 0."""
+    found = 0
+    for decorator in getattr(scope, "decorator_list", []):
+        if name_of(decorator) in RECORDING_OFF:
+            found = decorator.lineno
+    return found
+
+
+def code_of(path: str, function: ast.expr) -> CodeType | None:
+    """Return the code of a function of the user's, as the module in that file knows it."""
+    value: Any = None
+    if isinstance(function, ast.Name):
+        module = _module_of(path)
+        value = None if module is None else vars(module).get(function.id)
+    elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        module = _module_of(path)
+        owner = None if module is None else vars(module).get(function.value.id)
+        value = vars(owner).get(function.attr) if isinstance(owner, ModuleType) else None
+    if not isinstance(value, FunctionType):
+        return None
+    code: CodeType = inspect.unwrap(value).__code__
+    return code if is_user_code(code) else None
+
+
+def _module_of(path: str) -> ModuleType | None:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == path:
+            return module
+    return None
+
+
+def span_of(node: ast.expr) -> tuple[int, int | None, int, int | None]:
+    """Return where an expression stands."""
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def span_at(site: CallSite) -> Span | None:
+    """Return where in its source the call at this site stands (Python 3.11 and later)."""
+    code, offset = site[:2]
+    positions = getattr(code, "co_positions", None)
+    if positions is None:
+        return None
+    # One entry for each instruction, of two bytes.
+    found: Any = next(itertools.islice(positions(), offset // 2, None), (None,) * 4)
+    return None if None in found else tuple(found)

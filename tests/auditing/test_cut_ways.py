@@ -1,0 +1,188 @@
+"""Ways to the loss that end in another function, in one value of several, or in what is drawn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+from tests.auditing.loops import losses
+from tests.auditing.loops.connected import data, make_net, sgd, update
+from tests.auditing.loops.losses import cut_by_data, drawn, whole
+
+
+def cut_in_an_imported_function():
+    net = make_net()
+    history = []
+    for x, y in data():
+        loss = cut_by_data(net, x, y)
+        update(sgd(net), loss)
+        history.append(loss.detach())
+    return torch.stack(history)
+
+
+def cut_in_a_function_of_an_imported_module():
+    net = make_net()
+    optimizer = sgd(net)
+    history = []
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = losses.cut_by_data(net=net, x=x, y=y)
+        loss.backward()
+        optimizer.step()
+        history.append(loss.detach())
+    return torch.stack(history)
+
+
+def cut_before_a_backward_of_another_loss():
+    first, second = make_net(), make_net()
+    optimizers = sgd(first), sgd(second)
+    for x, y in data():
+        logged = whole(first, x, y).detach()
+        fooled = whole(first, x, y) + 0 * logged
+        optimizers[0].zero_grad()
+        fooled.backward()
+        optimizers[0].step()
+        loss = torch.tensor(whole(second, x, y).item())  # <- here
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "place"),
+    [
+        (cut_in_an_imported_function, cut_by_data),
+        (cut_in_a_function_of_an_imported_module, cut_by_data),
+        (cut_before_a_backward_of_another_loss, cut_before_a_backward_of_another_loss),
+    ],
+)
+def test_what_cut_the_loss_is_sought_before_its_backward_alone(audited, only, line_of, loop, place):
+    def run():
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            loop()
+
+    finding = only(audited(run), "GCS401")
+    assert finding.location.line == line_of(place)
+    assert finding.location.path == place.__code__.co_filename
+
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.policy = nn.Linear(4, 3)
+        self.value = nn.Linear(4, 1)
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return Categorical(logits=self.policy(hidden)), self.value(hidden).squeeze(-1)
+
+
+def value_as_a_number():
+    net = ActorCritic()
+    optimizer = sgd(net)
+    for x, y in data():
+        policy, value = net(x)
+        loss = -policy.log_prob(y).mean()
+        loss = loss + 0.5 * (value - 1).pow(2).mean().item() - policy.entropy().mean()  # <- here
+        update(optimizer, loss)
+
+
+def value_with_its_graph():
+    net = ActorCritic()
+    optimizer = sgd(net)
+    for x, y in data():
+        policy, value = net(x)
+        loss = -(policy.log_prob(y) * value.detach()).mean()
+        update(optimizer, loss + 0.5 * (value - 1).pow(2).mean() - policy.entropy().mean())
+
+
+def test_one_value_of_a_tuple_is_followed_on_its_own(audited, only, line_of):
+    finding = only(audited(value_as_a_number), "GCS401")
+    assert finding.location.line == line_of(value_as_a_number)
+    assert "cut by `.item()`" in finding.message
+    assert "`value.weight`, `value.bias`" in finding.message
+
+
+def test_a_tuple_whose_values_are_all_used_is_fine(audited):
+    assert audited(value_with_its_graph).findings == ()
+
+
+class Policy(nn.Module):
+    def __init__(self, *, reparametrised):
+        super().__init__()
+        self.mean = nn.Linear(4, 2)
+        self.reparametrised = reparametrised
+
+    def forward(self, x):
+        about = Normal(self.mean(x), 1.0)
+        drawn = about.rsample()
+        if not self.reparametrised:
+            drawn = about.sample()  # <- here
+        return drawn.tanh(), about.log_prob(drawn).sum(-1)
+
+
+def fit_policy(policy):
+    critic = nn.Linear(6, 1)
+    optimizers = sgd(critic), sgd(policy)
+    for x, _ in data():
+        with torch.no_grad():
+            action, _ = policy(x)
+        update(optimizers[0], F.mse_loss(critic(torch.cat([x, action], 1)), torch.ones(6, 1)))
+        action, _ = policy(x)
+        for parameter in critic.parameters():
+            parameter.requires_grad_(False)
+        loss = -critic(torch.cat([x, action], 1)).mean() + 0 * next(critic.parameters()).sum()
+        if loss.requires_grad:
+            update(optimizers[1], loss)
+        else:
+            update(optimizers[1], loss + torch.zeros((), requires_grad=True))
+        for parameter in critic.parameters():
+            parameter.requires_grad_(True)
+
+
+def test_a_sample_without_a_graph_is_named_and_no_earlier_call_without_recording(
+    audited, only, line_of
+):
+    finding = only(audited(lambda: fit_policy(Policy(reparametrised=False))), "GCS401")
+    assert finding.location.line == line_of(Policy)
+    assert "cut by `.sample()`" in finding.message
+    assert finding.hint.startswith("draw with rsample()")
+
+
+def test_a_reparametrised_sample_is_fine(audited):
+    assert audited(lambda: fit_policy(Policy(reparametrised=True))).findings == ()
+
+
+def fit_gates(*, hard):
+    net = nn.Linear(4, 3)
+    optimizer = sgd(net)
+    for x, _ in data():
+        update(optimizer, drawn(net, x, hard=hard))
+
+
+def test_a_draw_from_chances_has_no_slope(audited, only, line_of):
+    finding = only(audited(lambda: fit_gates(hard=True)), "GCS401")
+    assert "goes through bernoulli, whose slope is zero" in finding.message
+    assert finding.location.line == line_of(drawn)
+
+
+def fit_gates_beside_a_bias():
+    net, bias = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([*net.parameters(), bias], lr=0.01)
+    for x, _ in data():
+        gates = torch.bernoulli(net(x).sigmoid())  # <- here
+        update(optimizer, (gates + bias - 1).pow(2).mean())
+
+
+def test_a_draw_beside_a_way_with_a_slope_is_named_if_it_is_the_only_one(audited, only, line_of):
+    finding = only(audited(fit_gates_beside_a_bias), "GCS401")
+    assert "from 2 parameters" in finding.message
+    assert finding.location.line == line_of(fit_gates_beside_a_bias)
+
+
+def test_chances_themselves_have_a_slope(audited):
+    assert audited(lambda: fit_gates(hard=False)).findings == ()
