@@ -108,10 +108,10 @@ class Listeners:
         self._wake(self._all)
 
     def _wake(self, kinds: Iterable[type[Any]]) -> None:
-        asleep = self._asleep
+        asleep, everybody = self._asleep, self._all
+        if not asleep:
+            self.awake.update({kind: tuple(everybody[kind]) for kind in kinds})
+            return
         for kind in kinds:
-            listeners = self._all[kind]
             sleepers = {each for each, kinds in asleep.items() if kind in kinds}
-            self.awake[kind] = tuple(
-                [each for each in listeners if each[0] not in sleepers] if sleepers else listeners
-            )
+            self.awake[kind] = tuple(each for each in everybody[kind] if each[0] not in sleepers)

@@ -18,10 +18,18 @@ KINDS = [getattr(events, name) for name in events.__all__ if hasattr(getattr(eve
 ALL = [*KINDS, events.SessionEnded]
 
 
+def whole(event):
+    return event
+
+
+def number_of(event):
+    return event.number
+
+
 class Listener:
     """A detector that keeps what it is told, of some kinds."""
 
-    def __init__(self, kinds, keep):
+    def __init__(self, kinds, keep=whole):
         self.kinds = kinds
         self.keep = keep
         self.seen = []
@@ -40,7 +48,7 @@ def listen():
     Events hold their graphs, and a hundred graphs that are kept are a leak to search for.
     """
 
-    def run(loop, *kinds, keep=lambda event: event, **arguments):
+    def run(loop, *kinds, keep=whole, **arguments):
         session = gs.audit(**arguments)
         listener = Listener(kinds or ALL, keep)
         session._recorder.subscribe([listener])
@@ -50,10 +58,6 @@ def listen():
         return listener.seen
 
     return run
-
-
-def number_of(event):
-    return event.number
 
 
 def names(seen):

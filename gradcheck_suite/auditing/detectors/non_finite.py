@@ -297,10 +297,10 @@ def _is_finite(tensor: Tensor | None) -> bool:
         if tensor.layout is not torch.sparse_coo:
             return True
         tensor = tensor.detach().coalesce().values()
-    with torch.no_grad():
-        # A sum takes a twentieth of the time. It may overflow; one that is finite proves that
-        # everything is.
-        return cmath.isfinite(tensor.sum().item()) or bool(tensor.detach().isfinite().all())
+    values = tensor.detach()
+    # A sum takes a twentieth of the time. It may overflow; one that is finite proves that
+    # everything is.
+    return cmath.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
 def _non_finite(optimizer: Optimizer) -> list[Tensor]:
