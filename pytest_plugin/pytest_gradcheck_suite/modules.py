@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.examples import Example, registered_examples
 from pytest_gradcheck_suite.marks import fail_on as severity_of
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
     from types import ModuleType
+
+    from _pytest._code import Traceback
 
 __all__ = ["ExampleItem", "collect_examples", "remarks_on"]
 
@@ -101,11 +104,24 @@ class ExampleItem(pytest.Item):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             subject = self._subject()
-            inputs = self.example.make_inputs()
+            inputs = self._inputs()
         report = suite.check_gradients(subject, inputs, **{"seed": seed, **self.example.options})
         fail_on_findings(
             self, report, fail_on=severity_of(self), allow=frozenset(), with_traceback=False
         )
+
+    def _inputs(self) -> Any:
+        make_inputs = self.example.make_inputs
+        try:
+            inspect.signature(make_inputs).bind()
+        except TypeError as error:
+            raise UsageError(
+                f"the example of {self.name} can't make its inputs: they come from a function "
+                f"without arguments ({error}); write @example(lambda: torch.randn(2, 3))"
+            ) from None
+        except ValueError:  # nobody knows the arguments of some functions of C
+            pass
+        return make_inputs()
 
     def _subject(self) -> Any:
         import torch  # noqa: PLC0415 - as above
@@ -138,7 +154,23 @@ class ExampleItem(pytest.Item):
         """Show wrong use as its message alone."""
         if isinstance(excinfo.value, UsageError):
             return f"UsageError: {excinfo.value}"
+        ours = isinstance(excinfo.value, pytest.fail.Exception)
+        if not ours and not self.config.getoption("fulltrace", False):
+            excinfo.traceback = _without_machinery(
+                excinfo.traceback, self.config.pluginmanager.get_plugin("runner")
+            )
+        if self.config.getoption("tbstyle", "auto") == "auto":
+            style = "short"  # what raises is mostly inside torch, in long functions
         return super().repr_failure(excinfo, style)
+
+
+def _without_machinery(traceback: Traceback, runner: Any) -> Traceback:
+    """Return what comes after pytest's call of a test, save for our own part in it."""
+    codes = [entry.frame.code.raw for entry in traceback]
+    called_by = runner.pytest_runtest_call.__code__
+    inside = traceback[codes.index(called_by) + 1 :] if called_by in codes else traceback
+    theirs = [e for e in inside if owner_of_file(e.frame.code.raw.co_filename) is not Owner.US]
+    return type(traceback)(theirs or traceback[-1:])
 
 
 def _from_hooks(config: pytest.Config, package: str) -> Iterator[Example]:
