@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gradcheck_suite.marks import allowed_codes, audit_mark
 from pytest_gradcheck_suite.marks import fail_on as severity_of
-from pytest_gradcheck_suite.outcomes import fail_on_findings, keep_beside_failure
+from pytest_gradcheck_suite.outcomes import fail_on_findings, has_ended_early, keep_beside_failure
 from pytest_gradcheck_suite.runtime import runtime
 from pytest_gradcheck_suite.settings import settings_of
 from pytest_gradcheck_suite.upkeep import note_foreign_hooks
@@ -68,8 +68,9 @@ class AuditedBlock:
         if self.dropped:
             return False
         report = self.session.report
-        allow = auditor_of(self._item).allowed
-        if error is not None:
+        auditor = auditor_of(self._item)
+        allow = auditor.allowed
+        if error is not None or (self is auditor.whole and has_ended_early(self._item)):
             keep_beside_failure(self._item, report, allow=allow)
             return False
         fail_on_findings(

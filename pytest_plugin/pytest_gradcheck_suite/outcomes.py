@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gradcheck_suite.severity import Severity
+from pytest_gradcheck_suite.doctests import placed_in_docstrings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +22,7 @@ __all__ = [
     "add_to_test_report",
     "fail_on_findings",
     "forget",
+    "has_ended_early",
     "keep_beside_failure",
     "note_findings",
     "told_by",
@@ -60,7 +62,7 @@ def fail_on_findings(
     of the test.
     """
     __tracebackhide__ = True
-    report = _without(report, allow)
+    report = _without(placed_in_docstrings(item, report), allow)
     fails = any(finding.code not in spared for finding in report.at_least(fail_on))
     note_findings(item, report.findings, seen=fails)
     if fails:
@@ -71,7 +73,7 @@ def keep_beside_failure(
     item: pytest.Item, report: Report, *, allow: frozenset[str] = frozenset()
 ) -> None:
     """Keep a report for a section below the failure that the test itself has raised."""
-    report = _without(report, allow)
+    report = _without(placed_in_docstrings(item, report), allow)
     if report.findings:
         add_section(item, str(report))
         note_findings(item, report.findings, seen=True)
@@ -91,6 +93,14 @@ def forget(item: pytest.Item) -> None:
     """Forget what an earlier run of this test left, as plugins that run tests again make it."""
     item.stash[_FOUND] = []
     item.stash[_SECTIONS] = []
+
+
+def has_ended_early(item: pytest.Item) -> bool:
+    """Return whether a ``unittest.TestCase`` has failed or skipped: that raises nothing in pytest.
+
+    What it raised waits on the item, and takes the place of what is raised after it.
+    """
+    return bool(getattr(item, "_excinfo", None))
 
 
 def add_to_test_report(item: pytest.Item, test_report: pytest.TestReport) -> None:

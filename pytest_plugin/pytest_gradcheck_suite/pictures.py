@@ -71,4 +71,7 @@ def save_pictures(item: pytest.Item) -> None:
 
 def _folder(item: pytest.Item, folders: pytest.TempPathFactory) -> Path:
     report = settings_of(item.config).report
-    return folders.mktemp("autograd_graph") if report is None else report.parent
+    if report is None:
+        return folders.mktemp("autograd_graph")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    return report.parent

@@ -140,10 +140,11 @@ def _report(value: object, subject: str, folder: Path) -> Path:
             f"{subject} must end in one of {', '.join(REPORT_FORMATS)}, which says what is "
             f"written; got {str(value)!r}"
         )
-    if not path.parent.is_dir():
+    # Missing folders are made when the report is written, as for --junitxml.
+    nearest_there = next((folder for folder in path.parents if folder.exists()), path.parent)
+    if not nearest_there.is_dir():
         raise pytest.UsageError(
-            f"{subject} is {str(value)!r}, but there is no folder {str(path.parent)!r}; create it "
-            "first"
+            f"{subject} is {str(value)!r}, but {str(nearest_there)!r} is not a folder"
         )
     if path.is_dir():
         raise pytest.UsageError(f"{subject} is {str(value)!r}, which is a folder; name a file")

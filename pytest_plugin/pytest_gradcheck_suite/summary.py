@@ -85,6 +85,8 @@ def write_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
 def write_report_file(config: pytest.Config, path: Path) -> None:
     """Write all findings of the run to ``path``, the file of ``--gradcheck-suite-report``.
 
+    Folders that are missing are made.
+
     Raises:
         pytest.UsageError: the file can't be written.
     """
@@ -103,6 +105,7 @@ def write_report_file(config: pytest.Config, path: Path) -> None:
     )
     output_format: Any = REPORT_FORMATS[path.suffix.lower()]
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="\n") as stream:
             write_report(report, output_format=output_format, stream=stream)
     except OSError as error:

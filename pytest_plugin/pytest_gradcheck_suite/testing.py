@@ -14,6 +14,7 @@ from pytest_gradcheck_suite.outcomes import (
     add_to_test_report,
     fail_on_findings,
     forget,
+    has_ended_early,
 )
 from pytest_gradcheck_suite.runtime import runtime
 from pytest_gradcheck_suite.settings import settings_of
@@ -106,7 +107,11 @@ def _counting_graphs(item: pytest.Item) -> Generator[None, Any, Any]:
     census = GraphCensus()
     result = yield
     for _ in range(mark.steps - 1):
+        if has_ended_early(item):
+            break
         item.runtest()
+    if has_ended_early(item):
+        return result
     report = leak_report(item, mark, census.newcomers(near=str(item.path)))
     fail_on_findings(item, report, fail_on=fail_on(item), with_traceback=False)
     return result

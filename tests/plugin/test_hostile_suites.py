@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 SUITE = '''
     import threading
@@ -186,3 +187,80 @@ def test_in_the_debugger(run_tests, pytester):
 
     result.assert_outcomes(failed=1, passed=1)
     assert result.stdout.str().count("entered the debugger") == 1
+
+
+def test_what_torch_code_of_a_doctest_did_is_placed_in_its_file(run_tests, pytester):
+    guide = """\
+        # Guide
+
+        >>> import torch
+        >>> p = torch.nn.Parameter(torch.ones(3))
+        >>> optimizer = torch.optim.SGD([p], lr=0.1)
+        >>> for _ in range(3):
+        ...     p.pow(2).sum().backward()
+        ...     optimizer.step()
+        """
+    pytester.path.joinpath("guide.md").write_text(textwrap.dedent(guide))
+    result = run_tests(
+        """
+        class Documented:
+            '''Text.
+
+            >>> def overwrites():
+            ...     y = torch.ones(2, requires_grad=True).exp()
+            ...     y.add_(1)
+            ...     return y
+            >>> overwrites().sum().backward()
+            Traceback (most recent call last):
+            RuntimeError: one of the variables needed for gradient computation
+            '''
+        """,
+        *("--doctest-modules", "--doctest-glob=*.md", "--doctest-ignore-import-errors"),
+        *("--gradcheck-suite-audit", "--gradcheck-suite-report=r.json"),
+    )
+
+    result.assert_outcomes(failed=2)
+    assert "<doctest " not in result.stdout.str().partition("- gradcheck-suite -")[2]
+    source = (pytester.path / "test_training.py").read_text().splitlines()
+    saved, written, used = (
+        next(n for n, text in enumerate(source, start=1) if part in text)
+        for part in ("...     y = ", "...     y.add_", ">>> overwrites()")
+    )
+    forgets, overwrites = sorted(
+        json.loads((pytester.path / "r.json").read_text())["findings"], key=lambda f: f["path"]
+    )
+    assert (forgets["path"], forgets["line"], forgets["related"][0]["line"]) == ("guide.md", 8, 7)
+    assert (overwrites["path"], overwrites["line"]) == ("test_training.py", written)
+    assert [related["line"] for related in overwrites["related"]] == [saved, used]
+    assert f"by Exp at test_training.py:{saved} and" in overwrites["message"]
+
+
+def test_a_unittest_case_that_fails_shows_its_findings_below(run_tests):
+    result = run_tests(
+        """
+        import unittest
+
+        class TestOld(unittest.TestCase):
+            def test_fails(self):
+                train(clear=False)
+                self.assertEqual(1, 2)
+
+            @pytest.mark.no_graph_leak(steps=3)
+            def test_fails_at_once(self):
+                self.assertEqual(1, 2)
+
+            def test_is_skipped(self):
+                train(clear=False)
+                self.skipTest("later")
+
+            @unittest.expectedFailure
+            def test_is_expected_to_fail(self):
+                self.assertEqual(1, 2)
+        """,
+        "--gradcheck-suite-audit",
+    )
+
+    result.assert_outcomes(failed=2, skipped=1, xfailed=1)
+    result.stdout.fnmatch_lines(
+        ["E * AssertionError: 1 != 2", "*- gradcheck-suite -*", "error GCS301 missing-zero-grad *"]
+    )

@@ -292,6 +292,45 @@ class TestExamples:
         )
         assert "without an example" not in result.stdout.str()
 
+    @pytest.mark.parametrize("audit", [(), ("--gradcheck-suite-audit",)])
+    def test_an_example_that_raises_shows_what_raised_alone(self, run_tests, pytester, audit):
+        layers = """
+            import gradcheck_suite
+            import torch
+
+            class Layer(torch.nn.Linear):
+                def __init__(self):
+                    super().__init__(3, 2)
+
+            class InMaking(Layer): ...
+            class InTorch(Layer): ...
+            class Arguments(Layer): ...
+
+            gradcheck_suite.example(lambda: 1 / 0)(InMaking)
+            gradcheck_suite.example(lambda: torch.ones(2, 5))(InTorch)
+            gradcheck_suite.example(lambda x: x)(Arguments)
+        """
+        package = f"pkgraises{len(audit)}"
+        pytester.mkpydir(package)
+        pytester.makepyfile(**{f"{package}/layers": layers})
+        pytester.syspathinsert()
+
+        result = run_tests("", f"--gradcheck-suite-modules={package}", *audit)
+
+        result.assert_outcomes(failed=3)
+        result.stdout.fnmatch_lines(
+            [
+                f"{package}/layers.py:*: in <lambda>",
+                "E   ZeroDivisionError: division by zero",
+                "E   RuntimeError: mat1 and mat2 shapes cannot be multiplied*",
+                "UsageError: the example of layers.Arguments can't make its inputs: *'x'*",
+            ]
+        )
+        failures = result.stdout.str().partition("= FAILURES =")[2]
+        assert "pluggy" not in failures
+        assert "pytest_gradcheck_suite" not in failures
+        assert "def functional_call(" not in failures
+
     def test_selection_by_name(self, run_tests, package):
         package("pkgtwo")
 
@@ -386,16 +425,31 @@ class TestReportFile:
         assert "failed no test" not in result.stdout.str()
         assert text in (pytester.path / file).read_text()
 
+    def test_folders_that_are_missing_are_made(self, run_tests, pytester):
+        result = run_tests(
+            """
+            def test_depth(autograd_graph):
+                autograd_graph(x().sum())
+                assert False
+            """,
+            "--gradcheck-suite-report=some/where/r.json",
+        )
+
+        result.assert_outcomes(failed=1)
+        assert json.loads((pytester.path / "some" / "where" / "r.json").read_text())
+        assert list((pytester.path / "some" / "where").glob("*.html"))
+
     @pytest.mark.parametrize(
         ("file", "message"),
         [
-            ("none/r.json", "*--gradcheck-suite-report is 'none/r.json', but there is no folder*"),
+            ("file/r.json", "*--gradcheck-suite-report is 'file/r.json', but '*/file' is not *"),
             ("r.pdf", "*--gradcheck-suite-report must end in one of .json, .sarif, .html, .xml*"),
             ("d.json", "*which is a folder; name a file"),
         ],
     )
     def test_paths_that_cannot_be(self, run_tests, pytester, file, message):
         pytester.mkdir("d.json")
+        pytester.path.joinpath("file").touch()
 
         result = run_tests(self.SOURCE, f"--gradcheck-suite-report={file}")
 
