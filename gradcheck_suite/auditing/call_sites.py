@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import os
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = [
     "is_user_code",
     "kind_of_file",
     "location_of",
+    "user_files_with",
     "user_frames",
     "variables_of",
 ]
@@ -109,6 +111,17 @@ def user_frames() -> Iterator[FrameType]:
         if kind_of_file[frame.f_code.co_filename] != _MACHINERY:
             yield frame
         frame = frame.f_back
+
+
+def user_files_with(text: str) -> list[str]:
+    """Return the files of the user's modules, loaded by now, whose source has this text in it."""
+    files = dict.fromkeys(
+        file
+        for module in list(sys.modules.values())
+        if isinstance(file := getattr(module, "__file__", None), str)
+        and kind_of_file[file] == _USER
+    )
+    return [file for file in files if any(text in line for line in linecache.getlines(file))]
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:

@@ -23,6 +23,9 @@ _SHRINKING_METHODS = frozenset(
 )
 _LOOKING_METHODS = frozenset({"get", "setdefault"})
 _BUILDERS = frozenset({"__init__", "__new__", "__post_init__"})
+_WITHOUT_GRAPH = frozenset({"detach", "item", "numpy", "tolist"})
+_NUMBERS = frozenset({"bool", "float", "int", "len", "round", "str"})
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,14 @@ class Growth:
 
     Attributes:
         site: the statement that adds to it, if there is exactly one.
+        sites: the statements that may have, where there are several, but few.
         adds: whether each statement that adds to it makes it longer: none sets an item whose key
             may have been there.
         shrinks: whether some statement may take things out of it, or begins it anew.
     """
 
     site: Location | None = None
+    sites: tuple[Location, ...] = ()
     adds: bool = False
     shrinks: bool = False
 
@@ -54,6 +59,8 @@ def growth_of(
     attribute: bool = False,
     classes: frozenset[str] = frozenset(),
     base: str | None = None,
+    key: str | int | None = None,
+    anybody: bool = False,
 ) -> Growth:
     """Return what the source says of how ``name`` grows and shrinks.
 
@@ -66,13 +73,16 @@ def growth_of(
             none, any object may have it.
         base: the last name before the attribute, as ``meter`` in ``trainer.meter.values``: outside
             of the classes, only what is written so is looked at.
+        key: the item of the thing that holds what was added, as "train" in ``log["train"]``.
+        anybody: look at the attribute of whatever is not another class's ``self``.
     """
     source = "".join(linecache.getlines(file))
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return Growth()
-    wanted = _Wanted(name, attribute, classes, base, _receivers(tree) if classes else frozenset())
+    receivers = _receivers(tree) if classes else frozenset[str]()
+    wanted = _Wanted(name, attribute, classes, base, receivers, anybody)
     statements = [
         each
         for each in _statements(tree, (), in_loop=False)
@@ -80,8 +90,12 @@ def growth_of(
     ]
     sites = [each for each in statements if _grows(each, wanted)]
     told = sites or [each for each in statements if _is_made_of_itself(each, wanted)]
+    if len(told) > 1:
+        likely = [each for each in told if _may_have_added(each, wanted, key)]
+        told = likely or told
     return Growth(
         site=_location(file, told[0]) if len(told) == 1 else None,
+        sites=tuple(_location(file, each) for each in told) if len(told) <= _FEW else (),
         adds=bool(sites) and not any(_is_keyed(each.statement) for each in sites),
         shrinks=(bool(sites) and all(_has_fixed_key(each.statement) for each in sites))
         or any(_shrinks(each, wanted) and not _comes_once(each, sites) for each in statements),
@@ -97,6 +111,7 @@ class _Wanted:
     classes: frozenset[str]
     base: str | None
     receivers: frozenset[str]
+    anybody: bool = False
 
     def is_called(self, node: ast.AST, scope: str) -> bool:
         """Return whether an expression in that scope is the name."""
@@ -110,16 +125,25 @@ class _Wanted:
         last = before.id if isinstance(before, ast.Name) else getattr(before, "attr", None)
         if last in self.receivers:
             return any(f"{scope}.".startswith(f"{name}.") for name in self.classes)
-        return last == self.base
+        return self.anybody or last == self.base
 
     def is_under(self, node: ast.expr, scope: str) -> bool:
         """Return whether an expression is the name, or an item or a part of it."""
+        return self.key_under(node, scope) is not None
+
+    def key_under(self, node: ast.expr, scope: str) -> ast.expr | None:
+        """Return the key right behind the name on the way to an expression; the name if none."""
+        key: ast.expr | None = None
         while not self.is_called(node, scope):
             part = _lookup_of(node) or node
-            if not isinstance(part, (ast.Subscript, ast.Attribute)):
-                return False
+            if isinstance(part, ast.Subscript):
+                key = part.slice
+            elif isinstance(part, ast.Attribute):
+                key = node.args[0] if isinstance(node, ast.Call) else None
+            else:
+                return None
             node = part.value
-        return True
+        return node if key is None else key
 
 
 def _lookup_of(node: ast.AST) -> ast.Attribute | None:
@@ -206,6 +230,49 @@ def _grows(site: _Statement, wanted: _Wanted) -> bool:
             for target in statement.targets
         )
     return False
+
+
+def _may_have_added(site: _Statement, wanted: _Wanted, key: str | int | None) -> bool:
+    """Return whether a statement that adds may have added a graph, under that key."""
+    statement = site.statement
+    value = _value_of(statement)
+    added: list[ast.expr] = []
+    under: list[ast.expr] = []
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        added = [*value.args, *(keyword.value for keyword in value.keywords)]
+        under = [value.func.value]
+    elif isinstance(statement, ast.AugAssign):
+        added, under = [statement.value], [statement.target]
+    elif isinstance(statement, ast.Assign):
+        added, under = [statement.value], statement.targets
+    if added and all(map(_has_no_graph, added)):
+        return False
+    keys = [found for each in under if (found := wanted.key_under(each, site.scope)) is not None]
+    return key is None or not keys or any(_may_be(each, key) for each in keys)
+
+
+def _may_be(node: ast.expr, key: str | int) -> bool:
+    return not isinstance(node, ast.Constant) or node.value == key
+
+
+def _has_no_graph(node: ast.expr) -> bool:
+    """Return whether an expression is a number, a text or a detached tensor by its form."""
+    if isinstance(node, (ast.Constant, ast.JoinedStr)):
+        return True
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name):
+            return node.func.id in _NUMBERS
+        return isinstance(node.func, ast.Attribute) and (
+            node.func.attr in _WITHOUT_GRAPH or _has_no_graph(node.func.value)
+        )
+    parts: list[ast.expr] = []
+    if isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        parts = node.elts
+    elif isinstance(node, ast.Dict):
+        parts = node.values
+    return bool(parts) and all(map(_has_no_graph, parts))
 
 
 def _value_of(statement: ast.stmt | ast.expr) -> ast.AST:

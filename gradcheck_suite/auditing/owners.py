@@ -51,8 +51,8 @@ class GrowthName:
     """The name nearest to the holder, whose growth the source may show.
 
     ``files`` are those of the variable, or of the classes that have the attribute; ``function`` is
-    the qualified name of the function that a variable belongs to, if to one; ``classes`` and
-    ``base`` are as in ``growth_of``.
+    the qualified name of the function that a variable belongs to, if to one; ``classes``, ``base``
+    and ``key`` are as in ``growth_of``.
     """
 
     files: tuple[str, ...]
@@ -61,6 +61,7 @@ class GrowthName:
     attribute: bool = False
     classes: frozenset[str] = frozenset()
     base: str | None = None
+    key: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,20 +427,35 @@ def _with_path(owner: Owner, chain: list[Any]) -> Owner:
     path = start + "".join(label.text for label in labels)
     if len(path) > _LONGEST_PATH and len(labels) > 1:
         path = f"{start} ... {labels[-1].text}"
-    return replace(
-        owner, path=path, direct=not labels, grows=_nearest(chain, owner.name) or owner.grows
-    )
+    grows = _nearest(chain, owner.name)
+    if grows is None and owner.grows is not None:
+        grows = replace(owner.grows, key=_key_in(labels[:1]))
+    return replace(owner, path=path, direct=not labels, grows=grows)
 
 
 def _nearest(chain: list[Any], start: str | None) -> GrowthName | None:
     """Return the attribute nearest to the holder that is of a class of the user's, or None."""
     found: GrowthName | None = None
     base = start
-    for place, label in _placed_labels(chain):
+    labels = list(_placed_labels(chain))
+    for number, (place, label) in enumerate(labels, 1):
         if label.attribute is not None:
-            found = _growth_name(type(chain[place]), label.attribute, base) or found
+            name = _growth_name(type(chain[place]), label.attribute, base)
+            if name is not None:
+                key = _key_in([after for _, after in labels[number : number + 1]])
+                found = replace(name, key=key)
             base = label.attribute
     return found
+
+
+def _key_in(labels: list[_Label]) -> str | int | None:
+    """Return the key or place that the first of these labels spells out."""
+    text = labels[0].text if labels else ""
+    try:
+        key = json.loads(text[1:-1]) if text.startswith("[") else None
+    except ValueError:
+        return None
+    return key if isinstance(key, (str, int)) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -463,3 +463,61 @@ def test_losses_of_one_unrolled_graph_that_add_up_are_no_carried_state(audited):
         optimizer.step()
 
     assert audited(loop).findings == ()
+
+
+def history_by_name():
+    net, history = nn.Linear(2, 1), {"loss": [], "shown": []}
+    for _ in range(6):
+        loss = net(torch.randn(3, 2)).square().mean()
+        loss.backward()
+        history["loss"].append(loss)  # <- here
+        history["shown"].append(loss.sqrt().item())
+
+
+def history_at_two_lines():
+    net, history = nn.Linear(2, 1), []
+    for step in range(8):
+        loss = net(torch.randn(3, 2)).square().mean()
+        loss.backward()
+        if step % 2:
+            history.append(loss)  # <- here
+        else:
+            history.append(2 * loss)  # <- there
+
+
+class Metrics:
+    def __init__(self):
+        self.rows_of_the_run = {}
+
+
+class Reporter:
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def log(self, name, value):
+        self.trainer.rows_of_the_run.setdefault(name, []).append(value)  # <- here
+
+
+def history_of_another_object():
+    net, metrics = nn.Linear(2, 1), Metrics()
+    reporter = Reporter(metrics)
+    for _ in range(6):
+        loss = net(torch.randn(3, 2)).square().mean()
+        loss.backward()
+        reporter.log("loss", loss)
+
+
+@pytest.mark.parametrize(
+    ("loop", "place"),
+    [
+        (history_by_name, history_by_name),
+        (history_at_two_lines, history_at_two_lines),
+        (history_of_another_object, Reporter),
+    ],
+)
+def test_the_line_is_one_that_can_have_added_a_graph(audited, only, line_of, loop, place):
+    finding = only(audited(loop), "GCS201")
+    assert finding.location.line == line_of(place)
+    others = [each.location.line for each in finding.related if each.message == "or added here"]
+    expected = [line_of(loop, "there")] if loop is history_at_two_lines else []
+    assert others == expected

@@ -46,7 +46,7 @@ def looked_up_to_empty(xs):
 
 def twice(xs):
     kept = []
-    kept.append(1)
+    kept.append(xs)
     kept.extend(xs)
 
 
@@ -241,3 +241,62 @@ def test_an_attribute_begins_in_its_constructor_and_anew_elsewhere(tmp_path):
     path = tmp_path / "other.py"
     path.write_text(source + "    def reset(self):\n        self.v = []\n")
     assert growth_of(str(path), "v", attribute=True).shrinks
+
+
+HISTORIES = """\
+class Trainer:
+    def __init__(self):
+        self.metrics = {}
+
+
+class Module:
+    def log(self, name, value):
+        self.trainer.metrics.setdefault(name, []).append(value)
+
+
+class Other:
+    def keep(self, value):
+        self.metrics.append(value)
+
+
+def fit(steps):
+    history = {"d": [], "g": []}
+    pair = ([], [])
+    mixed = []
+    for loss, other in steps:
+        history["d"].append(loss)
+        history["g"].append(other)
+        pair[0].append(loss)
+        pair[1].append(other)
+        mixed.append({"loss": float(loss), "at": 2 * other.detach().cpu()})
+        mixed.append(other)
+        mixed += [loss.item(), len(steps)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "lines"),
+    [
+        ("history", "d", [21]),
+        ("history", "g", [22]),
+        ("history", None, [21, 22]),
+        ("pair", 1, [24]),
+        ("mixed", None, [26]),
+    ],
+)
+def test_what_may_have_added_a_graph_under_a_key_is_named(tmp_path, name, key, lines):
+    path = tmp_path / "histories.py"
+    path.write_text(HISTORIES)
+    growth = growth_of(str(path), name, function="fit", key=key)
+    assert [site.line for site in growth.sites] == lines
+    assert (growth.site is not None) == (len(lines) == 1)
+
+
+def test_an_attribute_is_found_wherever_it_is_not_another_class_own(tmp_path):
+    path = tmp_path / "histories.py"
+    path.write_text(HISTORIES)
+    classes = frozenset({"Trainer"})
+    strict = growth_of(str(path), "metrics", attribute=True, classes=classes, base="self")
+    assert not strict.sites
+    loose = growth_of(str(path), "metrics", attribute=True, classes=classes, anybody=True)
+    assert [site.line for site in loose.sites] == [8]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_files_with
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
@@ -77,7 +77,8 @@ class _Kept:
         self._certain = _is_certain(held)
         self.count = count
         held_at = None if held.owner is None else held.owner.location
-        self.location = growth.site or self._backward or held_at
+        self._others = growth.sites[1:]
+        self.location = next(iter(growth.sites), self._backward or held_at)
 
     def is_held_by(self, held: HeldGraphs) -> bool:
         """Return whether this is the same thing, with some of the same graphs."""
@@ -122,6 +123,7 @@ class _Kept:
         related = []
         if self._backward is not None and self._backward != self.location:
             related.append(Related(self._backward, "backward() has been through these graphs here"))
+        related.extend(Related(other, "or added here") for other in self._others)
         owner, site = self._held.owner, self._growth.site
         held_at = None if owner is None else owner.location
         if held_at is not None and (site is None or held_at.line != site.line):
@@ -299,7 +301,7 @@ class LifetimeDetector:
                 known.count = max(known.count, len(held.generations))
                 continue
             count = max(len(held.generations), suspect.most if alone else 0)
-            growth = _growth_of(held.owner)
+            growth = _with_any_site(_growth_of(held.owner), held.owner)
             if growth.shrinks and count < _CERTAIN and held.container not in _ENDLESS:
                 continue
             kept = _Kept(held, suspect, growth, count)
@@ -367,15 +369,34 @@ def _growth_of(owner: Owner | None) -> Growth:
             attribute=name.attribute,
             classes=name.classes,
             base=name.base,
+            key=name.key,
         )
         for file in name.files
     ]
     sites = [each.site for each in told if each.site is not None]
     return Growth(
         site=sites[0] if len(sites) == 1 else None,
+        sites=tuple(site for each in told for site in each.sites),
         adds=any(each.adds for each in told),
         shrinks=any(each.shrinks for each in told),
     )
+
+
+def _with_any_site(growth: Growth, owner: Owner | None) -> Growth:
+    """Look for the statement that adds to an attribute wherever the program may have it."""
+    name = None if owner is None else owner.grows
+    if name is None or not name.attribute or growth.sites or growth.adds:
+        return growth
+    found = [
+        site
+        for file in user_files_with(f".{name.name}")
+        for site in growth_of(
+            file, name.name, attribute=True, classes=name.classes, key=name.key, anybody=True
+        ).sites
+    ]
+    if len(found) != 1:
+        return growth
+    return replace(growth, site=found[0], sites=tuple(found))
 
 
 _SUBJECTS = {
