@@ -30,6 +30,7 @@ __all__ = [
 
 _SECTION = "gradcheck-suite"
 _ATTRIBUTE = "gradcheck_suite"
+_PROPERTY = "gradcheck_suite"
 _FOUND = pytest.StashKey["list[tuple[Finding, bool]]"]()
 _SECTIONS = pytest.StashKey["list[str]"]()
 
@@ -93,6 +94,7 @@ def forget(item: pytest.Item) -> None:
     """Forget what an earlier run of this test left, as plugins that run tests again make it."""
     item.stash[_FOUND] = []
     item.stash[_SECTIONS] = []
+    item.user_properties[:] = [known for known in item.user_properties if known[0] != _PROPERTY]
 
 
 def has_ended_early(item: pytest.Item) -> bool:
@@ -115,7 +117,7 @@ def add_to_test_report(item: pytest.Item, test_report: pytest.TestReport) -> Non
     item.stash[_FOUND] = []
     setattr(test_report, _ATTRIBUTE, _packed(found))
     properties = [
-        ("gradcheck_suite", f"{f.severity.value} {f.code} {f.rule}: {f.message}") for f, _ in found
+        (_PROPERTY, f"{f.severity.value} {f.code} {f.rule}: {f.message}") for f, _ in found
     ]
     # JUnit's file is written from those of the tear-down, which starts from the item's.
     item.user_properties.extend(properties)

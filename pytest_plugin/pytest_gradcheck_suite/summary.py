@@ -34,15 +34,23 @@ class Run:
 
     def hear(self, test_report: pytest.TestReport) -> None:
         """Take in one report of one phase of a test."""
-        if test_report.when == "call" and test_report.outcome != "rerun":  # type: ignore[comparison-overlap]  # pytest-rerunfailures
+        runs_anew = test_report.outcome == "rerun"  # type: ignore[comparison-overlap]  # pytest-rerunfailures
+        if test_report.when == "call" and not runs_anew:
             self.tests += 1
         for told in told_by(test_report):
-            if told not in self.told:
-                self.told.append(told)
+            self._take_in(replace(told, seen=told.seen and not runs_anew))
         for note in getattr(test_report, _NOTES, ()):
             tests = self.notes.setdefault(note, [])
             if test_report.nodeid not in tests:
                 tests.append(test_report.nodeid)
+
+    def _take_in(self, told: Told) -> None:
+        # A test that runs anew may make the same mistake again: what shows it once is enough.
+        for index, known in enumerate(self.told):
+            if (known.test, known.finding) == (told.test, told.finding):
+                self.told[index] = replace(known, seen=known.seen or told.seen)
+                return
+        self.told.append(told)
 
     def remark(self, lines: list[str]) -> None:
         """Take in what concerns no single test."""

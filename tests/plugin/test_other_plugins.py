@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from xml.etree import ElementTree
 
 
 def test_rerunfailures(run_tests, pytester):
@@ -25,8 +26,7 @@ def test_rerunfailures(run_tests, pytester):
             runs.append(1)
             assert len(runs) > 3
         """,
-        "--reruns=1",
-        "--gradcheck-suite-report=r.json",
+        *("--reruns=1", "--gradcheck-suite-report=r.json", "--junitxml=r.xml"),
     )
 
     result.assert_outcomes(passed=2, failed=1)
@@ -35,6 +35,15 @@ def test_rerunfailures(run_tests, pytester):
     assert document["summary"]["tests"] == 3
     (finding,) = document["findings"]
     assert finding["rule"] == "missing-zero-grad"
+    # What the first run of the flaky test did is told, though the test passed in the end.
+    told = result.stdout.str().partition("findings that failed no test")[2]
+    assert "::test_flaky: error GCS301 missing-zero-grad: " in told
+    assert "::test_forgets: error GCS301" not in told
+    runs = [
+        (case.get("name"), len(list(case.iter("property"))))
+        for case in ElementTree.parse(pytester.path / "r.xml").iter("testcase")
+    ]
+    assert runs[:4] == [("test_flaky", 1), ("test_flaky", 0), *[("test_forgets", 1)] * 2]
 
 
 def test_anyio(run_tests):
