@@ -186,3 +186,43 @@ def test_a_draw_beside_a_way_with_a_slope_is_named_if_it_is_the_only_one(audited
 
 def test_chances_themselves_have_a_slope(audited):
     assert audited(lambda: fit_gates(hard=False)).findings == ()
+
+
+class LabelSmoothing(nn.Module):
+    def forward(self, scores, classes):
+        chances = scores.data.log_softmax(-1)  # <- here
+        return -chances.gather(1, classes[:, None]).mean()
+
+
+class Fitter:
+    def __init__(self):
+        self.net, self.criterion = make_net(), LabelSmoothing()
+
+    def compute(self, x, y):
+        return self.criterion(self.net(x), y)
+
+    def fit(self):
+        for x, y in data():
+            loss = self.compute(x, y)
+            update(sgd(self.net), loss)
+
+
+def fit_with_a_local_criterion():
+    net, criterion = make_net(), LabelSmoothing()
+    for x, y in data():
+        update(sgd(net), criterion(net(x), y))
+
+
+def fit_by_a_trainer():
+    Fitter().fit()
+
+
+@pytest.mark.parametrize("loop", [fit_with_a_local_criterion, fit_by_a_trainer])
+def test_the_forward_of_a_loss_module_is_looked_into(audited, only, line_of, loop):
+    def run():
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            loop()
+
+    finding = only(audited(run), "GCS401")
+    assert finding.location.line == line_of(LabelSmoothing)
+    assert "cut off by `.data`" in finding.message

@@ -18,7 +18,7 @@ from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.detectors._source import (
     Function,
     Span,
-    code_of,
+    called_by,
     innermost,
     line_of_decorator,
     name_of,
@@ -30,7 +30,7 @@ from gradcheck_suite.auditing.detectors._source import (
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 
 __all__ = [
@@ -152,6 +152,7 @@ def follow_parts(
     sinks: Collection[tuple[str, int]] = (),
     span: Span | None = None,
     parts: Parts | None = None,
+    variables: Mapping[str, object] | None = None,
 ) -> tuple[Flow, Parts | None]:
     """Follow what is called at ``place``, and tell the values of a returned tuple apart.
 
@@ -163,6 +164,7 @@ def follow_parts(
             ``from_calls`` and none of these, what the function returns is what matters.
         span: which call of that line made the value; None where it is not known.
         parts: what is known of each value, where the call returns a tuple of them.
+        variables: those of the function, while it runs.
 
     Returns:
         Where the value got to; and the parts of the tuple that the function returns, if any.
@@ -176,6 +178,7 @@ def follow_parts(
         return "unknown", None
     walk = _Walk(path, tree, line, from_calls=from_calls)
     walk.made_parts = parts
+    walk.variables = variables or {}
     walk.sink_lines = {number for file, number in sinks if file == path}
     if span is not None and any(
         isinstance(node, ast.Call) and span_of(node) == span for node in ast.walk(body)
@@ -259,6 +262,7 @@ class _Walk:
         self.span: Span | None = None
         self.off = 0
         self.made_parts: Parts | None = None
+        self.variables: Mapping[str, object] = {}
         self.parts: dict[ast.expr, Parts] = {}
         self.returns: list[Parts | None] = []
 
@@ -459,11 +463,14 @@ class _Walk:
         found = self._called(node, name)
         if found is None or any(keyword.arg is None for keyword in node.keywords):
             return None
-        path, tree, function = found
+        path, tree, function, receiver = found
         names = [argument.arg for argument in function.args.args]
+        inside_of: dict[str, object] = {}
         if names[:1] in (["self"], ["cls"]):
+            inside_of = {names[0]: receiver}
             names = names[1:]
         inside = _Walk(path, tree, -1, from_calls=self.from_calls, depth=self.depth + 1)
+        inside.variables = inside_of
         by_place = len(node.args)
         inside.names = dict(zip(names, given[:by_place], strict=False))
         for keyword, state in zip(node.keywords, given[by_place:], strict=True):
@@ -474,23 +481,22 @@ class _Walk:
             self.parts[node] = parts
         return result if isinstance(result, Cut) else None
 
-    def _called(self, node: ast.Call, name: str | None) -> tuple[str, ast.Module, Function] | None:
-        """Return the function that a call names, with its file."""
+    def _called(
+        self, node: ast.Call, name: str | None
+    ) -> tuple[str, ast.Module, Function, object] | None:
+        """Return the function that a call names, with its file and what it is called on."""
+        known = called_by(self.path, node.func, self.variables)
+        tree = None if known is None else tree_of(known.code.co_filename)
+        if known is not None and tree is not None:
+            function = innermost(tree, definition_line(known.code))
+            if function is not None and function.name == known.code.co_name:
+                return known.code.co_filename, tree, function, known.receiver
         found = [
             each
             for each in ast.walk(self.tree)
             if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name == name
         ]
-        if len(found) == 1:
-            return self.path, self.tree, found[0]
-        code = None if found else code_of(self.path, node.func)
-        tree = None if code is None else tree_of(code.co_filename)
-        if code is None or tree is None:
-            return None
-        function = innermost(tree, definition_line(code))
-        if function is None or function.name != code.co_name:
-            return None
-        return code.co_filename, tree, function
+        return (self.path, self.tree, found[0], None) if len(found) == 1 else None
 
     def _cut(self, node: ast.expr, what: str) -> Cut:
         return Cut(self.path, node.end_lineno or node.lineno, what)

@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 from gradcheck_suite import catalogue
 from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow, switched_off
+from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow_parts, switched_off
 from gradcheck_suite.auditing.detectors._watched_modules import Call, ModuleWatch
 from gradcheck_suite.findings import Finding, Location, Related, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from types import CodeType
 
 __all__ = [
     "CERTAIN",
@@ -125,12 +126,18 @@ def none_gradient(function: type) -> Verdict:
     )
 
 
-def cut_before(stack: tuple[CallSite, ...]) -> Flow:
-    """Return where the loss of this backward was cut, if any of the calling functions shows it."""
-    places = [place for site in stack if (place := location_of(site)) is not None]
-    sinks = {(place.path, place.line) for place in places}
-    for place in places:
-        flow = follow(place, from_calls=True, sinks=sinks)
+def cut_before(
+    stack: tuple[CallSite, ...], frames: Mapping[CodeType, Mapping[str, object]] | None = None
+) -> Flow:
+    """Return where the loss of this backward was cut, if any of the calling functions shows it.
+
+    While they run, ``frames`` are their variables.
+    """
+    places = [(site[0], place) for site in stack if (place := location_of(site)) is not None]
+    sinks = {(place.path, place.line) for _, place in places}
+    for code, place in places:
+        variables = None if frames is None else frames.get(code)
+        flow, _ = follow_parts(place, from_calls=True, sinks=sinks, variables=variables)
         if isinstance(flow, Cut):
             return flow
     return "unknown"

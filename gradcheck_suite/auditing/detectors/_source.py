@@ -7,21 +7,25 @@ import inspect
 import itertools
 import linecache
 import sys
-from types import CodeType, FunctionType, ModuleType
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import nn
 
 from gradcheck_suite.auditing.call_sites import is_user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gradcheck_suite.auditing.call_sites import CallSite
 
 __all__ = [
     "RECORDING_OFF",
+    "Called",
     "Function",
     "Span",
-    "code_of",
+    "called_by",
     "innermost",
     "line_of_decorator",
     "name_of",
@@ -111,20 +115,45 @@ def line_of_decorator(scope: ast.Module | Function) -> int:
     return found
 
 
-def code_of(path: str, function: ast.expr) -> CodeType | None:
-    """Return the code of a function of the user's, as the module in that file knows it."""
-    value: Any = None
-    if isinstance(function, ast.Name):
-        module = _module_of(path)
-        value = None if module is None else vars(module).get(function.id)
-    elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-        module = _module_of(path)
-        owner = None if module is None else vars(module).get(function.value.id)
-        value = vars(owner).get(function.attr) if isinstance(owner, ModuleType) else None
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function of the user's that a call names, and the object that it is called on."""
+
+    code: CodeType
+    receiver: object = None
+
+
+def called_by(path: str, function: ast.expr, variables: Mapping[str, object]) -> Called | None:
+    """Return what is called, as the variables of the function or of the module in that file say.
+
+    No attribute is computed: what an object or a class has in its dictionary is looked at.
+    """
+    value, receiver = _value_of(path, function, variables)
+    if isinstance(value, nn.Module):
+        value, receiver = type(value).forward, value
+    if isinstance(value, MethodType):
+        receiver, value = value.__self__, value.__func__
     if not isinstance(value, FunctionType):
         return None
     code: CodeType = inspect.unwrap(value).__code__
-    return code if is_user_code(code) else None
+    return Called(code, receiver) if is_user_code(code) else None
+
+
+def _value_of(path: str, node: ast.expr, variables: Mapping[str, object]) -> tuple[Any, object]:
+    """Return what a name or an attribute stands for, and the object whose method it is, if any."""
+    if isinstance(node, ast.Name):
+        if node.id in variables:
+            return variables[node.id], None
+        module = _module_of(path)
+        return (None if module is None else vars(module).get(node.id)), None
+    if not isinstance(node, ast.Attribute):
+        return None, None
+    owner = _value_of(path, node.value, variables)[0]
+    own = getattr(owner, "__dict__", {})
+    for place in (own, own.get("_modules", {}) if isinstance(owner, nn.Module) else {}):
+        if node.attr in place:
+            return place[node.attr], None
+    return inspect.getattr_static(type(owner), node.attr, None), owner
 
 
 def _module_of(path: str) -> ModuleType | None:

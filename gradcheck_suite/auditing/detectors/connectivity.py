@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames, variables_of
 from gradcheck_suite.auditing.detectors._flow import (
     Cut,
     Flow,
@@ -205,7 +205,9 @@ class ConnectivityDetector:
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
-        flow = cut_before(user_sites()[0])
+        frames = {frame.f_code: variables_of(frame) for frame in user_frames()}
+        flow = cut_before(user_sites()[0], frames)
+        del frames
         off = not torch.is_grad_enabled() or (isinstance(flow, Cut) and flow.under)
         known = self._recorder.optimizers.parameters()
         if known and not any(parameter.requires_grad for parameter in known):
