@@ -58,15 +58,16 @@ class GraphDiff:
     def sentences(self) -> tuple[str, ...]:
         """Say what changed in words."""
         before, after = self.before, self.after
+        freed = _told_of_freed(before, after)
         if self.is_same:
-            return (f"Both graphs hold the same {plural(len(before.nodes), 'node')}.",)
+            return (f"Both graphs hold the same {plural(len(before.nodes), 'node')}.", *freed)
         grown = f"{len(after.nodes) - len(before.nodes):+,}"
         counts = (
             f"{plural(len(before.nodes), 'node')} before, {number(len(after.nodes))} after "
             f"({grown}); {byte_count(before.saved_bytes)} saved before, "
             f"{byte_count(after.saved_bytes)} after."
         )
-        said = [counts]
+        said = [counts, *freed]
         if bool(before.calls) != bool(after.calls):
             said.append("Modules are not compared: only one of the two forwards was recorded.")
         times, some, ops = _times_over(before, after)
@@ -175,6 +176,40 @@ _LEAF = "leaf"
 
 def _is_leaf(change: Change) -> bool:
     return change.op.startswith(f"{_LEAF} ")
+
+
+def _told_of_freed(before: AutogradGraph, after: AutogradGraph) -> tuple[str, ...]:
+    """Say that a backward has freed more of one graph than of the other, if it has."""
+    freed, held = (
+        [sum(map(state, graph.nodes)) for graph in (before, after)] for state in (_is_freed, _holds)
+    )
+    # By share: the larger of two graphs that are freed has more nodes that are.
+    if freed[0] * held[1] == freed[1] * held[0]:
+        return ()
+    more, less = (0, 1) if freed[0] * held[1] > freed[1] * held[0] else (1, 0)
+    if not held[less]:
+        return ()
+    which = ("first", "second")
+    bytes_ = [
+        sum(node.saved_bytes for node in graph.nodes if _holds(node)) for graph in (before, after)
+    ]
+    part = ""
+    if held[more]:
+        part = f" in {number(freed[more])} of {number(freed[more] + held[more])} nodes"
+    other = f"the {which[less]} still holds its own"
+    if freed[less]:
+        other += f" in {number(held[less])} of {number(freed[less] + held[less])} nodes"
+    if bytes_[less]:
+        other += f", {byte_count(bytes_[less])}"
+    return (f"A backward has freed the saved tensors of the {which[more]} graph{part}; {other}.",)
+
+
+def _is_freed(node: Node) -> bool:
+    return node.freed
+
+
+def _holds(node: Node) -> bool:
+    return bool(node.saved) and not node.freed
 
 
 def _times_over(before: AutogradGraph, after: AutogradGraph) -> tuple[int, int, int]:

@@ -29,6 +29,61 @@ def test_the_same_step_twice(model):
     assert str(diff) == "Both graphs hold the same 10 nodes."
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_graph_that_a_backward_has_freed(model, tmp_path, recorded):
+    x = torch.ones(2, 3)
+
+    def graph(*, runs):
+        if recorded:
+            with gs.record(model) as recording:
+                loss = model(x).sum()
+                if runs:
+                    loss.backward()
+            return recording.trace_graph(loss, model=model)
+        loss = model(x).sum()
+        if runs:
+            loss.backward()
+        return gs.trace_graph(loss, model)
+
+    kept, freed = graph(runs=False), graph(runs=True)
+
+    said = "A backward has freed the saved tensors of the %s graph; the %s still holds its own, 48 bytes."
+    for pair, words in (
+        ((kept, freed), said % ("second", "first")),
+        ((freed, kept), said % ("first", "second")),
+    ):
+        diff = gs.diff_graphs(*pair)
+        assert diff.is_same
+        assert str(diff) == f"Both graphs hold the same 10 nodes.\n{words}"
+    diff.save(tmp_path / "diff.html")
+    assert words in (tmp_path / "diff.html").read_text()
+    assert len(gs.diff_graphs(freed, freed).sentences) == 1
+
+
+def test_graphs_of_which_a_backward_has_freed_a_part(model):
+    x = torch.ones(2, 3)
+
+    def graph(freed):
+        hidden = model[0](x).tanh()
+        # Of two losses that share the first layer, one is gone back from.
+        losses = [model[2](hidden).exp().sum() for _ in range(2)]
+        if freed:
+            losses[0].backward()
+        return gs.trace_graph(losses, model)
+
+    (_, words) = gs.diff_graphs(graph(freed=False), graph(freed=True)).sentences
+    assert words.startswith("A backward has freed the saved tensors of the second graph in 4 of 6 ")
+    assert "; the first still holds its own, " in words
+
+    # A larger graph has more to free: that both are freed whole is no difference.
+    loss = model(x).sum()
+    larger = model(x).sum() + model(x).tanh().sum()
+    loss.backward()
+    larger.backward()
+    sentences = gs.diff_graphs(gs.trace_graph(loss, model), gs.trace_graph(larger, model)).sentences
+    assert not any("freed" in sentence for sentence in sentences)
+
+
 def test_a_sum_of_losses_is_told(model):
     x, total, graphs = torch.ones(2, 3), 0, []
 
