@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.resources
 import io
@@ -16,7 +17,6 @@ from gradcheck_suite.commands.graph import print_graph
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
     from types import TracebackType
 
@@ -28,6 +28,10 @@ Train a small convolutional network on 1,797 images of handwritten digits with a
 script that holds eight planted mistakes, and tell what each part of gradcheck-suite
 finds in it. The script and its repaired twin are in examples/digits.
 """
+_EPILOG = """\
+exit status: 0 whatever is found, 1 if --fail-on asks for it and findings are
+that severe, 2 if the demo can't run, 130 after Ctrl-C.
+"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,6 +40,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "demo",
         help="find the planted mistakes in a real training script",
         description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--fixed", action="store_true", help="run the repaired script, of which nothing is said"

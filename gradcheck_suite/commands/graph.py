@@ -30,6 +30,11 @@ loss, or a list, dict or object that holds tensors. To name the leaves, and to
 be told of parameters that backward can't reach, return (tensors, model). The
 call is recorded: module names and saved bytes are known without more ado.
 """
+_EPILOG = """\
+exit status: 0 drawn or saved, and nothing wrong, 1 findings at or above
+--fail-on, such as parameters that backward can't reach, 2 if there is nothing
+to draw or it can't be saved, 130 after Ctrl-C.
+"""
 _WITH = ("source", "saved", "gradients")
 _FORCED: Mapping[ColorChoice, bool | None] = {"always": True, "never": False, "auto": None}
 _PAIR = 2
@@ -41,6 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "graph",
         help="draw what backward will do",
         description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target",

@@ -57,7 +57,7 @@ def find_roots(given: object, *, called: str = _PASSED) -> FoundRoots:
     Raises:
         UsageError: ``given`` is a module or a generator, holds no tensor, or none with a graph.
     """
-    _refuse(given)
+    _refuse(given, called)
     starts: list[Start] = []
     ignored: list[tuple[str, torch.Tensor]] = []
     for name, source in _sources(given, called):
@@ -77,27 +77,34 @@ def find_roots(given: object, *, called: str = _PASSED) -> FoundRoots:
     return FoundRoots(tuple(starts), tuple(name for name, _ in ignored))
 
 
-def _refuse(given: object) -> None:
+def _refuse(given: object, called: str) -> None:
+    asked = "trace_graph expected tensors, got" if called == _PASSED else f"{called} is"
+    give = _verb(called)
     if isinstance(given, torch.nn.Module):
-        kind = type(given).__name__
+        example = (
+            "trace_graph(model(x), model=model)" if called == _PASSED else "return model(x), model"
+        )
         raise UsageError(
-            f"trace_graph expected tensors, got the module {kind}. A module has no graph until it "
-            "is called: pass what it returns, and the module for its names, as in "
-            "trace_graph(model(x), model=model)"
+            f"{asked} the module {type(given).__name__}. A module has no graph until it is called: "
+            f"{give} what it returns, and the module for its names, as in {example}"
         )
     if isinstance(given, Iterator):
         raise UsageError(
-            f"trace_graph expected tensors, got a {type(given).__name__}, which could be read only "
-            "once. Pass list(...) of it"
+            f"{asked} a {type(given).__name__}, which could be read only once. "
+            f"{give.capitalize()} list(...) of it"
         )
     if isinstance(given, type) or (callable(given) and not isinstance(given, torch.Tensor)):
         if isinstance(given, Node) or not isinstance(given, (type, FunctionType, MethodType)):
             return
         name = getattr(given, "__qualname__", "it")
         raise UsageError(
-            f"trace_graph expected tensors, got {visible(name)}, which is not a tensor but makes "
-            "them: call it and pass what it returns"
+            f"{asked} {visible(name)}, which is not a tensor but makes them: call it and {give} "
+            "what it returns"
         )
+
+
+def _verb(called: str) -> str:
+    return "pass" if called == _PASSED else "return"
 
 
 def _sources(given: object, called: str) -> Iterator[tuple[str, _Source]]:
@@ -160,29 +167,35 @@ def _short(text: str) -> str:
 
 def _nothing_to_trace(given: object, ignored: list[tuple[str, torch.Tensor]], called: str) -> str:
     kind = type(given).__name__
-    what, give = ("what trace_graph was given", "Pass") if called == _PASSED else (called, "Return")
+    what = "what trace_graph was given" if called == _PASSED else called
+    give = _verb(called)
     if not ignored:
         return (
-            f"there is no tensor in {what} ({_short(kind)}). {give} the loss, "
+            f"there is no tensor in {what} ({_short(kind)}). {give.capitalize()} the loss, "
             "or a list, dict or object that holds tensors"
         )
     only = ignored[0][1]
+    one, some = (
+        ("the tensor given to trace_graph", "given to trace_graph")
+        if called == _PASSED
+        else (called, f"in {called}")
+    )
     subject = (
-        f"the tensor given to trace_graph ({_described(only)}) has no graph"
+        f"{one} ({_described(only)}) has no graph"
         if only is given
-        else f"none of the {plural(len(ignored), 'tensor')} given to trace_graph has a graph: "
+        else f"none of the {plural(len(ignored), 'tensor')} {some} has a graph: "
         + ", ".join(f"{name} ({_described(tensor)})" for name, tensor in ignored[:_NAMES_SHOWN])
         + (", …" if len(ignored) > _NAMES_SHOWN else "")
     )
     if all(not _can_require_grad(tensor) for _, tensor in ignored):
         return (
             f"{subject}. Only floating-point and complex tensors can have one; "
-            "pass the loss, not labels or indices"
+            f"{give} the loss, not labels or indices"
         )
     return (
         f"{subject}: requires_grad is False, expected True. It was made from tensors that don't "
         "require grad, under torch.no_grad() or inference_mode(), or it was detached; "
-        "pass the loss as forward returned it"
+        f"{give} the loss as forward returned it"
     )
 
 

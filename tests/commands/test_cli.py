@@ -49,6 +49,14 @@ def test_each_command_has_help_that_fits_80_columns(command, capsys, monkeypatch
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("command", ["audit", "verify", "graph", "demo"])
+def test_a_command_that_may_fail_on_findings_tells_its_exit_statuses(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    _, _, statuses = capsys.readouterr().out.partition("exit status: ")
+    assert "--fail-on" in " ".join(statuses.split())
+
+
 @pytest.mark.parametrize("arguments", [[], ["adult"], ["explain"], ["rules", "--no-such-option"]])
 def test_misuse_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

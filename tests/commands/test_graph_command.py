@@ -37,6 +37,21 @@ def two_tensors():
 def no_graph():
     return torch.ones(2)
 
+def two_constants():
+    return no_graph(), no_graph()
+
+def labels():
+    return torch.ones(2).long()
+
+def one_by_one():
+    yield loss()
+
+def make_net():
+    return Net()
+
+def make_loss():
+    return loss
+
 def fails():
     raise ValueError("shapes do not fit")
 
@@ -191,7 +206,18 @@ class TestRefused:
         ("target", "message"),
         [
             ("model.py:net", "of type Net, expected a function without arguments"),
-            ("model.py:no_graph", "has no graph: requires_grad is False"),
+            (
+                "model.py:no_graph",
+                "what no_graph returns (float32, shape (2,)) has no graph: requires_grad is False",
+            ),
+            ("model.py:two_constants", "none of the 2 tensors in what two_constants returns has"),
+            (
+                "model.py:labels",
+                "; return the loss, not labels",
+            ),
+            ("model.py:one_by_one", "what one_by_one returns is a generator, which"),
+            ("model.py:make_net", "return what it returns, and the module for its names"),
+            ("model.py:make_loss", "is loss, which is not a tensor but makes them: call it and r"),
             ("missing.py:loss", "missing.py does not exist"),
         ],
     )
@@ -201,6 +227,7 @@ class TestRefused:
         assert done.returncode == 2
         assert message in done.stderr
         assert "Traceback" not in done.stderr
+        assert "trace_graph" not in done.stderr  # which nobody called
 
     def test_what_the_function_raises_is_shown(self, graph_process):
         done = graph_process("model.py:fails")
