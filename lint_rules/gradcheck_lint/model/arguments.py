@@ -11,10 +11,10 @@ import libcst as cst
 
 from gradcheck_lint.model.expressions import element_of, read
 from gradcheck_lint.model.flow import Call, GradMode
-from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE
+from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE, words
 from gradcheck_lint.model.nearness import MODE
 from gradcheck_lint.model.returning import as_seen_by_caller
-from gradcheck_lint.model.syntax import dotted_name, last_word, place_name
+from gradcheck_lint.model.syntax import dotted_name, last_word, place_name, walk
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
@@ -99,7 +99,9 @@ def record_call(
     through = through_all(arguments.everything) | sites(callee)
     if method is not None:
         through |= through_all(receiver) | through_all(owner)
-    if reading.state.mode is GradMode.DISABLED:
+    if reading.state.mode is GradMode.DISABLED or (
+        function is not None and _only_declares_numbers(function)
+    ):
         through = frozenset()
     reading.recorder.event(
         Call,
@@ -146,6 +148,28 @@ def record_call(
     if is_loss(node):
         return carrying(result, *arguments.positional[:1])
     return result
+
+
+def _only_declares_numbers(function: FunctionScope) -> bool:
+    """Tell whether a method is there to be overridden, and is said to return numbers.
+
+    Where it returns something itself, that tells more than what it's said to return.
+    """
+    node = function.node
+    if isinstance(node, cst.Module) or node.returns is None:
+        return False
+    named = {inner.value for inner in walk(node.returns) if type(inner) is cst.Name}
+    if not named & _NUMBERS or not named <= _NUMBERS | _CONTAINERS:
+        return False
+    return not any(
+        type(inner) is cst.Return and inner.value is not None for inner in function.nodes
+    )
+
+
+_NUMBERS = words("float int bool str ndarray")
+_CONTAINERS = words(
+    "list List tuple Tuple dict Dict Sequence Iterable Iterator Generator Optional np numpy"
+)
 
 
 def parameters_given(

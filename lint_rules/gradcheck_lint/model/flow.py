@@ -48,6 +48,7 @@ class Backward(Event):
 
     ``scaled`` tells that a gradient scaler has multiplied them, ``partial`` that only some inputs
     get gradients, ``by_engine`` that an engine calls it, as ``accelerator.backward(loss)`` does.
+    ``seeded`` tells that it is given a gradient that was computed: what it's called on is no loss.
     """
 
     values: Values = NOTHING
@@ -56,6 +57,7 @@ class Backward(Event):
     scaled: bool = False
     partial: bool = False
     by_engine: bool = False
+    seeded: bool = False
 
 
 class Proof(Enum):

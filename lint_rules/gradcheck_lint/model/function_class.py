@@ -165,6 +165,8 @@ class AutogradFunction:
         empty = {name for name, values in bound.items() if all(map(is_none, values))}
         for node in body_of(self.backward):
             if isinstance(node, cst.Return):
+                if self._lacks_gradients(node.value):
+                    continue
                 for place, element in enumerate(_before_star(node.value)):
                     if not is_none(element) and dotted_name(element) not in empty:
                         found.add(place)
@@ -176,6 +178,15 @@ class AutogradFunction:
                 asked = integer(node.slice[0].slice.value)
                 found.update(() if asked is None else (asked,))
         return frozenset(found)
+
+    def _lacks_gradients(self, returned: cst.BaseExpression | None) -> bool:
+        """Tell whether this is one gradient where forward has several inputs: for which, who knows.
+
+        A name may hold a tuple of all of them.
+        """
+        cotangents = {item.name for item in self.cotangents}
+        is_one = isinstance(returned, cst.Name) and returned.value in cotangents
+        return is_one and self.inputs is not None and len(self.inputs) > 1
 
     @cached_property
     def tensors(self) -> frozenset[str]:

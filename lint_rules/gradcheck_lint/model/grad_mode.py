@@ -9,10 +9,12 @@ import libcst as cst
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.knowledge import GRAD_MODE_CONTEXTS, HARMLESS_PACKAGES
 from gradcheck_lint.model.nearness import ANY_MODE
-from gradcheck_lint.model.syntax import boolean, dotted_name, keyword
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
 from gradcheck_lint.model.values import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.scopes import FunctionScope, Scopes
 
@@ -70,6 +72,25 @@ def _leaves_grad_alone(reading: Reading, call: cst.Call) -> bool:
             owner = reading.scopes.classes.get(owners.pop())
             function = reading.scopes.method(owner, call.func.attr.value)
     return function is not None and not reading.surroundings.near.has(function, ANY_MODE)
+
+
+def unrecorded_by_with(nodes: Iterable[cst.CSTNode], scopes: Scopes) -> set[int]:
+    """Return the nodes inside of ``with torch.no_grad():`` and the like."""
+    return {
+        id(inner)
+        for node in nodes
+        if isinstance(node, cst.With) and _turns_off(node, scopes)
+        for inner in walk(node.body)
+    }
+
+
+def _turns_off(node: cst.With, scopes: Scopes) -> bool:
+    for item in node.items:
+        call = item.item if isinstance(item.item, cst.Call) else None
+        name = dotted_name(call.func if call else item.item)
+        if _asked_mode(scopes.resolve_import(name or ""), call) is GradMode.DISABLED:
+            return True
+    return False
 
 
 def _asked_mode(qualified: str | None, call: cst.Call | None) -> GradMode | None:

@@ -20,7 +20,7 @@ from gradcheck_lint.model.knowledge import (
 )
 from gradcheck_lint.model.saving import note_function
 from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, is_none, keyword, positional
-from gradcheck_lint.model.training_calls import note_clip, retains_graph
+from gradcheck_lint.model.training_calls import is_computed, note_clip, retains_graph
 from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
@@ -65,10 +65,8 @@ def read_torch_call(
         note_clip(reading, node, arguments)
     if "zero" in last and "_foreach" in last:
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
-    if qualified == "torch.autograd.backward":
-        reading.recorder.event(
-            Backward, node, reading.state.mode, values=first, retains_graph=retains_graph(node)
-        )
+    if qualified.startswith("torch.autograd."):
+        return _read_autograd(reading, node, last, arguments)
     if qualified in _INDICES and first:
         cut = node if has_graph_or_cut(first) else None
         return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
@@ -78,9 +76,38 @@ def read_torch_call(
         record_call(reading, node, arguments, harmless=True)
         return loss_of(reading, node, arguments)
     made_of = record_call(reading, node, arguments, harmless=True)
-    if last in _JOINING and qualified == f"torch.{last}":
-        return carrying(made_of, *arguments.positional)
-    return made_of
+    joins = last in _JOINING and qualified == f"torch.{last}"
+    return carrying(made_of, *arguments.positional) if joins else made_of
+
+
+def _read_autograd(reading: Reading, node: cst.Call, last: str, arguments: Arguments) -> Values:
+    """Read ``autograd.backward(loss)``, ``autograd.grad(loss, x)`` and the like."""
+    if last == "backward":
+        given = positional(node)
+        cotangent = given[1] if len(given) > 1 else keyword(node, "grad_tensors")
+        reading.recorder.event(
+            Backward,
+            node,
+            reading.state.mode,
+            values=arguments.positional[0] if arguments.positional else NOTHING,
+            retains_graph=retains_graph(node),
+            partial=keyword(node, "inputs") is not None,
+            seeded=is_computed(reading, cotangent),
+        )
+    made = record_call(reading, node, arguments, harmless=True)
+    if last == "grad" and _gives_constants(reading, node):
+        return frozenset({reading.recorder.value(Kind.PLAIN, node, cut=node)})
+    return made
+
+
+def _gives_constants(reading: Reading, node: cst.Call) -> bool:
+    """Tell whether the gradients that ``autograd.grad`` returns have no graph for sure."""
+    given = positional(node)
+    cotangent = given[2] if len(given) > 2 else keyword(node, "grad_outputs")  # noqa: PLR2004
+    created = given[4] if len(given) > 4 else keyword(node, "create_graph")  # noqa: PLR2004
+    if has_star(node) or (created is not None and boolean(created) is not False):
+        return False
+    return not is_computed(reading, cotangent)
 
 
 def _data_of(reading: Reading, node: cst.Call) -> Values:

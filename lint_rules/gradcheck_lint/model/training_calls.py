@@ -19,7 +19,7 @@ from gradcheck_lint.model.flow import (
     Unscale,
     ZeroGrad,
 )
-from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE, SCALED
+from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE, FACTORIES, SCALED
 from gradcheck_lint.model.syntax import (
     boolean,
     dotted_name,
@@ -30,7 +30,7 @@ from gradcheck_lint.model.syntax import (
     place_name,
     positional,
 )
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values, all_are, cut_of
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.reading import Reading
@@ -62,6 +62,7 @@ def read_backward(
         creates_graph=_is_true(keyword(node, "create_graph")),
         scaled=any(value.name == SCALED for value in receiver),
         partial=keyword(node, "inputs") is not None,
+        seeded=is_computed(reading, ordered[0] if ordered else keyword(node, "gradient")),
     )
     return reading.recorder.unknown(node, origin=Origin.CALL)
 
@@ -97,6 +98,16 @@ def _is_cotangent(reading: Reading, node: cst.BaseExpression, arguments: Argumen
     ):
         return True
     return all_are(arguments.positional[0], Kind.PLAIN, Kind.GRADIENT)
+
+
+def is_computed(reading: Reading, cotangent: cst.BaseExpression | None) -> bool:
+    """Tell whether what backward begins with is more than a tensor of ones, or another constant."""
+    if cotangent is None or is_none(cotangent):
+        return False
+    if isinstance(cotangent, cst.Call):
+        return reading.qualified(dotted_name(cotangent.func)) not in FACTORIES
+    held = reading.look_up(cotangent.value) if isinstance(cotangent, cst.Name) else NOTHING
+    return not all_are(held, Kind.PLAIN) or cut_of(held) is not None
 
 
 def retains_graph(node: cst.Call) -> bool:
@@ -173,7 +184,7 @@ def read_half_step(
         Step, node, reading.state.mode, receiver=receiver_name, values=receiver, proof=proof
     )
     reading.recorder.hold(receiver)
-    zeroes = _half_step_zeroes(node, method)
+    zeroes = _half_step_zeroes(node, method, receiver)
     if zeroes is not False:
         reading.recorder.event(
             ZeroGrad,
@@ -187,23 +198,46 @@ def read_half_step(
     return reading.recorder.unknown(node, origin=Origin.CALL)
 
 
-def _half_step_zeroes(node: cst.Call, method: FunctionScope | None) -> bool | None:
+def _half_step_zeroes(
+    node: cst.Call, method: FunctionScope | None, optimizer: Values
+) -> bool | None:
     """Tell whether a half step zeroes the gradients; None if that is not known."""
     handed = positional(node)
     wanted = handed[0] if handed else keyword(node, "zero_grad")
     if wanted is not None:
         return boolean(wanted)
     if method is None or isinstance(method.node, cst.Module):
-        return False
+        # In the published class it doesn't; what a call returns may be of any other.
+        return None if any(map(_is_returned, optimizer)) else False
     for parameter in (*method.node.params.params, *method.node.params.kwonly_params):
         if parameter.name.value == "zero_grad":
             return boolean(parameter.default)
     return None if any("zero" in word or word == "grad" for word in method.words) else False
 
 
+def _is_returned(value: Value) -> bool:
+    """Tell whether a function or method returned it, and not a class."""
+    if not isinstance(value.node, cst.Call):
+        return False
+    last = (dotted_name(value.node.func) or "").rpartition(".")[2]
+    return not last[:1].isupper()
+
+
 def is_scaler(target: cst.BaseExpression, values: Values) -> bool:
     """Tell whether this is a gradient scaler of torch, or named like one, and may scale."""
-    return _is_or_is_named(target, values, Kind.SCALER, "scaler") and not _is_switched_off(values)
+    return (
+        _is_or_is_named(target, values, Kind.SCALER, "scaler")
+        and not _is_switched_off(values)
+        and not any(map(_is_of_other_class, values))
+    )
+
+
+def _is_of_other_class(value: Value) -> bool:
+    """Tell whether a class makes it that isn't called a GradScaler: it may scale by hooks."""
+    if value.origin is not Origin.CALL or not isinstance(value.node, cst.Call):
+        return False
+    last = (dotted_name(value.node.func) or "").rpartition(".")[2]
+    return last[:1].isupper() and not last.endswith("GradScaler")
 
 
 def _is_switched_off(scalers: Values) -> bool:

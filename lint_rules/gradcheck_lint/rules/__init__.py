@@ -254,7 +254,10 @@ RULES: Final = (
         "GraphBroken",
         (
             (BACKWARD_CALL, TRAINING_STEP),
-            (b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"==", b"> 0", b">= 0"),
+            (
+                *(b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"==", b"> 0"),
+                *(b">= 0", b"autograd.grad(", b"import grad"),
+            ),
         ),
     ),
     RuleReference(

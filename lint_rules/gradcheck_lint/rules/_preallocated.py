@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.knowledge import FACTORIES
+from gradcheck_lint.model.knowledge import FACTORIES, words
 from gradcheck_lint.model.nearness import Sought
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.syntax import dotted_name, keyword
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
@@ -36,11 +36,17 @@ def _makes_tensor(node: cst.Call, function: FunctionModel) -> bool:
             return False
         node = func.value
         func = node.func
+    dtype = dotted_name(keyword(node, "dtype")) or ""
+    if dtype.rpartition(".")[2] in _WITHOUT_GRADIENT:
+        return False
     qualified = function.module.scopes.resolve_import(dotted_name(node.func) or "") or ""
     if qualified in FACTORIES:
         return True
     return isinstance(func, cst.Attribute) and func.attr.value in _FACTORY_METHODS
 
+
+_WITHOUT_GRADIENT = words("bool int int8 int16 int32 int64 long short uint8 uint16 uint32 uint64")
+"""Types of tensors that have no graph, whatever is written into them."""
 
 _MOVES = frozenset({"to", "cuda", "float", "double", "half", "type_as"})
 

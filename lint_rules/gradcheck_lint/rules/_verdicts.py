@@ -16,6 +16,7 @@ from gradcheck_lint.model.flow import (
     Step,
     ZeroGrad,
 )
+from gradcheck_lint.model.function_class import has_decorator
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.syntax import bound_names, dotted_name, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, Value, Values, held_by, mentioned_by, sites
@@ -87,6 +88,8 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
         return None
     if _is_of_other_model(zero, step):
         return False
+    if _may_be_one_attribute(zero, step):
+        return None
     if not all(_is_optimizer(value.kind, zero.event.receiver) for value in values):
         return None
     if not step.event.receiver or zero.event.receiver == step.event.receiver:
@@ -96,6 +99,35 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
     ):
         return None
     return False
+
+
+def _may_be_one_attribute(zero: Occurrence, step: Occurrence) -> bool:
+    """Tell whether two attributes of ``self`` may give one object, by way of a property.
+
+    The property may be another file's: ``self._optimizer`` is what ``self.optimizer`` returns.
+    """
+    first, second = _own_attribute(zero), _own_attribute(step)
+    if first is None or second is None:
+        return False
+    if first.lstrip("_") == second.lstrip("_"):
+        return True
+    return _is_property(first, zero.owner) or _is_property(second, step.owner)
+
+
+def _own_attribute(item: Occurrence) -> str | None:
+    """Return the attribute of ``self`` that a step or a reset is a method of."""
+    assert isinstance(item.event, (Step, ZeroGrad))
+    root, _, attribute = (item.event.receiver or "").partition(".")
+    scope = item.owner.scope
+    is_own = scope.owner is not None and root == scope.first_parameter
+    return attribute if is_own and attribute.isidentifier() else None
+
+
+def _is_property(attribute: str, function: FunctionModel) -> bool:
+    method = function.module.scopes.method(function.scope.owner, attribute)
+    return method is not None and any(
+        has_decorator(method, name) for name in ("property", "cached_property")
+    )
 
 
 def _is_of_other_model(zero: Occurrence, step: Occurrence) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch
+from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch, Return
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
@@ -320,7 +320,11 @@ def _is_evaluation(function: FunctionModel) -> bool:
 
 def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forward | Call) -> bool:
     """Tell whether gradients may be used, or may be off for reasons that lie elsewhere."""
-    if function.module.sets_mode_for_all or _records_nothing(function, forward):
+    if (
+        function.module.sets_mode_for_all
+        or _records_nothing(function, forward)
+        or _is_handed_over(function, events, forward)
+    ):
         return True
     inside = {id(known) for known in function.scope.nested.values()}
     result = sites(forward.result) if isinstance(forward, Forward) else frozenset()
@@ -343,6 +347,46 @@ def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forw
         return True
     modes = function.module.modes_of_callers(function.scope)
     return forward.mode is GradMode.AMBIENT and bool(modes) and GradMode.ENABLED not in modes
+
+
+def _is_handed_over(function: FunctionModel, events: list[Event], forward: Forward | Call) -> bool:
+    """Tell whether somebody who isn't known is given what may be differentiated."""
+    if isinstance(forward, Forward) and _is_explained(function, events, forward):
+        return True
+    if forward.loops or not _returns_graph(events, forward):
+        return False
+    return not function.module.modes_of_callers(function.scope)
+
+
+def _returns_graph(events: list[Event], forward: Forward | Call) -> bool:
+    """Tell whether callers, which are not known, are given what may be differentiated."""
+    return any(
+        isinstance(event, Return) and id(forward.node) in through_all(event.values)
+        for event in events
+    )
+
+
+def _is_explained(function: FunctionModel, events: list[Event], forward: Forward) -> bool:
+    """Tell whether something unknown is handed what a model has computed, and from what it has.
+
+    ``operator(x, net(x))`` may differentiate the one by the other.
+    """
+    if not isinstance(forward.node, cst.Call):
+        return False
+    inputs = {dotted_name(argument.value) for argument in forward.node.args} - {None}
+    result = sites(forward.result)
+    for event in events:
+        if not isinstance(event, Call) or event.function is not None or event.harmless:
+            continue
+        if not event.is_used or not isinstance(event.node, cst.Call):
+            continue
+        handed = {dotted_name(argument.value) for argument in event.node.args} - {None}
+        if handed & inputs and any(
+            sites(function.bindings.get(name or "", frozenset())) & result
+            for name in handed - inputs
+        ):
+            return True
+    return False
 
 
 def _records_nothing(function: FunctionModel, forward: Forward | Call) -> bool:

@@ -36,6 +36,8 @@ class ForcedRequiresGrad(Rule):
         for event in (*function.events(), *differentiated_later(function)):
             if not isinstance(event, Backward) or event.expects_error or event.partial:
                 continue
+            if event.seeded:
+                continue
             cut = cut_of(event.values)
             if cut is None or not _are_forced(event.values, cut):
                 continue

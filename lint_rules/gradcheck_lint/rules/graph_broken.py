@@ -9,9 +9,11 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._terms import lost_terms
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -51,18 +53,23 @@ class GraphBroken(Rule):
         for event in function.events():
             if not isinstance(event, Backward) or event.expects_error:
                 continue
-            for value in event.values:
-                cut_node = value.cut
-                if cut_node is None or id(cut_node) in reported or not value.through:
+            if cut_of(event.values) is None:
+                continue
+            is_computed = bool(through_all(event.values))
+            for cut_node in lost_terms(function, event):
+                if id(cut_node) in reported:
                     continue
-                if _copies_computed(cut_node):
+                is_gradient = _is_gradient(cut_node, function)
+                if is_gradient or (is_computed and _copies_computed(cut_node)):
                     reported.add(id(cut_node))
+                    text = source_of(tree, cut_node)
                     yield Violation(
                         cut_node,
-                        f"`{source_of(tree, cut_node)}` makes a tensor without a graph from a "
-                        "computed value, so this term of the loss has no gradient",
+                        _OF_GRADIENT.format(text) if is_gradient else _OF_COPY.format(text),
                         Severity.WARNING,
-                        "use the computed tensor itself, or torch.stack for a list of them",
+                        "pass create_graph=True"
+                        if is_gradient
+                        else "use the computed tensor itself, or torch.stack for a list of them",
                         ((event.node, "the loss is differentiated here"),),
                     )
 
@@ -242,6 +249,24 @@ def train(model, batches, criterion, optimizer):
             why="the values of an extremum have a graph",
         ),
     )
+
+
+_OF_COPY = (
+    "`{}` makes a tensor without a graph from a computed value, so this term of the loss has no "
+    "gradient"
+)
+_OF_GRADIENT = (
+    "`{}` returns gradients without a graph, because create_graph is not set: this term of the "
+    "loss is a constant and penalizes nothing"
+)
+
+
+def _is_gradient(node: cst.CSTNode, function: FunctionModel) -> bool:
+    """Tell whether this is a call of ``torch.autograd.grad``."""
+    if not isinstance(node, cst.Call):
+        return False
+    name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
+    return name == "torch.autograd.grad"
 
 
 _COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "from_numpy"})

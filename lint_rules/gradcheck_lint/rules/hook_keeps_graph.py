@@ -33,10 +33,9 @@ class HookKeepsGraph(Rule):
         name = function.scope.name.rpartition(".")[2]
         if name not in _hooks(function) or function.scope.nested:
             return
-        given = {parameter.name.value for parameter in function.scope.node.params.params} - {
-            "self",
-            "module",
-        }
+        parameters = [parameter.name.value for parameter in function.scope.node.params.params]
+        # The first is the module that is hooked, which has no graph.
+        given = set(parameters[1 if function.scope.owner is None else 2 :])
         for node in body_of(function.scope):
             if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
                 continue

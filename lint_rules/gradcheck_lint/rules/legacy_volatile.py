@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, GradMode
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.grad_mode import unrecorded_by_with
 from gradcheck_lint.model.knowledge import VARIABLE_CLASSES
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
 from gradcheck_lint.rules._guards import guarded_by_question
@@ -38,7 +39,7 @@ class LegacyVolatile(Rule):
             nodes = list(_top_level(function.scope.node))
         else:
             nodes = list(walk(function.scope.node))
-        guarded = guarded_by_question(nodes)
+        guarded = guarded_by_question(nodes) | unrecorded_by_with(nodes, scopes)
         for node in nodes:
             if not isinstance(node, cst.Call) or id(node) in guarded:
                 continue

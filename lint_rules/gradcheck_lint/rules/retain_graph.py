@@ -53,6 +53,7 @@ class RetainGraph(Rule):
             or _may_differentiate_again(events, backward)
             or _maker_is_asked_again(function, events, backward)
             or (not backward.loops and _is_called(function))
+            or _is_from_outside(function, backward)
         ):
             return
         argument = next(argument for argument in node.args if argument.value is wanted)
@@ -297,6 +298,30 @@ def _differentiates_by_hand(
         elif later and event.mentions & wanted and b"autograd" in function.module.source:
             return True
     return False
+
+
+def _is_from_outside(function: FunctionModel, backward: Backward) -> bool:
+    """Tell whether the value belongs to something that was made elsewhere, or before the loop.
+
+    That may hold more of one graph: ``losses[k].sum()``, or a name of the enclosing function.
+    """
+    node: cst.CSTNode = backward.node
+    is_part = False
+    while True:
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            node = node.func.value
+        elif isinstance(node, (cst.Subscript, cst.Attribute)):
+            is_part, node = True, node.value
+        else:
+            break
+    if not isinstance(node, cst.Name):
+        return False
+    if node.value not in function.bindings:
+        return not isinstance(function.scope.node, cst.Module)
+    loops = backward.loops[-1:]
+    return is_part and not any(
+        set(loops) & set(value.loops) for value in function.bindings[node.value]
+    )
 
 
 def _is_called(function: FunctionModel) -> bool:

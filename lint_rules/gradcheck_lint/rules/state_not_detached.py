@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, Values, through_all
 from gradcheck_lint.rules._hidden_acts import DETACHING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -37,6 +41,8 @@ class StateNotDetached(Rule):
                 continue
             own = id(event.node)
             passed = [part for values in event.passed for part in _parts_of(values)]
+            if _MEMORY.search(" ".join(_names_passed(event.node))) is not None:
+                continue
             if not any(_is_carried(values, own, event.loops) for values in passed):
                 continue
             proofs = [
@@ -174,6 +180,16 @@ def train(model, batches, optimizer, k):
             why="detached at the end",
         ),
     )
+
+
+_MEMORY: Final = re.compile(r"\bmem(?:s|ory|ories)?\b")
+"""What models with a memory of segments call it, which they detach themselves."""
+
+
+def _names_passed(node: cst.CSTNode) -> Iterator[str]:
+    """Yield the names that a call is given."""
+    if isinstance(node, cst.Call):
+        yield from (dotted_name(argument.value) or "" for argument in node.args)
 
 
 def _parts_of(values: Values) -> Iterator[Values]:

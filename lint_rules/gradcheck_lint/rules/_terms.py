@@ -1,0 +1,127 @@
+"""Find what is added to a loss and has no graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
+from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, positional
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, all_are, cut_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.flow import Backward
+    from gradcheck_lint.model.module import FunctionModel
+
+
+def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTNode]:
+    """Yield what took the graph of a term away, for each term that is constant as a whole.
+
+    A constant that a term with a graph is multiplied with, or compared with, is no term.
+    """
+    node = backward.node
+    if not isinstance(node, cst.Call):
+        return
+    receiver = node.func.value if isinstance(node.func, cst.Attribute) else None
+    given = positional(node)
+    waiting: list[cst.BaseExpression] = [receiver] if receiver is not None else []
+    if backward.by_engine and given:
+        waiting = [given[0]]
+    seen: set[str] = set()
+    assigned = _assigned(function)
+    while waiting:
+        term = waiting.pop()
+        name = dotted_name(term)
+        if name is not None:
+            cut = _cut_constant(name, function)
+            if cut is not None:
+                yield cut
+            elif name not in seen:
+                seen.add(name)
+                waiting.extend(assigned.get(name, ()))
+        elif isinstance(term, cst.BinaryOperation):
+            if isinstance(term.operator, (cst.Add, cst.Subtract)):
+                waiting += [term.left, term.right]
+            elif isinstance(term.operator, (cst.Multiply, cst.Divide)):
+                waiting += _only_factor(term, function)
+        elif isinstance(term, cst.UnaryOperation):
+            waiting.append(term.expression)
+        elif _keeps_graph(term):
+            assert isinstance(term, cst.Call)
+            assert isinstance(term.func, cst.Attribute)
+            waiting.append(term.func.value)
+
+
+def _assigned(function: FunctionModel) -> dict[str, list[cst.BaseExpression]]:
+    """Return what is assigned or added to each name."""
+    found: dict[str, list[cst.BaseExpression]] = {}
+    for node in function.scope.nodes:
+        if type(node) in ASSIGNING:
+            target, value = assigned_once(node)
+        elif isinstance(node, cst.AugAssign) and isinstance(
+            node.operator, (cst.AddAssign, cst.SubtractAssign)
+        ):
+            target, value = node.target, node.value
+        else:
+            continue
+        name = dotted_name(target)
+        if name is not None and value is not None:
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _cut_constant(name: str, function: FunctionModel) -> cst.CSTNode | None:
+    """Return what took the graph of all that a name holds away, if it never has one."""
+    held = function.bindings.get(name, NOTHING)
+    return cut_of(held) if all_are(held, Kind.PLAIN) else None
+
+
+def _only_factor(product: cst.BinaryOperation, function: FunctionModel) -> list[cst.BaseExpression]:
+    """Return the factor of a product whose other factor is a number or a setting."""
+    left, right = product.left, product.right
+    if _is_weight(left, function):
+        return [right]
+    return [left] if _is_weight(right, function) else []
+
+
+def _is_weight(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Tell whether this is a number, or a setting by its name, which no call is given.
+
+    A loss that is weighed by its gradients is handed to what computes them.
+    """
+    if isinstance(node, (cst.Integer, cst.Float)):
+        return True
+    name = dotted_name(node)
+    if name is None or "loss" in name or name in _handed(function):
+        return False
+    held = function.bindings.get(name, NOTHING)
+    return all(
+        value.kind is Kind.NUMBER
+        or (
+            value.kind is Kind.UNKNOWN
+            and value.origin in {Origin.ARGUMENT, Origin.ATTRIBUTE}
+            and not value.through
+        )
+        for value in held
+    )
+
+
+def _handed(function: FunctionModel) -> set[str | None]:
+    """Return the names that calls in a function are given."""
+    return {
+        dotted_name(argument.value)
+        for node in function.scope.nodes
+        if type(node) is cst.Call
+        for argument in node.args
+    }
+
+
+def _keeps_graph(node: cst.BaseExpression) -> bool:
+    return (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in SAME_GRAPH_METHODS
+    )
