@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from gradcheck_suite.reporting import ColorChoice
 
 _DESCRIPTION = """\
-Train a small convolutional network on 1,797 images of handwritten digits with a
-script that holds eight planted mistakes, and tell what each part of gradcheck-suite
-finds in it. The script and its repaired twin are in examples/digits.
+Train a small convolutional network on 1,797 images of handwritten digits with
+a script that holds eight planted mistakes, and tell what each part of
+gradcheck-suite finds in it. The script and its repaired twin are in
+examples/digits.
 """
 _EPILOG = """\
 exit status: 0 whatever is found, 1 if --fail-on asks for it and findings are

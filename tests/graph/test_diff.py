@@ -47,7 +47,10 @@ def test_a_graph_that_a_backward_has_freed(model, tmp_path, recorded):
 
     kept, freed = graph(runs=False), graph(runs=True)
 
-    said = "A backward has freed the saved tensors of the %s graph; the %s still holds its own, 48 bytes."
+    said = (
+        "A backward has freed the saved tensors of the %s graph; "
+        "the %s still holds its own, 48 bytes."
+    )
     for pair, words in (
         ((kept, freed), said % ("second", "first")),
         ((freed, kept), said % ("first", "second")),
