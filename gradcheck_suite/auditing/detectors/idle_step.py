@@ -2,8 +2,8 @@
 
 No backward of any kind has begun since the optimizer's last step. Either there are no gradients,
 and the step has written nothing; or they are those that its last step has used, with the same
-contents. A step that finds gradients which the program has put there itself is left alone, and so
-is one that moves parameters without gradients (an optimizer that needs none).
+contents. A step that finds gradients which the program has put there itself is left alone, zeros
+among them, and so is one that moves parameters without gradients (an optimizer that needs none).
 
 Or, in each of an optimizer's turns, no backward has begun since its gradients were cleared, and
 those that were cleared, if any, came from a backward before the forward that was recorded last.
@@ -26,6 +26,8 @@ from gradcheck_suite.auditing.events import StepFinished, TurnEnded
 from gradcheck_suite.findings import Finding, Related, Severity
 
 if TYPE_CHECKING:
+    import torch
+
     from gradcheck_suite.auditing.checksums import Fingerprint
     from gradcheck_suite.auditing.detectors._windows import Turn, Window, Windows
     from gradcheck_suite.auditing.events import Subscriptions
@@ -48,9 +50,10 @@ class _Seen:
         left: parameters with identity and contents of the gradients that the last step has used.
         skipped: how many steps in a row had only backwards for other optimizers before them.
         watch: whether the next steps take note of that.
+        zeros: a few of the gradients, all zero, that the last idle step has found.
     """
 
-    __slots__ = ("blank_at", "idle", "left", "skipped", "versions", "watch")
+    __slots__ = ("blank_at", "idle", "left", "skipped", "versions", "watch", "zeros")
 
     def __init__(self) -> None:
         self.blank_at: CallSite | None = None
@@ -58,6 +61,8 @@ class _Seen:
         self.versions: list[int] = []
         self.left: list[tuple[int, int, Fingerprint]] = []
         self.watch = False
+        # Held for as long as steps are idle: an address alone may come again.
+        self.zeros: list[torch.Tensor] = []
 
 
 @dataclass(slots=True)
@@ -101,6 +106,7 @@ class IdleStepDetector:
         if turn.backwards and not skipped and not (turn.discarded and not turn.fills):
             if seen is not None:
                 seen.idle = 0
+                seen.zeros = []
                 if seen.watch:
                     seen.left = _used_gradients(window)
             return
@@ -137,12 +143,17 @@ class IdleStepDetector:
         if window.steps == 1:
             seen.blank_at = turn.site
         if none_left(window.parameters()):
-            has_gradients = any(each.grad is not None for each in window.parameters())
+            zeros = [each.grad for each in window.parameters() if each.grad is not None]
             versions = window.versions()
             # Zeros move parameters, by momentum and by weight decay. None does not.
-            moved = not has_gradients and seen.idle and versions != seen.versions
+            moved = not zeros and seen.idle and versions != seen.versions
             seen.versions = versions
-            seen.idle = 0 if moved else seen.idle + 1
+            # Zeros that nobody has cleared, as they were not there: the program has put them.
+            put = seen.idle and any(
+                id(each) not in map(id, seen.zeros) for each in zeros[:_COMPARED]
+            )
+            seen.zeros = zeros[:_COMPARED]
+            seen.idle = 0 if moved or put else seen.idle + 1
             if seen.idle > 1:
                 self._report(event, "none", None, count=seen.idle)
             return

@@ -138,6 +138,17 @@ def no_backward_and_no_zero():
 
 
 @buggy("GCS303")
+def no_backward_and_zeros_left():
+    model, optimizer = setup()
+    mse(model, torch.randn(3, 4), torch.randn(3, 1)).backward()
+    optimizer.step()
+    for x, y in data():
+        optimizer.zero_grad(set_to_none=False)
+        mse(model, x, y)
+        optimizer.step()  # <- here
+
+
+@buggy("GCS303")
 def step_before_backward():
     model, optimizer = setup()
     for x, y in data():
@@ -226,6 +237,16 @@ def zeroed_after_the_step():
         mse(model, x, y).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
+
+
+@clean
+def zeros_put_in_place_of_a_backward():
+    model, optimizer = setup(torch.optim.Adam)
+    for _ in data():
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
 
 
 @clean
