@@ -342,9 +342,11 @@ def penalized_step(model: nn.Module, optimizer, x, y):
 In source: a `.backward(...)` call with `create_graph=True`. A function that sets the gradients to
 None afterwards on every path is not reported.
 
-At run time: a parameter's `.grad` has a `grad_fn` when the step ends.
+At run time: a `.grad` with a graph of its own is added to in a later step; or three such graphs
+were dropped, and no later backward (nor `torch.autograd.grad`) went through any.
 
-Severity: warning; bounded to one step's graph where gradients are set to None each step.
+Severity: warning; a note where gradients are cleared each step, so that one step's graph is
+recorded for nothing.
 """,
 )
 

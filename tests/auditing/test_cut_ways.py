@@ -226,3 +226,32 @@ def test_the_forward_of_a_loss_module_is_looked_into(audited, only, line_of, loo
     finding = only(audited(run), "GCS401")
     assert finding.location.line == line_of(LabelSmoothing)
     assert "cut off by `.data`" in finding.message
+
+
+def losses_as_a_new_tensor():
+    net = make_net()
+    optimizer = sgd(net)
+    for x, y in data():
+        losses = [whole(net, x[:3], y[:3]).item(), whole(net, x[3:], y[3:]).item()]
+        total = torch.tensor(losses, requires_grad=True).sum()  # <- here
+        update(optimizer, total)
+
+
+def losses_in_a_stack():
+    net = make_net()
+    optimizer = sgd(net)
+    for x, y in data():
+        losses = [whole(net, x[:3], y[:3]), whole(net, x[3:], y[3:])]
+        shown = torch.tensor([loss.item() for loss in losses], requires_grad=True)
+        update(optimizer, torch.stack(losses).sum() + 0 * shown.sum())
+
+
+def test_a_leaf_made_of_losses_is_named_where_it_is_made(audited, only, line_of):
+    finding = only(audited(losses_as_a_new_tensor), "GCS405")
+    assert finding.location.line == line_of(losses_as_a_new_tensor)
+    assert "makes a leaf of its own out of numbers" in finding.message
+    assert finding.severity.value == "error"
+
+
+def test_losses_in_a_stack_beside_such_a_leaf_are_fine(audited):
+    assert audited(losses_in_a_stack).findings == ()

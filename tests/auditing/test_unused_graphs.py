@@ -131,6 +131,7 @@ def cleared_each_step():
     def curved(net, loss):
         net.zero_grad()
         loss.backward(create_graph=True)
+        sum(each.grad.square().sum() for each in net.parameters()).backward()
 
     trained(curved)
 

@@ -18,6 +18,7 @@ from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.detectors._source import (
     Function,
     Span,
+    asks_for_gradients,
     called_by,
     innermost,
     line_of_decorator,
@@ -50,13 +51,15 @@ class Cut:
     """The expression that ends differentiation.
 
     ``what`` is told to the user, such as "`.item()`"; ``under`` says that recording is off there
-    (``no_grad``) and not that a value is converted.
+    (``no_grad``) and not that a value is converted; ``forced``, that what comes of it asks for
+    gradients all the same.
     """
 
     path: str
     line: int
     what: str
     under: bool = False
+    forced: bool = False
 
 
 _State: TypeAlias = "Literal['live'] | Cut | None"
@@ -436,7 +439,8 @@ class _Walk:
                 return self._cut(node, f"`.{name}()`")
             if owner == "live" and name in _FLAT_METHODS:
                 return self._cut(node, f"`.{name}()`, whose slope is zero everywhere,")
-            if inner == "live" and name in _CUTTING_OF_TORCH | {"array", "asarray"}:
+            cuts = inner == "live" or (inner is not None and asks_for_gradients(node))
+            if cuts and name in _CUTTING_OF_TORCH | {"array", "asarray"}:
                 return self._cut(node, f"`{ast.unparse(node.func)}(...)`")
             if inner == "live" and name in _FLAT_METHODS:
                 return self._cut(node, f"`{ast.unparse(node.func)}(...)`, which has no slope,")
@@ -499,7 +503,8 @@ class _Walk:
         return (self.path, self.tree, found[0], None) if len(found) == 1 else None
 
     def _cut(self, node: ast.expr, what: str) -> Cut:
-        return Cut(self.path, node.end_lineno or node.lineno, what)
+        line = node.end_lineno or node.lineno
+        return Cut(self.path, line, what, forced=asks_for_gradients(node))
 
 
 _WITHOUT_GRAPH = frozenset({"sample", "multinomial", "randperm"})

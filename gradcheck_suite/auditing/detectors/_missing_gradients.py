@@ -153,6 +153,16 @@ def broken(flow: Flow, seen: Location | None) -> Verdict:
             "compute it with recording on, or freeze the parameter",
             related=related,
         )
+    if isinstance(flow, Cut) and flow.forced:
+        return Verdict(
+            catalogue.FORCED_REQUIRES_GRAD,
+            where,
+            f"{flow.what} with requires_grad makes a leaf of its own out of numbers, and "
+            "backward() goes no further",
+            "keep the tensors themselves: torch.stack(losses); find what cut off the loss",
+            None,
+            related,
+        )
     what = flow.what.rstrip(",") if isinstance(flow, Cut) else ""
     return Verdict(
         catalogue.GRAPH_BROKEN,

@@ -25,6 +25,7 @@ __all__ = [
     "Called",
     "Function",
     "Span",
+    "asks_for_gradients",
     "called_by",
     "innermost",
     "line_of_decorator",
@@ -161,6 +162,14 @@ def _module_of(path: str) -> ModuleType | None:
         if getattr(module, "__file__", None) == path:
             return module
     return None
+
+
+def asks_for_gradients(node: ast.expr) -> bool:
+    """Return whether an expression is a call with ``requires_grad=True``."""
+    return isinstance(node, ast.Call) and any(
+        keyword.arg == "requires_grad" and getattr(keyword.value, "value", None) is True
+        for keyword in node.keywords
+    )
 
 
 def span_of(node: ast.expr) -> tuple[int, int | None, int, int | None]:

@@ -99,6 +99,14 @@ _WORDS = {
         ),
         "call scaler.scale(loss).backward() before scaler.step(optimizer)",
     ),
+    "gradient gone": (
+        (
+            "scaler.step() found no gradient of {name}: what backward() had filled was gone before "
+            "it, each .grad set to None; torch refuses; expected that before backward() or after "
+            "step()"
+        ),
+        "set .grad to None before backward(), or after scaler.step(optimizer)",
+    ),
     "early update": (
         (
             "scaler.update() was called before any scaler.step(){name}; torch refuses; expected "
@@ -233,7 +241,7 @@ class ScalingDetector:
         window = self._windows.of(event.optimizer)
         lost = bool(window.discarded)  # by a misplaced zero_grad, which is told of as such
         if not event.stepped and not lost and all(p.grad is None for p in window.parameters()):
-            self._report("no gradient", name, event.site)
+            self._report("gradient gone" if window.fills else "no gradient", name, event.site)
 
     def _update(self, event: ScalerUpdated) -> None:
         if not event.scaler.is_enabled():

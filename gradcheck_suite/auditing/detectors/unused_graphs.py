@@ -20,12 +20,13 @@ from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
+    BackwardFinished,
     BackwardStarted,
     GraphKept,
     ModeChanged,
     SessionEnded,
 )
-from gradcheck_suite.findings import Finding
+from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
 __all__ = ["UnusedGraphDetector"]
 
 _MARK = "gradcheck_suite.evaluation"
+_SECOND = "gradcheck_suite.second_graph"
 _CERTAIN = 3
 _WALKED_UNTIL = 8
 _CALLS_OF_A_PHASE = 4
 _CALLS_OF_A_MODULE = 24
 _MOST_NODES = 20_000
+_SECOND_GRAPHS = 32
+"""When the graphs of so many gradients have been dropped unused, no use is waited for any more."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,52 @@ class _Phase:
     of_phase: int = 0
 
 
+class _SecondGraph:
+    """Lives while the graph of one backward's gradients does."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _SecondGraphs:
+    """The graphs that ``backward(create_graph=True)`` gave gradients, and whether any was used."""
+
+    def __init__(self) -> None:
+        self._living: list[tuple[weakref.ref[_SecondGraph], CallSite | None]] = []
+        self._dropped: dict[CallSite | None, int] = {}
+        self.used = False
+
+    def note(self, event: BackwardFinished) -> None:
+        """Mark the graphs of the gradients that a backward has filled."""
+        nodes = [
+            grad.grad_fn
+            for parameter in (*event.created, *event.accumulated)
+            if (grad := parameter.grad) is not None and grad.grad_fn is not None
+        ]
+        if not nodes or not self.waits():
+            return
+        mark = _SecondGraph()
+        for node in nodes:
+            node_metadata(node)[_SECOND] = mark
+        self._living.append((weakref.ref(mark), event.site))
+
+    def waits(self) -> bool:
+        """Return whether a use of such a graph is still to be looked for."""
+        return not self.used and sum(self._dropped.values()) < _SECOND_GRAPHS
+
+    def is_following(self) -> bool:
+        """Return whether there are graphs that may yet be used."""
+        return bool(self._living) and self.waits()
+
+    def dropped(self) -> dict[CallSite | None, int]:
+        """Return how many graphs were dropped unused, by the line of their backward."""
+        for entry in list(self._living):
+            mark, site = entry
+            if mark() is None:
+                self._living.remove(entry)
+                self._dropped[site] = self._dropped.get(site, 0) + 1
+        return {} if self.used else self._dropped
+
+
 @dataclass(slots=True)
 class _Cycle:
     site: CallSite | None
@@ -87,6 +137,7 @@ class UnusedGraphDetector:
         self._pending = 0
         self._cycle: _Cycle | None = None
         self._family: frozenset[int] | None = None
+        self._second = _SecondGraphs()
 
     def subscriptions(self) -> Subscriptions:
         """Read backwards, and which modules are in evaluation mode."""
@@ -101,7 +152,9 @@ class UnusedGraphDetector:
     def is_following(self) -> bool:
         """Return whether a backward may yet come for graphs that are looked at."""
         listens = any(phase.stop is not None for phase in self._phases.values())
-        return bool(listens or self._pending or self._cycle is not None)
+        return bool(
+            listens or self._pending or self._cycle is not None or self._second.is_following()
+        )
 
     def findings(self) -> list[Finding]:
         """Return what is certain by now."""
@@ -117,6 +170,12 @@ class UnusedGraphDetector:
         ]
         if self._cycle is not None and self._cycle.seen > 1:
             found.append(_cycle(self._cycle))
+        else:
+            found += [
+                _unused_second_graph(site, count)
+                for site, count in self._second.dropped().items()
+                if count >= _CERTAIN
+            ]
         return found
 
     # retain_graph
@@ -125,7 +184,7 @@ class UnusedGraphDetector:
         if self._phases:
             self._close_phases()
         self._family = None
-        if self._pending:
+        if self._pending or self._second.is_following():
             self._look_for_marks(event)
         if self._cycle is not None and event.accumulates:
             self._look_for_cycle(self._cycle)
@@ -153,8 +212,11 @@ class UnusedGraphDetector:
         if not finished.creates_graph:
             if self._family is not None:
                 self._retained.setdefault(finished.site, []).append(_Retained(self._family))
-        elif self._cycle is None and (finished.created or finished.accumulated):
-            self._cycle = _Cycle(finished.site, self._recorder.step)
+            return None
+        if finished.created or finished.accumulated:
+            self._second.note(finished)
+            if self._cycle is None:
+                self._cycle = _Cycle(finished.site, self._recorder.step)
             return Attention.AWAKE
         return None
 
@@ -235,13 +297,17 @@ class UnusedGraphDetector:
             if node in seen:
                 continue
             seen.add(node)
-            entry = node_metadata(node).get(_MARK)
+            metadata = node_metadata(node)
+            entry = metadata.get(_MARK)
             if isinstance(entry, _Evaluated):
                 entry.used = True
+            if _SECOND in metadata:
+                self._second.used = True
             waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
         if len(seen) >= _MOST_NODES:
             for entry in self._evaluated.values():
                 entry.used = True
+            self._second.used = True
 
 
 def _close(phase: _Phase) -> None:
@@ -281,6 +347,23 @@ def _evaluated(site: CallSite, entry: _Evaluated) -> Finding:
         location=location_of(site),
         hint="with torch.no_grad(): (or torch.inference_mode()) around the evaluation",
         evidence={"count": entry.calls, "module": entry.module},
+    )
+
+
+def _unused_second_graph(site: CallSite | None, count: int) -> Finding:
+    return Finding.of(
+        catalogue.CREATE_GRAPH_CYCLE,
+        f"backward(create_graph=True) recorded the graph of the gradients {count} times, and "
+        "nothing went through any of them before they were dropped: they take time and memory for "
+        "nothing, and until .grad is cleared parameters and gradients keep each other alive",
+        detector="audit",
+        severity=Severity.NOTE,
+        location=location_of(site),
+        hint=(
+            "leave out create_graph=True; for second derivatives, "
+            "torch.autograd.grad(loss, parameters, create_graph=True)"
+        ),
+        evidence={"count": count},
     )
 
 

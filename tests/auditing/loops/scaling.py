@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -314,3 +315,47 @@ def step_past_the_scaler_and_update():
         scaler.scale(mse(model, x, y)).backward()
         optimizer.step()  # <- here
         scaler.update()
+
+
+@buggy("GCS310")
+def gradients_set_to_none_by_hand_before_the_scaler_steps():
+    model, optimizer = setup()
+    scaler = cpu_scaler()
+    for x, y in data():
+        scaler.scale(mse(model, x, y)).backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+        with contextlib.suppress(AssertionError):
+            scaler.step(optimizer)  # <- here
+            scaler.update()
+
+
+@clean
+def amp_gradients_halved_by_hand():
+    model, optimizer = setup()
+    scaler = cpu_scaler()
+    for number, (x, y) in enumerate(data()):
+        scaler.scale(mse(model, x, y)).backward()
+        for parameter in model.parameters():
+            if number % 2:
+                parameter.grad = parameter.grad / 2
+            else:
+                parameter.grad.mul_(0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+@clean
+def amp_gradients_of_a_frozen_part_set_to_none():
+    model, optimizer = setup()
+    scaler = cpu_scaler()
+    for x, y in data():
+        scaler.scale(mse(model, x, y)).backward()
+        model[0].bias.grad = None
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
