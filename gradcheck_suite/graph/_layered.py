@@ -370,10 +370,20 @@ class _Layers:
                 self.x[row[position]] = moved + offsets[position]
                 position += 1
 
-    def _is_blocked(self, box: int, start: float, end: float, xs: Sequence[float]) -> bool:
-        """Whether a taller box of the same row lies between ``box`` and where a line leads.
+    def _is_blocked(
+        self,
+        box: int,
+        start: float,
+        end: float,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        *,
+        from_above: bool,
+    ) -> bool:
+        """Whether a box of the same row lies between ``box`` and where a line leads.
 
-        Boxes are in the middle of their row: such a one reaches further up and further down.
+        One that reaches further up is in the way of a line from above, and one that reaches
+        further down in the way of a line to below.
         """
         row = self.rows[self.rank_of[box]]
         step = 1 if end > start else -1
@@ -382,8 +392,11 @@ class _Layers:
             other = row[at]
             if (xs[other] - end) * step >= self.widths[other] / 2:
                 return False
-            if self.heights[other] > self.heights[box]:
-                return True
+            if not self.is_bend[other]:
+                up = ys[box] - ys[other]
+                down = self.heights[other] - self.heights[box] - up
+                if (up if from_above else down) > 0:
+                    return True
             at += step
         return False
 
@@ -405,7 +418,7 @@ class _Layers:
             else:
                 y1 = ys[upper] + self.heights[upper]
                 if self.heights[upper] < tall[self.rank_of[upper]] and self._is_blocked(
-                    upper, x1, x2, xs
+                    upper, x1, x2, xs, ys, from_above=False
                 ):
                     pieces.append((x1, y1, x1, bottom_of_upper))
                     y1 = bottom_of_upper
@@ -415,14 +428,28 @@ class _Layers:
                 pieces.append((x1, y1, x2, top_of_row))
                 if bottom_of_row > top_of_row:
                     pieces.append((x2, top_of_row, x2, bottom_of_row))
-            elif self.heights[lower] < tall[self.rank_of[lower]] and self._is_blocked(
-                lower, x2, x1, xs
+            elif ys[lower] > top_of_row and self._is_blocked(
+                lower, x2, x1, xs, ys, from_above=True
             ):
                 pieces.append((x1, y1, x2, top_of_row))
                 pieces.append((x2, top_of_row, x2, ys[lower]))
             else:
                 pieces.append((x1, y1, x2, ys[lower]))
         return segments
+
+    def _heads(self, tops: Sequence[float], tall: Sequence[float]) -> list[float]:
+        """Put each box in the middle of its row; beside far taller ones, what ends there on top.
+
+        A leaf is then below what leads to it, and not halfway down a module beside it.
+        """
+        goes_on = {step[0] for step in self.steps + self.straight}
+        heads = []
+        for box in range(self.count):
+            top, height = tops[self.rank_of[box]], self.heights[box]
+            spare = tall[self.rank_of[box]] - height
+            on_top = box not in goes_on and spare > height > 0
+            heads.append(top if on_top else top + spare / 2)
+        return heads
 
     def placed(self) -> Placed:
         """Put everything into coordinates that start at 0."""
@@ -447,10 +474,7 @@ class _Layers:
             tall.append(height)
             y += height
         xs = [x - left for x in self.x]
-        ys = [
-            tops[self.rank_of[box]] + (tall[self.rank_of[box]] - self.heights[box]) / 2
-            for box in range(self.count)
-        ]
+        ys = self._heads(tops, tall)
         segments = self._segments(xs, ys, tops, tall)
         for net, pieces in segments.items():
             segments[net] = list(dict.fromkeys(pieces))

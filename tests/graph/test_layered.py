@@ -107,6 +107,17 @@ def test_places_for_arcs_from_and_to_outside_lie_at_the_border():
     assert len(set(placed.x)) == 1, "a chain is straight"
 
 
+def test_what_ends_beside_a_far_taller_box_is_on_top():
+    # Below the first: a module and its own leaf, a box that goes on, and a slightly lower leaf.
+    sizes = [(40.0, 20.0), (80.0, 400.0), (40.0, 20.0), (40.0, 20.0), (40.0, 20.0), (40.0, 390.0)]
+    arcs = [Arc(0, n, n) for n in (1, 2, 3, 5)] + [Arc(3, 4, 4)]
+    placed = layered(sizes, arcs)
+
+    assert placed.y[2] == placed.y[1]
+    assert placed.y[3] == placed.y[1] + 190
+    assert placed.y[5] == placed.y[1] + 5
+
+
 def test_a_long_arc_goes_round_what_lies_between():
     sizes = [(60.0, 20.0)] * 4
     placed = layered(sizes, [Arc(0, 1, 1), Arc(1, 2, 2), Arc(2, 3, 3), Arc(0, 3, 3)])

@@ -232,16 +232,24 @@ function layered(sizes, arcs, top, bottom) {
     y += height;
   });
   const xs = x.map((value) => value - left);
-  const ys = sizes.map((_, box) => tops[rankOf[box]] + (tall[rankOf[box]] - heights[box]) / 2);
+  // In the middle of its row; beside far taller boxes, what ends there on top.
+  const goesOn = new Set(steps.concat(straight).map(([upper]) => upper));
+  const ys = sizes.map((_, box) => {
+    const top = tops[rankOf[box]], height = heights[box], spare = tall[rankOf[box]] - height;
+    return !goesOn.has(box) && spare > height && height > 0 ? top : top + spare / 2;
+  });
   const seat = [];
   for (const row of rows) row.forEach((box, position) => { seat[box] = position; });
-  // Whether a taller box of the same row lies between a box and where a line leads.
-  const isBlocked = (box, start, end) => {
+  // Whether a box of the same row lies between a box and where a line leads: one that reaches
+  // further up, for a line from above, or further down.
+  const isBlocked = (box, start, end, fromAbove) => {
     const row = rows[rankOf[box]], step = end > start ? 1 : -1;
     for (let at = seat[box] + step; at >= 0 && at < row.length; at += step) {
       const other = row[at];
       if ((xs[other] - end) * step >= widths[other] / 2) return false;
-      if (heights[other] > heights[box]) return true;
+      if (isBend[other]) continue;
+      const up = ys[box] - ys[other], down = heights[other] - heights[box] - up;
+      if ((fromAbove ? up : down) > 0) return true;
     }
     return false;
   };
@@ -253,7 +261,7 @@ function layered(sizes, arcs, top, bottom) {
     const x1 = xs[upper] + upperShift, x2 = xs[lower] + lowerShift;
     const bottomOfUpper = tops[rankOf[upper]] + tall[rankOf[upper]];
     let y1 = isBend[upper] ? bottomOfUpper : ys[upper] + heights[upper];
-    if (!isBend[upper] && heights[upper] < tall[rankOf[upper]] && isBlocked(upper, x1, x2)) {
+    if (!isBend[upper] && heights[upper] < tall[rankOf[upper]] && isBlocked(upper, x1, x2, false)) {
       pieces.push([x1, y1, x1, bottomOfUpper]);
       y1 = bottomOfUpper;
     }
@@ -262,7 +270,7 @@ function layered(sizes, arcs, top, bottom) {
       const bottomOfRow = topOfRow + tall[rankOf[lower]];
       pieces.push([x1, y1, x2, topOfRow]);
       if (bottomOfRow > topOfRow) pieces.push([x2, topOfRow, x2, bottomOfRow]);
-    } else if (heights[lower] < tall[rankOf[lower]] && isBlocked(lower, x2, x1))
+    } else if (ys[lower] > topOfRow && isBlocked(lower, x2, x1, true))
       pieces.push([x1, y1, x2, topOfRow], [x2, topOfRow, x2, ys[lower]]);
     else pieces.push([x1, y1, x2, ys[lower]]);
   }
