@@ -255,3 +255,41 @@ def test_a_leaf_made_of_losses_is_named_where_it_is_made(audited, only, line_of)
 
 def test_losses_in_a_stack_beside_such_a_leaf_are_fine(audited):
     assert audited(losses_in_a_stack).findings == ()
+
+
+def encoder_logged_only_under_no_grad():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    optimizer = sgd(encoder, head)
+    center = torch.zeros(4)
+    for x, y in data():
+        with torch.no_grad():
+            center = 0.9 * center + 0.1 * encoder(x).mean(0)
+        update(optimizer, F.cross_entropy(head(encoder(x) - center), y))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def encoder_under_no_grad_and_called_for_nothing():
+    encoder, head = Encoder(), nn.Linear(4, 3)
+    optimizer = sgd(encoder, head)
+    for x, y in data():
+        with torch.no_grad():  # <- here
+            code = encoder(x)
+        encoder(x)
+        update(optimizer, F.cross_entropy(head(code), y))
+
+
+def test_calls_without_recording_count_where_the_others_are_for_nothing(audited, only, line_of):
+    finding = only(audited(encoder_under_no_grad_and_called_for_nothing), "GCS402")
+    assert finding.location.line == line_of(encoder_under_no_grad_and_called_for_nothing)
+
+
+def test_what_is_logged_without_recording_is_fine(audited):
+    assert audited(encoder_logged_only_under_no_grad).findings == ()

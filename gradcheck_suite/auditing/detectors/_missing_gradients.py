@@ -39,7 +39,7 @@ __all__ = [
     "is_registered",
     "look_again",
     "none_gradient",
-    "switched_off_at",
+    "under_no_grad",
 ]
 
 LOOKED_AT = 8
@@ -266,7 +266,22 @@ def look_again(watched: Watched) -> None:
                 del kept[identity]
 
 
-def switched_off_at(
+def under_no_grad(call: Call) -> Verdict:
+    """Return what is said of a module that is called while recording is switched off."""
+    site = location_of(call.sites[0]) if call.sites else None
+    where, related = _switched_off_at(call, site)
+    return Verdict(
+        catalogue.FORWARD_UNDER_NO_GRAD,
+        where,
+        "its module is called while recording is switched off (no_grad, inference_mode)",
+        "call it with recording on; or freeze it with requires_grad_(False) and keep it "
+        "out of the optimizer",
+        Severity.WARNING,
+        related,
+    )
+
+
+def _switched_off_at(
     call: Call, site: Location | None
 ) -> tuple[Location | None, tuple[Related, ...]]:
     """Return the line that switches recording off around a call, or else the call."""

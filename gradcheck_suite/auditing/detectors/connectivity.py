@@ -43,7 +43,7 @@ from gradcheck_suite.auditing.detectors._missing_gradients import (
     is_registered,
     look_again,
     none_gradient,
-    switched_off_at,
+    under_no_grad,
 )
 from gradcheck_suite.auditing.detectors._module_tree import (
     ModuleTree,
@@ -437,16 +437,7 @@ class ConnectivityDetector:
                 "checkpoint(..., use_reentrant=False)",
             )
         if not any(call.recording for call in calls):
-            where, related = switched_off_at(first, site)
-            return Verdict(
-                catalogue.FORWARD_UNDER_NO_GRAD,
-                where,
-                "its module is called while recording is switched off (no_grad, inference_mode)",
-                "call it with recording on; or freeze it with requires_grad_(False) and keep it "
-                "out of the optimizer",
-                Severity.WARNING,
-                related,
-            )
+            return under_no_grad(first)
         return self._cut_after_any(calls, place)
 
     def _cut_after_any(self, calls: list[Call], place: Place) -> Verdict:
@@ -461,7 +452,9 @@ class ConnectivityDetector:
             verdicts.append(self._cut_after(call, place, site))
             if verdicts[-1].entry is not catalogue.PARAMETER_WITHOUT_GRADIENT:
                 return verdicts[-1]
-        return verdicts[-1]
+        # Nothing was cut: these were for a log, and those of which nothing was recorded for a loss.
+        off = next((call for call in calls if not call.recording), None)
+        return verdicts[-1] if off is None else under_no_grad(off)
 
     def _cut_after(self, call: Call, place: Place, site: Location | None) -> Verdict:
         """Follow the module's output outwards, function by function, until its graph ends."""

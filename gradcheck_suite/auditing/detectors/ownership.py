@@ -77,6 +77,7 @@ class _Occurrence:
     parameters: tuple[weakref.ref[Tensor], ...]
     count: int
     replaced: bool
+    emptied: bool
     step: int
 
     def is_owned_by(self, owned: frozenset[int]) -> bool:
@@ -229,6 +230,7 @@ class OwnershipDetector:
             self._tell(window, event, stale, (), stale=True, replaced=bool(replaced))
         trained = window.ids & self._reached
         roots = _outermost(modules)
+        emptied = any(not group["params"] for group in event.optimizer.param_groups)
         together: list[_Orphan] = []
         for each in lost:
             parameter = each.parameter()
@@ -240,7 +242,7 @@ class OwnershipDetector:
                 id(parameter) in mine and not mine.isdisjoint(trained) for mine in roots
             )
             if (replaced and (same_model or all_of_it)) or (
-                same_model and home.training and (each.after_owned or swapped)
+                (same_model or emptied) and home.training and (each.after_owned or swapped)
             ):
                 together.append(each)
         if together:
@@ -253,6 +255,7 @@ class OwnershipDetector:
                 names,
                 stale=False,
                 replaced=bool(replaced),
+                emptied=emptied,
                 backward=together[0].backward,
             )
 
@@ -265,6 +268,7 @@ class OwnershipDetector:
         *,
         stale: bool,
         replaced: bool,
+        emptied: bool = False,
         backward: CallSite | None = None,
     ) -> None:
         listed = tuple(parameters)
@@ -286,6 +290,7 @@ class OwnershipDetector:
                 parameters=tuple(weakref.ref(each) for each in listed),
                 count=len(listed),
                 replaced=replaced,
+                emptied=emptied,
                 step=event.number,
             )
         )
@@ -415,11 +420,14 @@ def _finding(occurrence: _Occurrence) -> Finding:
             evidence=evidence,
         )
     which = f" ({listed(occurrence.names)})" if occurrence.names else ""
-    why = (
-        f"; {name} still owns what {they_have} replaced"
-        if occurrence.replaced
-        else f", though {name} trains other parameters of the same model"
-    )
+    hint = "make the optimizer after the model is complete, from all that is to be trained"
+    if occurrence.replaced:
+        why = f"; {name} still owns what {they_have} replaced"
+    elif occurrence.emptied:
+        why = f", and a group of {name} has no parameters at all"
+        hint = "give each group a list: an iterator such as model.parameters() serves once only"
+    else:
+        why = f", though {name} trains other parameters of the same model"
     backward = location_of(occurrence.backward)
     return Finding.of(
         catalogue.PARAMETER_NOT_OPTIMIZED,
@@ -429,6 +437,6 @@ def _finding(occurrence: _Occurrence) -> Finding:
         severity=Severity.ERROR if occurrence.replaced else Severity.WARNING,
         location=location_of(site),
         related=() if backward is None else (Related(backward, "this backward fills them"),),
-        hint="make the optimizer after the model is complete, from all that is to be trained",
+        hint=hint,
         evidence=evidence,
     )

@@ -586,3 +586,33 @@ def two_losses_with_an_optimizer_each_for_the_same_parameters():
         second.zero_grad()
         mse(model, -x, y).backward()
         second.step()
+
+
+def there_and_back(optimizer, there, back, judge=None):
+    for x, _ in data():
+        optimizer.zero_grad()
+        code = there(x)
+        loss = nn.functional.mse_loss(back(code), x)
+        if judge is not None:
+            loss = loss + judge(code).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+@buggy("GCS307")
+def group_from_an_iterator_that_is_used_up():
+    there, back = nn.Linear(4, 3), nn.Linear(3, 4)
+    rest = back.parameters()
+    assert sum(each.numel() for each in rest)
+    groups = [{"params": there.parameters()}, {"params": rest}]
+    optimizer = torch.optim.SGD(groups, lr=0.01)  # <- here
+    there_and_back(optimizer, there, back)
+
+
+@clean
+def group_that_is_empty_as_nothing_belongs_to_it():
+    there, back = nn.Linear(4, 3), nn.Linear(3, 4)
+    weights = [*there.parameters(), *back.parameters()]
+    judge = nn.Linear(3, 1).eval()
+    groups = [{"params": weights}, {"params": [], "weight_decay": 0.0}]
+    there_and_back(torch.optim.SGD(groups, lr=0.01), there, back, judge)
