@@ -148,6 +148,42 @@ def train(model, batch):
         losses["all"].backward()
         optimizer.step()
 """,
+    "GCS307 nothing to train": """\
+def train(loader, model):
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    model.criterion = nn.CrossEntropyLoss()
+    model.activation = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
+    setattr(model, "drop", nn.Dropout(0.1))
+    for x, y in loader:
+        optimizer.zero_grad()
+        model.criterion(model(x), y).backward()
+        optimizer.step()
+""",
+    "GCS307 set before": """def train(loader, model, name):
+    setattr(model, "head", nn.Linear(3, 2))
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    setattr(optimizer, "head", model.head)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
+    "GCS307 no module": """class Holder:
+    def __init__(self, net):
+        self.net = net
+
+    def parameters(self):
+        return self.net.parameters()
+
+def train(loader, net):
+    holder = Holder(net)
+    optimizer = optim.SGD(holder.parameters(), 0.1)
+    holder.frozen = nn.Linear(3, 2)
+    for x in loader:
+        optimizer.zero_grad()
+        holder.net(x).mean().backward()
+        optimizer.step()
+""",
     "GCS310 a scaler that scales by hooks": """\
 from scaling import LayerwiseGradientScaler
 
@@ -291,6 +327,32 @@ class Trainer:
             self.critic_optimizer.zero_grad()
             self.model(x).mean().backward()
             self.optimizer.step()
+""",
+    "GCS307 set by name": """\
+def train(loader, model):
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    setattr(model, "head", nn.Linear(3, 2))
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
+    "GCS307 an instance": """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+def train(loader):
+    net = Net()
+    optimizer = optim.SGD(net.parameters(), 0.1)
+    net.head = nn.Sequential(nn.ReLU(), nn.Linear(3, 2))
+    for x in loader:
+        optimizer.zero_grad()
+        net(x).mean().backward()
+        optimizer.step()
 """,
     "GCS310 a scaler": """\
 from scaling import ShardedGradScaler

@@ -17,10 +17,10 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.expressions import container, element_of, read
-from gradcheck_lint.model.flow import ZeroGrad
+from gradcheck_lint.model.flow import Attach, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
-from gradcheck_lint.model.methods import read_method
+from gradcheck_lint.model.methods import may_hold_layers, read_method
 from gradcheck_lint.model.syntax import dotted_name, keyword, place_name, positional
 from gradcheck_lint.model.torch_functions import read_torch_call
 from gradcheck_lint.model.values import (
@@ -58,6 +58,8 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
         return _read_builtin(reading, node, name, arguments)
     if name in reading.scopes.classes and not is_bound:
         return _make_instance(reading, node, name, arguments)
+    if name == "setattr" and len(arguments.positional) == _TRIPLE:
+        _note_set(reading, node, arguments)
     function = only_function(callee)
     if function is None and not _CLASS_NAME.match(name):
         owners = (value.site for value in callee if value.kind is not Kind.FUNCTION)
@@ -130,6 +132,22 @@ def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Argume
         holds=holds | {id(node)},
     )
     return frozenset({made})
+
+
+def _note_set(reading: Reading, node: cst.Call, arguments: Arguments) -> None:
+    """Record ``setattr(model, "head", nn.Linear(...))``."""
+    base, _, attached = arguments.positional
+    name = _second_string(node).strip("\"'")
+    if not name.isidentifier() or not all_are(attached, Kind.MODULE, Kind.LEAF):
+        return
+    if may_hold_layers(reading, base):
+        path = f"{place_name(node.args[0].value)}.{name}"
+        reading.recorder.event(
+            Attach, node, reading.state.mode, path=path, values=base, attached=attached
+        )
+
+
+_TRIPLE = 3
 
 
 def _read_container_builtin(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:

@@ -138,6 +138,14 @@ def _read_inherited(
 _ATTACHING = frozenset({"add_module", "register_module", "register_parameter"})
 
 
+def may_hold_layers(reading: Reading, base: Values) -> bool:
+    """Tell whether what a layer is put into may register it: of this file's classes, modules do."""
+    return not all_are(base, Kind.INSTANCE) or all(
+        reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
+        for value in base
+    )
+
+
 def _note_attached(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> None:

@@ -23,7 +23,7 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
-from gradcheck_lint.model.methods import set_requires_grad
+from gradcheck_lint.model.methods import may_hold_layers, set_requires_grad
 from gradcheck_lint.model.state import State, as_kind, join_states
 from gradcheck_lint.model.statement_forms import (
     OPERATORS,
@@ -145,9 +145,9 @@ class StatementReader:
 
     def _note_attached(self, target: cst.BaseExpression, base: Values, values: Values) -> None:
         """Record ``model.head = nn.Linear(...)``."""
-        if not all_are(values, Kind.MODULE, Kind.LEAF) or all_are(base, Kind.INSTANCE):
-            return
         reading = self._reading
+        if not all_are(values, Kind.MODULE, Kind.LEAF) or not may_hold_layers(reading, base):
+            return
         reading.recorder.event(
             Attach,
             target,

@@ -9,11 +9,13 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of, returns
 from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
-from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.model.syntax import dotted_name, positional, walk
+from gradcheck_lint.model.values import Kind
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope
+    from gradcheck_lint.model.values import Value
 
 _WITHOUT_WEIGHTS = frozenset(
     {
@@ -57,6 +59,29 @@ _LAYER = re.compile(
     r"(?:Block|Layer|Conv|Linear|Norm(?!al)|Attention|Encoder|Decoder|Network|MLP|Transformer"
     r"|Resnet|Head|Expert|Adapter|LSTM|GRU)|^(?:get|make|build|create)_\w*(?:block|layer|conv)"
 )
+
+
+def has_weights(value: Value, function: FunctionModel) -> bool:
+    """Tell whether a parameter or layer of torch has something to train, a loss or ReLU not."""
+    if value.kind is Kind.LEAF:
+        return True
+    if value.node is None:
+        return False
+    for node in walk(value.node):
+        name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+        made = function.module.scopes.resolve_import(name or "") or ""
+        last = made.rpartition(".")[2]
+        if made in PARAMETER_CLASSES or (
+            made.startswith("torch.nn.")
+            and last[:1].isupper()
+            and last not in _WITHOUT_WEIGHTS | _CONTAINERS
+            and not last.endswith("Loss")
+        ):
+            return True
+    return False
+
+
+_CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "DataParallel"})
 
 
 def contents(node: cst.BaseExpression) -> list[cst.BaseExpression]:

@@ -11,6 +11,7 @@ from gradcheck_lint.model.flow import Attach, Call, Event, Step
 from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -33,7 +34,12 @@ class ParameterNotOptimized(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached between making an optimizer and its steps."""
         events = list(function.events())
-        attached = [event for event in events if isinstance(event, Attach)]
+        attached = [
+            event
+            for event in events
+            if isinstance(event, Attach)
+            and all(has_weights(value, function) for value in event.attached)
+        ]
         steps = [
             event
             for event in events
