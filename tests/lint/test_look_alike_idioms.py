@@ -16,6 +16,24 @@ from torch.autograd import Variable
 
 # The code of the mistake that each looks like comes first.
 _CORRECT = {
+    "GCS102 attribute made a leaf again": """\
+def fit(state, xs):
+    state.w = torch.zeros(3, requires_grad=True)
+    state.b = torch.zeros(3, requires_grad=True)
+    for x in xs:
+        (x @ state.w + state.b).mean().backward()
+        state.w = (state.w - 0.1 * state.w.grad).detach().requires_grad_()
+        state.b = state.b - 0.1 * state.b.grad
+        state.b.requires_grad_()
+""",
+    "GCS102 object handed on": """\
+def fit(state, xs):
+    state.w = torch.zeros(3, requires_grad=True)
+    for x in xs:
+        (x @ state.w).mean().backward()
+        state.w = state.w - 0.1 * state.w.grad
+        state.refresh()
+""",
     "GCS106 truths have no graph": """\
 def collect(model, xs):
     done = torch.zeros(len(xs), dtype=torch.bool)
@@ -284,6 +302,13 @@ def test(model, loader):
 }
 
 _WRONG = {
+    "GCS102 attribute": """\
+def fit(state, xs):
+    state.w = torch.zeros(3, requires_grad=True)
+    for x in xs:
+        (x @ state.w).mean().backward()
+        state.w = state.w - 0.1 * state.w.grad
+""",
     "GCS106 floats": """\
 def collect(model, xs):
     found = torch.zeros(len(xs), dtype=torch.float32)

@@ -48,10 +48,9 @@ class LeafRebound(Rule):
             for node in walk(loop.node):
                 if not isinstance(node, cst.Assign) or len(node.targets) != 1:
                     continue
-                target = node.targets[0].target
-                if not isinstance(target, cst.Name) or target.value in loop.targets:
+                name = dotted_name(node.targets[0].target)
+                if name is None or name.partition(".")[0] in loop.targets:
                     continue
-                name = target.value
                 leaves = [
                     value
                     for value in function.bindings.get(name, ())
@@ -60,6 +59,8 @@ class LeafRebound(Rule):
                 if not leaves or not _is_update(node.value, name):
                     continue
                 if _is_leaf_again(loop.node, name) or _ends_with(loop.node, node):
+                    continue
+                if "." in name and _is_used_whole(loop.node, name.partition(".")[0]):
                     continue
                 yield Violation(
                     node,
@@ -294,6 +295,19 @@ def _is_leaf_again(loop: cst.CSTNode, name: str) -> bool:
 
 
 _LEAF_WORDS = frozenset({"requires_grad_", "requires_grad", "retain_grad"})
+
+
+def _is_used_whole(loop: cst.CSTNode, owner: str) -> bool:
+    """Tell whether the loop hands an object on or calls a method of it, which may change it."""
+    for node in walk(loop):
+        if not isinstance(node, cst.Call):
+            continue
+        if any(dotted_name(argument.value) == owner for argument in node.args):
+            return True
+        called = dotted_name(node.func) or ""
+        if called.rpartition(".")[0] == owner or called == owner:
+            return True
+    return False
 
 
 def _ends_with(loop: cst.CSTNode, update: cst.Assign) -> bool:
