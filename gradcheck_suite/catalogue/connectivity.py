@@ -46,7 +46,8 @@ def rate_distortion(encoder, decoder, x, weight=0.1):
 In source: a value that comes from a model or parameter passes through one of these operations and
 is then used in a loss that is differentiated. Values that are only logged, stop-gradients by an
 explicit `.detach()` in an expression that also uses the attached value (straight-through
-estimators, targets), and weights computed under `no_grad` are not reported.
+estimators, targets), and weights computed under `no_grad` are not reported. A penalty on gradients
+that `autograd.grad` returned without `create_graph=True` is such a term, too.
 
 At run time: backward is called on a tensor without a graph, or parameters that took part in the
 forward are not reached by it; the line where the graph ends is named.

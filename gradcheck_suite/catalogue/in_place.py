@@ -106,9 +106,10 @@ def fit(x, y, steps=3, lr=0.1):
     return w
 """,
     detection="""
-In source: the name must hold a leaf, be bound again to an expression made from it, and be used as
-a leaf afterwards (`.grad`, an optimizer, the next turn of the loop, registration on a module).
-Rebinding alone, as in `x = x * 2`, is ordinary code and is not reported.
+In source: the name, or the attribute of an object, must hold a leaf, be bound again to an
+expression made from it, and be used as a leaf afterwards (`.grad`, an optimizer, the next turn of
+the loop, registration on a module). Rebinding alone, as in `x = x * 2`, is ordinary code and is not
+reported.
 
 At run time: an optimizer is given, and refuses, a tensor that an operation has made. A read of its
 `.grad` is told as GCS407.
