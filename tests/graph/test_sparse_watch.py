@@ -140,6 +140,53 @@ def test_few_hooks_tell_what_many_tell(program):
     assert not recording.unread_gradients
 
 
+def added_up():
+    first, second, third = leaf(4), leaf(4), leaf(4)
+    whole = torch.cat([first, second.view(4), third])
+    return (
+        (whole + whole.flip(0)).sum() + (first + second).sum() + torch.stack([third, first]).sum()
+    )
+
+
+def split_up():
+    one, other = leaf(6, 4).split(3)
+    return (one.t() @ other).sum() + one.unbind()[0].sum()
+
+
+def by_weights():
+    return (functional.linear(leaf(3, 4), leaf(5, 4), leaf(5)) @ leaf(6, 5).t()).sum()
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, added_up, split_up, by_weights])
+def test_what_is_done_to_grad_before_the_look_changes_nothing(program):
+    at_once, _ = figures(program, everywhere=True)
+    torch.manual_seed(0)
+    with gs.record(backward=True) as recording:
+        loss = program()
+        loss.backward()
+        filled = [each.grad for each in leaves_of(loss) if each.grad is not None]
+        for gradient in filled:
+            gradient.mul_(100)
+            gradient[...] = 7
+    assert filled
+    assert not recording.unread_gradients
+    for one, other in zip(at_once, (e.gradient for e in recording.graph.edges), strict=True):
+        assert (one.elements, one.zeros) == (other.elements, other.zeros)
+        assert one.norm == pytest.approx(other.norm, rel=1e-5)
+
+
+def leaves_of(loss):
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting.extend(target for target, _ in node.next_functions)
+        if hasattr(node, "variable"):
+            yield node.variable
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_nothing_is_changed(program, monkeypatch):
     made = []
