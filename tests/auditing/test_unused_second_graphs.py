@@ -88,10 +88,10 @@ class AdaHessian(torch.optim.Optimizer):
                 p.sub_(0.01 * p.grad / (1 + self.scale.get(p, torch.zeros(()))))
 
 
-def second_order_optimizer(every):
+def second_order_optimizer(every, steps=14):
     net, _ = parts()
     optimizer = AdaHessian(net.parameters(), every)
-    for _ in range(14):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss_of(net).backward(create_graph=True)
         optimizer.step()
@@ -104,6 +104,10 @@ def curvature_at_each_step():
 
 def curvature_now_and_then():
     second_order_optimizer(6)
+
+
+def curvature_after_many_steps():
+    second_order_optimizer(40, steps=41)
 
 
 def unrolled_by_hand():
@@ -136,6 +140,7 @@ def twice_only():
         product_with_the_hessian,
         curvature_at_each_step,
         curvature_now_and_then,
+        curvature_after_many_steps,
         unrolled_by_hand,
         twice_only,
     ],

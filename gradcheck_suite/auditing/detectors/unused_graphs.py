@@ -43,8 +43,6 @@ _WALKED_UNTIL = 8
 _CALLS_OF_A_PHASE = 4
 _CALLS_OF_A_MODULE = 24
 _MOST_NODES = 20_000
-_SECOND_GRAPHS = 32
-"""When the graphs of so many gradients have been dropped unused, no use is waited for any more."""
 
 
 @dataclass(slots=True)
@@ -91,29 +89,30 @@ class _SecondGraphs:
             for parameter in (*event.created, *event.accumulated)
             if (grad := parameter.grad) is not None and grad.grad_fn is not None
         ]
-        if not nodes or not self.waits():
+        if not nodes or self.used:
             return
+        self._count_dropped()
         mark = _SecondGraph()
         for node in nodes:
             node_metadata(node)[_SECOND] = mark
         self._living.append((weakref.ref(mark), event.site))
 
-    def waits(self) -> bool:
-        """Return whether a use of such a graph is still to be looked for."""
-        return not self.used and sum(self._dropped.values()) < _SECOND_GRAPHS
-
     def is_following(self) -> bool:
         """Return whether there are graphs that may yet be used."""
-        return bool(self._living) and self.waits()
+        return bool(self._living) and not self.used
 
     def dropped(self) -> dict[CallSite | None, int]:
         """Return how many graphs were dropped unused, by the line of their backward."""
-        for entry in list(self._living):
-            mark, site = entry
-            if mark() is None:
-                self._living.remove(entry)
-                self._dropped[site] = self._dropped.get(site, 0) + 1
+        self._count_dropped()
         return {} if self.used else self._dropped
+
+    def _count_dropped(self) -> None:
+        known, self._living = self._living, []
+        for mark, site in known:
+            if mark() is None:
+                self._dropped[site] = self._dropped.get(site, 0) + 1
+            else:
+                self._living.append((mark, site))
 
 
 @dataclass(slots=True)
