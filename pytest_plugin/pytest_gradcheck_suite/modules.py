@@ -19,7 +19,7 @@ from pytest_gradcheck_suite.settings import settings_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from _pytest._code import Traceback
@@ -112,15 +112,12 @@ class ExampleItem(pytest.Item):
 
     def _inputs(self) -> Any:
         make_inputs = self.example.make_inputs
-        try:
-            inspect.signature(make_inputs).bind()
-        except TypeError as error:
+        refused = _refusal_of_no_arguments(make_inputs)
+        if refused is not None:
             raise UsageError(
                 f"the example of {self.name} can't make its inputs: they come from a function "
-                f"without arguments ({error}); write @example(lambda: torch.randn(2, 3))"
-            ) from None
-        except ValueError:  # nobody knows the arguments of some functions of C
-            pass
+                f"without arguments ({refused}); write @example(lambda: torch.randn(2, 3))"
+            )
         return make_inputs()
 
     def _subject(self) -> Any:
@@ -131,13 +128,12 @@ class ExampleItem(pytest.Item):
             return self.example.make()
         if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
             return target
-        try:
-            inspect.signature(target).bind()
-        except TypeError as error:
+        refused = _refusal_of_no_arguments(target)
+        if refused is not None:
             raise UsageError(
-                f"{target.__qualname__} can't be made without arguments ({error}); say how in its "
-                f"example: @example(make_inputs, make=lambda: {target.__qualname__}(...))"
-            ) from None
+                f"{target.__qualname__} can't be made without arguments ({refused}); say how in "
+                f"its example: @example(make_inputs, make=lambda: {target.__qualname__}(...))"
+            )
         return target()
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
@@ -162,6 +158,17 @@ class ExampleItem(pytest.Item):
         if self.config.getoption("tbstyle", "auto") == "auto":
             style = "short"  # what raises is mostly inside torch, in long functions
         return super().repr_failure(excinfo, style)
+
+
+def _refusal_of_no_arguments(function: Callable[..., Any]) -> TypeError | None:
+    """Return why a call without arguments fails before it begins, as far as that can be told."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        return error
+    except ValueError:  # nobody knows the arguments of some functions of C
+        pass
+    return None
 
 
 def _without_machinery(traceback: Traceback, runner: Any) -> Traceback:
