@@ -30,6 +30,11 @@ _FEWEST_FAILURES = 2
 # A pass speaks against a failure only if it would have seen an error of that size.
 _CONTRADICTS = 0.25
 
+_BROKEN_HERE = (
+    "the analytic gradient holds NaN or Inf at the given point, where the function has a kink or a "
+    "special case, and agrees with the numeric one at a point close by"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -119,10 +124,19 @@ def conclude(outcomes: Sequence[Outcome], precision: Precision) -> Conclusion:
         )
     if passed:
         here = [outcome for outcome in passed if not outcome.moved]
+        broken = next((o for o in by_ruling["unresolved"] if _is_broken_here(o)), None)
+        if broken is not None and not here:
+            return Conclusion("inconclusive", broken.measurement, _BROKEN_HERE)
         best = min(here or passed, key=lambda outcome: outcome.measurement.relative_tolerance)
         return Conclusion("pass", best.measurement, moved=best.moved)
     best = min(by_ruling["unresolved"], key=lambda outcome: outcome.measurement.relative_tolerance)
     return Conclusion("inconclusive", best.measurement, why_unresolved(best.measurement, precision))
+
+
+def _is_broken_here(outcome: Outcome) -> bool:
+    """Whether a gradient holds NaN or Inf at the given point, where the output is finite."""
+    shown = outcome.measurement
+    return shown.non_finite and not shown.masked and not outcome.moved
 
 
 def _conclude_on_failure(
