@@ -16,6 +16,7 @@ from gradcheck_suite.auditing.sources.optimizers import OptimizerSource
 from gradcheck_suite.auditing.sources.scaling import ScalingSource
 from gradcheck_suite.auditing.sources.schedulers import SchedulerSource
 from gradcheck_suite.auditing.sources.torch_warnings import TorchWarningSource
+from gradcheck_suite.auditing.sources.warning_lines import WarningLineSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,4 +36,5 @@ SOURCES: Sequence[type[Source]] = (
     GradModeSource,
     TorchWarningSource,
     LegacyFunctionSource,
+    WarningLineSource,
 )
