@@ -132,6 +132,7 @@ class _Mistakes:
             diagnosis=diagnosis,
             entry=entry,
             path=self._path(pair),
+            at_kink=conclusion.at_kink,
             broken=self._broken(pair) if shown.non_finite and not conclusion.moved else None,
             is_complex=(
                 self._survey.point.outputs[output].representation.is_complex,

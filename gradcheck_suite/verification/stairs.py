@@ -16,7 +16,7 @@ from gradcheck_suite.verification.points import evaluate, match_outputs
 if TYPE_CHECKING:
     from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["is_made_of_steps", "is_staircase"]
+__all__ = ["change_along", "is_made_of_steps", "is_staircase"]
 
 # How far to move, in units of the input's scale. Narrower steps than these are the rounding of
 # larger numbers on the way, as in (x + 100) - 100, which float32 can't tell from steps by design.
@@ -42,11 +42,11 @@ def is_staircase(survey: Survey, output: int, variable: int) -> bool:
     """
     eps = survey.precision.eps
     known = survey.point.outputs[output].tensor.double()
-    far = _changes(survey, output, variable, _FAR)
+    far = change_along(survey, output, variable, _FAR)
     if far is None:
         return False
     for step in _CLOSE_IN_DOUBLE if survey.precision.is_double else _CLOSE:
-        close = _changes(survey, output, variable, step)
+        close = change_along(survey, output, variable, step)
         if close is None:
             return False
         expected = far.abs() * (step / _FAR)
@@ -74,16 +74,27 @@ def is_made_of_steps(survey: Survey, output: int, variable: int) -> bool:
     if not values.numel() or moves < _MOST * values.numel():
         return False
     along = survey.in_proportion(variable, survey.direction(0, variable))
-    near, middle = (_changes(survey, output, variable, step, along) for step in (_NEAR, _MIDDLE))
-    far = _changes(survey, output, variable, _WHOLE, survey.direction(0, variable))
+    near, middle = (
+        change_along(survey, output, variable, step, along) for step in (_NEAR, _MIDDLE)
+    )
+    far = change_along(survey, output, variable, _WHOLE, survey.direction(0, variable))
     if near is None or middle is None or far is None or not bool((near == 0).all()):
         return False
     return int((middle != 0).sum()) <= _MOST * int((far != 0).sum())
 
 
-def _changes(
+def change_along(
     survey: Survey, output: int, variable: int, step: float, along: torch.Tensor | None = None
 ) -> torch.Tensor | None:
+    """Return what a step changes in an output, in float64; None where that can't be told.
+
+    Args:
+        survey: gives the function and the point.
+        output: the index of the output.
+        variable: the index of the variable that moves.
+        step: how far.
+        along: in which direction; the first random one where nothing is said.
+    """
     point = survey.point
     values = list(point.values)
     along = survey.direction(0, variable) if along is None else along

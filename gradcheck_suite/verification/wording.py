@@ -66,13 +66,14 @@ def wrong_gradient(
     diagnosis: Diagnosis,
     entry: WrongEntry | None,
     path: GraphPath,
+    at_kink: bool = False,
     broken: Broken | None = None,
     is_complex: tuple[bool, bool] = (False, False),
 ) -> Finding:
     """Report a gradient that differs from the numeric one, or is missing.
 
     ``also`` names other inputs and parameters whose gradients the same mistake can explain,
-    ``broken`` tells which entries are NaN or Inf.
+    ``broken`` tells which entries are NaN or Inf, ``at_kink`` that the function has slopes there.
     ``is_complex`` says of output and variable whether the last dimension of ``shape`` and of the
     indices in ``entry`` counts real and imaginary parts.
     """
@@ -88,10 +89,11 @@ def wrong_gradient(
         "along a random direction)"
     )
     if shown.non_finite:
-        message = (
-            f"{subject} holds NaN or Inf where the numeric derivative is finite "
-            f"({shown.numeric:.6g} ± {shown.tolerance:.1g} along a random direction)"
-        )
+        numeric = f"the numeric derivative is finite ({shown.numeric:.6g} ± {shown.tolerance:.1g} "
+        place = f"{numeric}along a random direction)"
+        if at_kink:
+            place = "the function has a kink, with a finite slope on either side of it"
+        message = f"{subject} holds NaN or Inf where {place}"
         chosen = catalogue.NON_FINITE_GRADIENT
     else:
         wrong = _what_is_wrong(diagnosis, shown.relative_deviation, path)

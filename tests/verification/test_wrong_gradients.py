@@ -226,3 +226,22 @@ def test_everything_upstream_of_one_wrong_backward_is_one_finding(wrong, randn):
     assert len(failed) == 13
     assert "12 more gradients are wrong with it" in finding.message
     assert report.summary["evaluations"] < 800
+
+
+@pytest.mark.parametrize("zeros", [slice(None), slice(1, 2)], ids=["all", "one_row"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128])
+def test_nan_in_the_gradient_at_a_kink(zeros, dtype):
+    x = torch.randn(4, 3, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    x[zeros] = 0.0
+    x.requires_grad_()
+
+    def lengths_by_hand(x):
+        return (x * x.conj()).real.sum(1).sqrt()
+
+    def lengths(x):
+        return torch.linalg.vector_norm(x, dim=1)
+
+    (finding,) = check_gradients(lengths_by_hand, x).findings
+    assert finding.code == "GCS604"
+    assert "where the function has a kink, with a finite slope on either side" in finding.message
+    assert check_gradients(lengths, x).findings == ()
