@@ -230,9 +230,10 @@ and neither runs under `no_grad` or `inference_mode` nor is called only from the
 merely has the name `eval` is not reported.
 
 At run time: a graph was recorded while all modules were in evaluation mode and was freed without
-any backward. Attacks, saliency maps and penalties, which do differentiate, are not reported.
+any backward. Attacks, saliency maps and penalties, which do differentiate, are not reported. A
+teacher or target network that is called amid training, and whose output is detached, is one too.
 
-Severity: warning.
+Severity: warning; a note for a teacher, whose graph lives only until its output is detached.
 """,
 )
 

@@ -56,6 +56,33 @@ def inference_only():
         net(torch.randn(3, 4)).tolist()  # <- here
 
 
+def distilled(target_of, teacher=None, before=None, steps=STEPS):
+    teacher = nn.Linear(4, 1).eval() if teacher is None else teacher
+    student = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+    for _ in range(steps):
+        x = torch.randn(3, 4)
+        if before is not None:
+            before(teacher)
+        optimizer.zero_grad()
+        (student(x) - target_of(teacher, x)).square().mean().backward()
+        optimizer.step()
+
+
+def teacher_detached():
+    teacher = nn.Linear(4, 1)
+    teacher.eval()
+    distilled(lambda teacher, x: teacher(x).detach(), teacher)  # <- here
+
+
+def teacher_detached_and_set_each_time():
+    def target(teacher, x):
+        teacher.eval()
+        return teacher(x).softmax(1).detach()  # <- here
+
+    distilled(target, nn.Linear(4, 1))
+
+
 def graph_in_every_gradient():
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -73,6 +100,8 @@ BUGS = [
     (evaluated_with_graph, "GCS204"),
     (evaluated_in_a_helper, "GCS204"),
     (inference_only, "GCS204"),
+    (teacher_detached, "GCS204"),
+    (teacher_detached_and_set_each_time, "GCS204"),
     (graph_in_every_gradient, "GCS206"),
 ]
 
@@ -177,7 +206,57 @@ def frozen_in_evaluation_mode():
     trained(after=validate)
 
 
+def teacher_without_recording():
+    def target(teacher, x):
+        with torch.no_grad():
+            return teacher(x)
+
+    teacher = nn.Linear(4, 1)
+    teacher.eval()
+    distilled(target, teacher)
+
+
+def frozen_teacher():
+    teacher = nn.Linear(4, 1).requires_grad_(False)
+    teacher.eval()
+    distilled(lambda teacher, x: teacher(x).detach(), teacher)
+
+
+def judge_in_evaluation_mode():
+    judge = nn.Linear(1, 1)
+    judge.eval()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        judge(model(torch.randn(3, 4))).square().mean().backward()
+        optimizer.step()
+
+
+def teacher_used_late():
+    """The graphs of four steps, of which a backward uses each in the end."""
+    teacher, student = nn.Linear(4, 1), nn.Linear(4, 1)
+    teacher.eval()
+    optimizer = torch.optim.SGD([*student.parameters()], lr=0.01)
+    slow = torch.optim.SGD([*teacher.parameters()], lr=0.01)
+    for _ in range(2):
+        kept = []
+        for _ in range(4):
+            x = torch.randn(3, 4)
+            kept.append(teacher(x))
+            optimizer.zero_grad()
+            (student(x) - kept[-1].detach()).square().mean().backward()
+            optimizer.step()
+        slow.zero_grad()
+        torch.cat(kept).square().mean().backward()
+        slow.step()
+
+
 CLEAN = [
+    teacher_without_recording,
+    frozen_teacher,
+    judge_in_evaluation_mode,
+    teacher_used_late,
     two_losses_over_one_trunk,
     three_losses_over_one_trunk,
     rows_of_a_jacobian,
@@ -195,6 +274,33 @@ CLEAN = [
 def test_nothing_is_said_of_graphs_that_are_needed(audited, loop):
     codes = {each.code for each in audited(loop).findings}
     assert codes.isdisjoint({"GCS203", "GCS204", "GCS206"})
+
+
+def test_a_teacher_whose_graphs_are_dropped_is_a_note(audited):
+    (finding,) = audited(teacher_detached).findings
+    assert finding.severity.value == "note"
+    assert finding.message == (
+        "Linear in evaluation mode recorded a graph in 4 calls here, amid training, and 4 of them "
+        "were dropped before any backward could use them: eval() does not stop recording, and "
+        "detach() comes after it"
+    )
+    assert finding.hint == "with torch.no_grad(): around this call"
+
+
+def test_an_evaluation_that_is_never_called_again_lets_the_audit_rest(audited):
+    def loop():
+        teacher = nn.Linear(4, 1)
+        teacher.eval()
+        trained(steps=3)
+        teacher(torch.randn(3, 4)).detach()
+        trained(steps=12)
+
+    session = audited(loop)
+    (detector,) = [
+        each for each in session._detectors if type(each).__name__ == "UnusedGraphDetector"
+    ]
+    assert not detector.is_following()
+    assert not session.findings
 
 
 def test_no_hook_stays_on_a_module_in_evaluation_mode(audited):

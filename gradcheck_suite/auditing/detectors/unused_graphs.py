@@ -42,6 +42,7 @@ _CERTAIN = 3
 _WALKED_UNTIL = 8
 _CALLS_OF_A_PHASE = 4
 _CALLS_OF_A_MODULE = 24
+_BACKWARDS_OF_A_PHASE = 8
 _MOST_NODES = 20_000
 
 
@@ -53,19 +54,65 @@ class _Retained:
 
 @dataclass(slots=True)
 class _Evaluated:
+    """Calls of a module in evaluation mode on one line.
+
+    Attributes:
+        module: the name of its class.
+        calls: how many of them recorded a graph.
+        graphs: what lives as long as these graphs.
+        used: whether a backward went through any of them.
+        amid_training: whether backwards of other graphs came between, as with a teacher.
+    """
+
     module: str
     calls: int = 0
+    graphs: list[weakref.ref[_EvaluationGraph]] = field(default_factory=list)
     used: bool = False
+    amid_training: bool = False
+
+    def unused(self) -> int:
+        """Return of how many graphs it is certain that no backward has used them."""
+        if self.used:
+            return 0
+        if not self.amid_training:
+            return self.calls
+        return sum(graph() is None for graph in self.graphs)
+
+
+class _EvaluationGraph:
+    """Lives while the graph of one call in evaluation mode does."""
+
+    __slots__ = ("__weakref__", "entry")
+
+    def __init__(self, entry: _Evaluated) -> None:
+        self.entry = entry
+        entry.graphs.append(weakref.ref(self))
 
 
 @dataclass(slots=True)
 class _Phase:
-    """A module in evaluation mode; ``stop`` ends listening to its calls."""
+    """A module in evaluation mode; ``stop`` ends listening to its calls.
+
+    Attributes:
+        module: the module.
+        calls: how many of its calls were heard.
+        of_phase: how many of them since it was set to evaluation mode.
+        backwards: how many backwards began among these.
+        recorded: where the last of them recorded a graph, if it did.
+    """
 
     module: weakref.ref[nn.Module]
     stop: Callable[[], None] | None = None
     calls: int = 0
     of_phase: int = 0
+    backwards: int = 0
+    recorded: _Evaluated | None = None
+
+    def goes_on(self) -> bool:
+        """Return whether it may go on amid training: so far, its graphs were for nothing."""
+        self.backwards += 1
+        entry = self.recorded
+        return entry is not None and not entry.used and self.backwards <= _BACKWARDS_OF_A_PHASE
 
 
 class _SecondGraph:
@@ -152,7 +199,11 @@ class UnusedGraphDetector:
         """Return whether a backward may yet come for graphs that are looked at."""
         listens = any(phase.stop is not None for phase in self._phases.values())
         return bool(
-            listens or self._pending or self._cycle is not None or self._second.is_following()
+            listens
+            or self._pending
+            or self._cycle is not None
+            or self._second.is_following()
+            or self._may_use_evaluation()
         )
 
     def findings(self) -> list[Finding]:
@@ -165,7 +216,7 @@ class UnusedGraphDetector:
         found += [
             _evaluated(site, entry)
             for site, entry in self._evaluated.items()
-            if entry.calls >= _CERTAIN and not entry.used
+            if entry.unused() >= _CERTAIN
         ]
         if self._cycle is not None and self._cycle.seen > 1:
             found.append(_cycle(self._cycle))
@@ -180,11 +231,11 @@ class UnusedGraphDetector:
     # retain_graph
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
+        self._family = None
+        if self._pending or self._second.is_following() or self._may_use_evaluation():
+            self._look_for_marks(event)
         if self._phases:
             self._close_phases()
-        self._family = None
-        if self._pending or self._second.is_following():
-            self._look_for_marks(event)
         if self._cycle is not None and event.accumulates:
             self._look_for_cycle(self._cycle)
         step = self._recorder.step
@@ -253,7 +304,8 @@ class UnusedGraphDetector:
         if phase is None or phase.module() is not event.module:
             phase = self._phases[key] = _Phase(weakref.ref(event.module))
         if phase.stop is None and phase.calls < _CALLS_OF_A_MODULE:
-            phase.of_phase = 0
+            phase.of_phase = phase.backwards = 0
+            phase.recorded = None
             phase.stop = self._recorder.module_calls.listen(event.module, self._note_evaluation)
         return Attention.AWAKE
 
@@ -264,6 +316,7 @@ class UnusedGraphDetector:
             return
         phase.calls += 1
         phase.of_phase += 1
+        phase.recorded = None
         if phase.of_phase >= _CALLS_OF_A_PHASE:
             _close(phase)
         node = _node_of(output)
@@ -274,7 +327,9 @@ class UnusedGraphDetector:
             return
         entry = self._evaluated.setdefault(site, _Evaluated(type(module).__name__))
         entry.calls += 1
-        node_metadata(node)[_MARK] = entry
+        entry.amid_training = entry.amid_training or phase.backwards > 0
+        node_metadata(node)[_MARK] = _EvaluationGraph(entry)
+        phase.recorded = entry
         self._pending = 2  # a backward of another graph may come in between
 
     def _at_the_end(self, _event: SessionEnded) -> None:
@@ -283,8 +338,17 @@ class UnusedGraphDetector:
 
     def _close_phases(self) -> None:
         for phase in self._phases.values():
-            if phase.stop is not None and phase.of_phase:
+            if phase.stop is not None and phase.of_phase and not phase.goes_on():
                 _close(phase)
+
+    def _may_use_evaluation(self) -> bool:
+        """Return whether a graph lives that was recorded amid training, for nothing so far."""
+        return any(
+            entry.amid_training
+            and not entry.used
+            and any(graph() is not None for graph in entry.graphs)
+            for entry in self._evaluated.values()
+        )
 
     def _look_for_marks(self, event: BackwardStarted) -> None:
         # Marked graphs that are used at all are used by one of the next backwards.
@@ -297,9 +361,9 @@ class UnusedGraphDetector:
                 continue
             seen.add(node)
             metadata = node_metadata(node)
-            entry = metadata.get(_MARK)
-            if isinstance(entry, _Evaluated):
-                entry.used = True
+            graph = metadata.get(_MARK)
+            if isinstance(graph, _EvaluationGraph):
+                graph.entry.used = True
             if _SECOND in metadata:
                 self._second.used = True
             waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
@@ -338,6 +402,18 @@ def _retained(site: CallSite | None, count: int) -> Finding:
 
 
 def _evaluated(site: CallSite, entry: _Evaluated) -> Finding:
+    if entry.amid_training:
+        return Finding.of(
+            catalogue.EVAL_WITH_GRAPH,
+            f"{entry.module} in evaluation mode recorded a graph in {entry.calls} calls here, amid "
+            f"training, and {entry.unused()} of them were dropped before any backward could use "
+            "them: eval() does not stop recording, and detach() comes after it",
+            detector="audit",
+            severity=Severity.NOTE,
+            location=location_of(site),
+            hint="with torch.no_grad(): around this call",
+            evidence={"count": entry.unused(), "module": entry.module},
+        )
     return Finding.of(
         catalogue.EVAL_WITH_GRAPH,
         f"{entry.module} in evaluation mode recorded a graph in {entry.calls} calls here, and no "
