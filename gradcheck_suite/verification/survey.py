@@ -32,13 +32,7 @@ from gradcheck_suite.verification.probes import (
 from gradcheck_suite.verification.sided import has_slopes_on_both_sides
 from gradcheck_suite.verification.stairs import is_made_of_steps, is_staircase
 from gradcheck_suite.verification.steadiness import is_contradicted_closer
-from gradcheck_suite.verification.verdicts import (
-    BROKEN_HERE,
-    Conclusion,
-    Outcome,
-    conclude,
-    judge,
-)
+from gradcheck_suite.verification.verdicts import Conclusion, Outcome, conclude, judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,8 +182,8 @@ class Survey:
             return replace(conclusion, status="inconclusive", reason=_STEPS)
         if conclusion.status == "fail" and self._is_rounding(pair):
             return replace(conclusion, status="inconclusive", reason=_LAST_BIT)
-        if conclusion.reason == BROKEN_HERE and has_slopes_on_both_sides(self, *pair):
-            return Conclusion("fail", shown, at_kink=True)
+        if conclusion.at_kink and has_slopes_on_both_sides(self, *pair):
+            return replace(conclusion, status="fail", reason=None)
         if conclusion.status == "pass" or shown.non_finite or not self.deterministic:
             return conclusion
         return self._held_to_functions(pair, conclusion)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.options import Precision
 
-__all__ = ["BROKEN_HERE", "Conclusion", "Outcome", "Ruling", "conclude", "judge", "why_unresolved"]
+__all__ = ["Conclusion", "Outcome", "Ruling", "conclude", "judge", "why_unresolved"]
 
 Ruling: TypeAlias = Literal["pass", "fail", "ambiguous", "unresolved"]
 
@@ -30,7 +30,7 @@ _FEWEST_FAILURES = 2
 # A pass speaks against a failure only if it would have seen an error of that size.
 _CONTRADICTS = 0.25
 
-BROKEN_HERE = (
+_BROKEN_HERE = (
     "the analytic gradient holds NaN or Inf at the given point, where the function has a kink or a "
     "special case, and agrees with the numeric one at a point close by"
 )
@@ -56,7 +56,7 @@ class Conclusion:
 
     ``meant`` says that a custom Function on the way declares that it gives no derivative,
     ``in_double`` that differences were taken of the float64 twin of a float32 function, ``at_kink``
-    that the gradient is NaN or Inf where the function has finite slopes on both sides of a kink.
+    that the gradient is NaN or Inf at a kink or a special case.
     """
 
     status: Literal["pass", "fail", "inconclusive"]
@@ -128,7 +128,7 @@ def conclude(outcomes: Sequence[Outcome], precision: Precision) -> Conclusion:
         here = [outcome for outcome in passed if not outcome.moved]
         broken = next((o for o in by_ruling["unresolved"] if _is_broken_here(o)), None)
         if broken is not None and not here:
-            return Conclusion("inconclusive", broken.measurement, BROKEN_HERE)
+            return Conclusion("inconclusive", broken.measurement, _BROKEN_HERE, at_kink=True)
         best = min(here or passed, key=lambda outcome: outcome.measurement.relative_tolerance)
         return Conclusion("pass", best.measurement, moved=best.moved)
     best = min(by_ruling["unresolved"], key=lambda outcome: outcome.measurement.relative_tolerance)

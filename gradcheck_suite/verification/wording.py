@@ -89,11 +89,14 @@ def wrong_gradient(
         "along a random direction)"
     )
     if shown.non_finite:
-        numeric = f"the numeric derivative is finite ({shown.numeric:.6g} ± {shown.tolerance:.1g} "
-        place = f"{numeric}along a random direction)"
+        message = f"{subject} holds NaN or Inf where "
         if at_kink:
-            place = "the function has a kink, with a finite slope on either side of it"
-        message = f"{subject} holds NaN or Inf where {place}"
+            message += "the function has a kink, with a finite slope on either side of it"
+        else:
+            message += (
+                f"the numeric derivative is finite ({shown.numeric:.6g} ± {shown.tolerance:.1g} "
+                "along a random direction)"
+            )
         chosen = catalogue.NON_FINITE_GRADIENT
     else:
         wrong = _what_is_wrong(diagnosis, shown.relative_deviation, path)
