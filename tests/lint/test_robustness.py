@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradcheck_lint.engine import lint_source
 from gradcheck_lint.model.statements import StatementReader
-from gradcheck_lint.parsing import MAX_BYTES
+from gradcheck_lint.parsing import MAX_BYTES, _has_symbols, _python_tree, check_source
 
 _REFUSED = {
     "not UTF-8": b"import torch\nx = '\xff'\n",
@@ -100,6 +100,48 @@ def test_deep_but_usual_nesting_is_read(buggy):
 def test_any_bytes_are_survived(noise):
     for source in (b"torch" + noise, b"import torch\n" + noise, noise + b"\ntorch.backward"):
         assert all(finding.code == "GCS000" for finding in lint_source(source, "x.py"))
+
+
+@pytest.mark.parametrize("unit", ["+ 1", ".a", ".a()", "-1", "if a else b"])
+@pytest.mark.parametrize("count", [50, 900, 3_000, 10_000])
+def test_a_table_of_symbols_is_made_of_no_source_that_is_refused(unit, count):
+    source = ("x = (a" + f"\n{unit} " * count + ")\n").encode()
+    if _has_symbols(source):
+        _python_tree(source)
+    assert (check_source(source, "x.py") is None) is _is_parsed(source)
+
+
+def _is_parsed(source):
+    try:
+        _python_tree(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"def f(a, a): pass",
+        b"nonlocal x",
+        b"def f():\n    x = 1\n    global x",
+        b"# coding: latin-1\nx = '\xe9'",
+        b"\xef\xbb\xbfx = 1\r\ny = 2",
+        b"return 1",
+    ],
+)
+def test_what_python_parses_is_accepted_with_or_without_a_table_of_symbols(source):
+    assert _is_parsed(source)
+    assert check_source(source, "x.py") is None
+
+
+@given(
+    st.binary(max_size=60)
+    | st.text(alphabet="defx ():=,*\n1+[]'\"#\\.", max_size=60).map(str.encode)
+)
+@settings(max_examples=400, deadline=None)
+def test_a_table_of_symbols_needs_source_that_python_parses(source):
+    assert not _has_symbols(source) or _is_parsed(source)
 
 
 _PIECES = [
