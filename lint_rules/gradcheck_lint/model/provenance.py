@@ -303,6 +303,9 @@ class _Collector:
         while waiting:
             current = waiting.pop()
             kind = type(current)
+            while kind is ast.Attribute:
+                current = current.value
+                kind = type(current)
             if kind is ast.Name or kind is ast.Constant:
                 continue
             if kind is ast.Call:
@@ -311,7 +314,7 @@ class _Collector:
                 self._assign(current.target, current.iter)
             elif kind is ast.NamedExpr:
                 self._assign(current.target, current.value)
-            waiting.extend(child_nodes(current))
+            waiting += child_nodes(current)
 
     def _note_write(self, node: ast.Call, statement: ast.stmt, *, in_loop: bool) -> None:
         func, roots = node.func, []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradcheck_lint.model.flow import Block, Branch, Event, GradMode
-from gradcheck_lint.model.values import Kind, Origin, Value, Values, join, replace
+from gradcheck_lint.model.values import NO_SITES, Kind, Origin, Value, Values, join, replace
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -133,22 +133,38 @@ class Recorder:
         """Record that exactly one of ``arms`` happens, the first if ``test`` holds."""
         self.block.items.append(Branch(id(node), arms, test))
 
-    def value(self, kind: Kind, node: cst.CSTNode, **details: Any) -> Value:
+    def value(
+        self,
+        kind: Kind,
+        node: cst.CSTNode,
+        *,
+        site: int | None = None,
+        loops: tuple[int, ...] | None = None,
+        origin: Origin = Origin.OTHER,
+        name: str = "",
+        carries: frozenset[int] | None = None,
+        implies: frozenset[int] | None = None,
+        mentions: frozenset[int] = NO_SITES,
+        holds: frozenset[int] | None = None,
+        **details: Any,
+    ) -> Value:
         """Make a value at ``node``; unless told otherwise it carries and holds itself alone."""
-        site = details.pop("site", None)
         if site is None:
             site = id(node)
-        if "loops" not in details:
-            details["loops"] = self.loops
-        if kind not in _WITHOUT_GRAPH:
-            own = frozenset((site,))
-            if "carries" not in details:
-                details["carries"] = own
-            if "implies" not in details:
-                details["implies"] = own
-            if "holds" not in details:
-                details["holds"] = own
-        return Value(kind, site, node, **details)
+        own = NO_SITES if kind in _WITHOUT_GRAPH else frozenset((site,))
+        return Value(
+            kind,
+            site,
+            node,
+            self.loops if loops is None else loops,
+            origin,
+            name,
+            own if carries is None else carries,
+            own if implies is None else implies,
+            mentions,
+            own if holds is None else holds,
+            **details,
+        )
 
     def unknown(
         self,

@@ -29,11 +29,13 @@ OPERATORS: dict[type[cst.BaseAugOp], str] = {
 }
 
 
+_ELEMENTWISE = frozenset({cst.Add, cst.Subtract, cst.Multiply, cst.Divide})
+
+
 def terms(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the operands of a tree of ``+``, ``-``, ``*`` and ``/``."""
-    if isinstance(node, cst.BinaryOperation) and isinstance(
-        node.operator, (cst.Add, cst.Subtract, cst.Multiply, cst.Divide)
-    ):
+    # Types are compared, since isinstance() is slow for abstract classes.
+    if type(node) is cst.BinaryOperation and type(node.operator) in _ELEMENTWISE:
         return [*terms(node.left), *terms(node.right)]
     return [node]
 
@@ -43,11 +45,11 @@ def static_truth(test: cst.BaseExpression) -> bool | None:
     literal = boolean(test)
     if literal is not None:
         return literal
-    if isinstance(test, cst.Integer):
+    if type(test) is cst.Integer:
         return bool(integer(test))
     if (dotted_name(test) or "").rpartition(".")[2] == "TYPE_CHECKING":
         return False
-    if isinstance(test, cst.Comparison) and dotted_name(test.left) == "__name__":
+    if type(test) is cst.Comparison and dotted_name(test.left) == "__name__":
         return True
     return None
 

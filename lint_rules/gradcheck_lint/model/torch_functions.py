@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradcheck_lint.model.arguments import record_call
 from gradcheck_lint.model.arithmetic import same_graph
@@ -48,7 +48,7 @@ def read_torch_call(
     made = _made_by_class(node, qualified, arguments)
     if made is not None:
         holds = frozenset({id(node)}) | held_by(arguments.everything)
-        details: dict[str, object] = {}
+        details: dict[str, Any] = {}
         if made in _OWNERS:
             if made is Kind.OPTIMIZER:
                 owned = first or arguments.keywords.get("params", NOTHING)

@@ -41,6 +41,8 @@ class Kind(Enum):
 class Origin(Enum):
     """How an unknown value came into the function."""
 
+    __hash__ = object.__hash__  # as in ``Kind``
+
     ARGUMENT = "argument"
     ATTRIBUTE = "attribute"
     CALL = "call"
