@@ -7,6 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradcheck_lint import engine
 from gradcheck_lint.model.earlier_use import EarlierUse
@@ -171,6 +173,66 @@ def test_looking_for_signs_takes_no_longer_on_hostile_text(text: str) -> None:
     signs = Signs((text * 20_000).encode())
     for rule in RULES:
         rule.concerns(signs)
+
+
+_STATEMENTS = [
+    "model.eval()",
+    "model = torch.nn.Linear(3, 2)",
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "model.head = torch.nn.Linear(3, 2)",
+    "model[1] = torch.nn.Linear(3, 2)",
+    "model.add_module('head', torch.nn.Linear(3, 2))",
+    "setattr(model, 'head', torch.nn.Linear(3, 2))",
+    "optimizer.step()",
+    "scaler.step(optimizer)",
+    "update = optimizer.step; update()",
+    "y = model(x)",
+    "y = torch.sigmoid(self.layer(x))",
+    "y += 1",
+    "y.mul_(2)",
+    "y[0] = 1",
+    "F.relu(y, inplace=True)",
+    "y.sum().backward()",
+    "helper(y)",
+    "return y",
+    "z = [model(k) for k in x]",
+]
+_FRAMES = [
+    "def fit(model, optimizer, x, y):\n    {}",
+    "def evaluate(model, x):\n    {}",
+    "for x in loader:\n    {}",
+    "class Net(torch.nn.Module):\n    def forward(self, x):\n        {}",
+    "class Test:\n    def test_eval(self, model, x):\n        {}",
+    "def run(model, x):\n    while x:\n        {}",
+]
+
+
+@given(
+    st.lists(st.sampled_from(_FRAMES), min_size=1, max_size=2),
+    st.lists(
+        st.lists(st.sampled_from(_STATEMENTS), min_size=2, max_size=7), min_size=2, max_size=2
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_rule_finds_anything_where_it_says_that_it_cannot(
+    frames: list[str], bodies: list[list[str]]
+) -> None:
+    source = "import torch\nimport torch.nn.functional as F\n"
+    for frame, body in zip(frames, bodies, strict=False):
+        indent = "\n" + " " * _depth(frame)
+        lines = [line for line in body if line != "return y" or "def" in frame]
+        source += frame.format(indent.join(lines or ["pass"])) + "\n"
+    skeleton = Skeleton(source.encode())
+    model = ModuleModel(skeleton.tree, source.encode(), outline=skeleton)
+    for function in model.functions():
+        for reference in RULES:
+            rule = reference.load()
+            if not rule.may_find(function):
+                assert not list(rule.check(function)), (reference.code, source)
+
+
+def _depth(frame: str) -> int:
+    return len(frame.rpartition("\n")[2]) - len("{}")
 
 
 _WRITES = """

@@ -22,8 +22,6 @@ def collect_attributes(
     if first is None or isinstance(method.node, cst.Module):
         return
     prefix = first + "."
-    if not method.may_bind_attributes:
-        return
     for node in _nodes_with_nested(method):
         if type(node) not in _BINDING:
             continue

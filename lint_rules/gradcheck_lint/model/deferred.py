@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from gradcheck_lint.model.python_tree import walk_python
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -25,7 +27,18 @@ class Deferred:
     are the targets that may be attributes, each with the expression that it is bound to.
     """
 
-    __slots__ = ("_build", "_read", "_words", "bindings", "defines", "loops", "nodes", "writes")
+    __slots__ = (
+        "_attributes",
+        "_build",
+        "_read",
+        "_words",
+        "bindings",
+        "defines",
+        "loops",
+        "nodes",
+        "returns",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -37,7 +50,8 @@ class Deferred:
         self._build = build
         self._read = read
         self._words: frozenset[str] | None = None
-        self.defines = self.loops = self.writes = False
+        self._attributes: frozenset[str] | None = None
+        self.defines = self.loops = self.returns = self.writes = False
         self.bindings: list[tuple[ast.expr, ast.expr]] = []
         self._look(nodes)
 
@@ -47,6 +61,18 @@ class Deferred:
         if self._words is None:
             self._words = frozenset(_WORD.findall(self.text))
         return self._words
+
+    @property
+    def bound_attributes(self) -> frozenset[str]:
+        """Return the names of the attributes that are assigned to, and maybe of others."""
+        if self._attributes is None:
+            self._attributes = frozenset(
+                node.attr
+                for target, _ in self.bindings
+                for node in walk_python(target)
+                if type(node) is ast.Attribute
+            )
+        return self._attributes
 
     @property
     def text(self) -> str:
@@ -69,6 +95,8 @@ class Deferred:
                 self._look_at_target(node.target, node.value)  # type: ignore[attr-defined]
             elif kind is ast.AnnAssign:
                 self._look_at_target(node.target, node.value or node.annotation)  # type: ignore[attr-defined]
+            elif kind is ast.Return:
+                self.returns = True
             elif kind in _DEFINING:
                 self.defines = True
             elif kind not in _SIMPLE:
@@ -102,7 +130,6 @@ _LOOPS = frozenset({ast.For, ast.AsyncFor, ast.While})
 _SIMPLE = frozenset(
     {
         ast.Expr,
-        ast.Return,
         ast.Delete,
         ast.Raise,
         ast.Assert,

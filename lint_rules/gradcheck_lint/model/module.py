@@ -47,12 +47,13 @@ class FunctionModel:
     ``holders`` the sites of objects that own parameters (models, optimizers, callables).
     """
 
-    __slots__ = ("_reading", "module", "scope")
+    __slots__ = ("_events", "_reading", "module", "scope")
 
     def __init__(self, scope: FunctionScope, module: ModuleModel) -> None:
         self.scope = scope
         self.module = module
         self._reading: Reading | None = None
+        self._events: tuple[Event, ...] | None = None
 
     @property
     def block(self) -> Block:
@@ -116,7 +117,9 @@ class FunctionModel:
 
     def events(self) -> Iterator[Event]:
         """Yield every event of the function in source order."""
-        yield from self.block.events()
+        if self._events is None:
+            self._events = tuple(self.block.events())
+        return iter(self._events)
 
 
 class Outline(Protocol):
@@ -156,7 +159,7 @@ class ModuleModel:
         self._readings: dict[int, Reading] = {}
         self._finished: set[int] = set()
         self._attributes: dict[tuple[str, str], Values] = {}
-        self._assigned: dict[str, dict[str, list[cst.BaseExpression | None]]] = {}
+        self._assigned: dict[int, dict[str, list[cst.BaseExpression | None]]] = {}
         self._interned: dict[Hashable, int] = {}
         self._origins: dict[int, Hashable] = {}
         self.unrecorded: set[int] = set()
@@ -274,7 +277,9 @@ class ModuleModel:
         sources = [
             source
             for scope in self.scopes.lineage(owner)
-            for source in self._assigned_in(scope).get(attribute, [])
+            for method in scope.methods.values()
+            if method.may_bind_attribute(attribute)
+            for source in self._assigned_in(method).get(attribute, [])
         ]
         sources = sources or self._in_class_body(owner, attribute)
         if not sources or any(source is None for source in sources):
@@ -313,12 +318,11 @@ class ModuleModel:
                     return found
         return []
 
-    def _assigned_in(self, scope: ClassScope) -> dict[str, list[cst.BaseExpression | None]]:
-        known = self._assigned.get(scope.name)
+    def _assigned_in(self, method: FunctionScope) -> dict[str, list[cst.BaseExpression | None]]:
+        known = self._assigned.get(id(method))
         if known is None:
-            known = self._assigned[scope.name] = {}
-            for method in scope.methods.values():
-                collect_attributes(method, known)
+            known = self._assigned[id(method)] = {}
+            collect_attributes(method, known)
         return known
 
     def returns_no_graph(self, scope: FunctionScope) -> bool:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Part(Enum):
     """What a function must have in its own source for some rules to find anything in it."""
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and asked for all the time
+
     WRITE = "something is written to in place"
     BACKWARD = "backward is called"
     EVAL = "a model is put in evaluation mode"
@@ -75,9 +77,18 @@ class FunctionScope:
     def parts(self) -> frozenset[Part]:
         """Return which parts the function has; a top level that can't be looked at has all."""
         if self._parts is None and (known := self._deferred) is not None:
-            parts = set(itertools.chain.from_iterable(map(_parts_by_name, known.words)))
-            if known.writes or not known.words.isdisjoint(_WRITING_KEYWORDS):
+            parts: set[Part] = set()
+            words = known.words
+            if (
+                known.writes
+                or not words.isdisjoint(_WRITING_KEYWORDS)
+                or any(map(_is_inplace_name, [word for word in words if word[-1] == "_"]))
+            ):
                 parts.add(Part.WRITE)
+            if "backward" in known.text:
+                parts.add(Part.BACKWARD)
+            if "eval" in words:
+                parts.add(Part.EVAL)
             if known.loops:
                 parts.add(Part.LOOP)
             self._parts = frozenset(parts)
@@ -109,13 +120,17 @@ class FunctionScope:
         known = self._deferred
         return None if known is None else known.text
 
-    @property
-    def may_bind_attributes(self) -> bool:
-        """Tell whether the body may assign to attributes, or register them by name."""
+    def may_bind_attribute(self, name: str) -> bool:
+        """Tell whether the body may assign to attributes of a name, or register them."""
         known = self._deferred
-        if known is None or known.bindings or known.defines:
+        if known is None or known.defines or "register_parameter" in known.words:
             return True
-        return "register_parameter" in known.words
+        return name in known.bound_attributes
+
+    @property
+    def may_return(self) -> bool:
+        """Tell whether the body may have a ``return``; sure where its source is at hand."""
+        return self._deferred is None or self._deferred.returns
 
     @property
     def attribute_bindings(self) -> Sequence[tuple[ast.expr, ast.expr]]:
@@ -181,16 +196,16 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
     stack = [body]
     while stack:
         current = stack.pop()
-        found.append(current)
-        if type(current) in ATOMS:
+        kind = type(current)
+        if kind in _CLOSED:
+            if kind is cst.Lambda:
+                lambdas.append(current)
             continue
-        below = child_list(current)
-        below.reverse()
-        for child in below:
-            if type(child) not in _CLOSED:
-                stack.append(child)
-            elif type(child) is cst.Lambda:
-                lambdas.append(child)
+        found.append(current)
+        if kind not in ATOMS:
+            below = child_list(current)
+            below.reverse()
+            stack += below
     return tuple(found), tuple(lambdas)
 
 
@@ -202,6 +217,21 @@ def names_below(node: cst.CSTNode) -> Iterator[str]:
     for inner in walk(node):
         if type(inner) is cst.Name:
             yield inner.value
+
+
+def walk_near(node: cst.CSTNode, words: frozenset[str]) -> Iterator[cst.CSTNode]:
+    """Yield ``node`` and everything below it but the bodies of functions without these words."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        kind = type(current)
+        if kind is DeferredBlock and deferred_of(current).words.isdisjoint(words):  # type: ignore[arg-type]
+            continue
+        yield current
+        if kind not in ATOMS:
+            below = child_list(current)
+            below.reverse()
+            stack += below
 
 
 def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
@@ -228,12 +258,16 @@ def _keyword_of(node: cst.CSTNode) -> str | None:
 
 
 def _parts_by_name(name: str) -> Iterator[Part]:
-    if name.endswith("_") and not name.endswith(("__", "requires_grad_")):
+    if _is_inplace_name(name):
         yield Part.WRITE
     if "backward" in name:
         yield Part.BACKWARD
     if name == "eval":
         yield Part.EVAL
+
+
+def _is_inplace_name(name: str) -> bool:
+    return name.endswith("_") and not name.endswith(("__", "requires_grad_"))
 
 
 class Scopes:

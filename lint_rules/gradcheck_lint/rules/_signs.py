@@ -40,12 +40,13 @@ TRAINING_STEP: Final = Pattern(
 )
 """The methods whose result Lightning and transformers differentiate."""
 STEP_CALL: Final = Pattern((rb"\.\s*step\s*\(",), words=(b"step",), enough=(b".step(",))
-UNSCALE_CALL: Final = Pattern((rb"\bunscale_\s*\(",), words=(b"unscale_",))
+UNSCALE_CALL: Final = Pattern((rb"unscale_\s*\(",), words=(b"unscale_",))
 OPTIMIZER_NAME: Final = Pattern(
     (
         rb"opt(?![a-zA-Z])(?<![a-zA-Z]opt)",
         rb"ptim\b(?<=\b[oO]ptim)",
-        rb"(?<![a-zA-Z])(?:Opt|[oO]PT)(?![a-zA-Z])",
+        rb"Opt(?![a-zA-Z])(?<![a-zA-Z]Opt)",
+        rb"PT(?![a-zA-Z])(?<=[oO]PT)(?<![a-zA-Z][oO]PT)",
         rb"ptim\w{,60}[\s\\)]{,20}\.[\s\\]{,20}step[\s\\]{,20}\(",
         rb"PTIM\w{,60}[\s\\)]{,20}\.[\s\\]{,20}step[\s\\]{,20}\(",
         rb"step[\s\\]{,20}\([\s\\(]{,20}[\w.\s\\]{,99}[oO](?:ptim|PTIM)",

@@ -31,6 +31,10 @@ class EvalWithGraph(Rule):
     entry = catalogue.EVAL_WITH_GRAPH
     part = Part.EVAL
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether a loop may run a model, or the function's name says that it evaluates."""
+        return Part.LOOP in function.scope.parts or _is_evaluation(function)
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield the first recorded forward after eval() in a function that needs no gradient."""
         if function.mode not in {GradMode.AMBIENT, GradMode.ENABLED}:

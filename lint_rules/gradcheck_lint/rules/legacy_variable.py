@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import FACTORIES, MAY_KEEP_THE_GRAPH, VARIABLE_CLASSES
-from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional, walk
+from gradcheck_lint.model.scopes import walk_near
+from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import Scopes
+
+
+_NAME: Final = "Variable"
 
 
 class LegacyVariable(Rule):
@@ -29,8 +33,9 @@ class LegacyVariable(Rule):
         if not isinstance(function.scope.node, cst.Module):
             return
         scopes = function.module.scopes
-        for node in walk(function.scope.node):
-            if not isinstance(node, cst.Call) or keyword(node, "volatile") is not None:
+        names = scopes.aliases_of(_NAME.__eq__) | {_NAME}
+        for node in walk_near(function.scope.node, names):
+            if type(node) is not cst.Call or keyword(node, "volatile") is not None:
                 continue
             if scopes.resolve_import(dotted_name(node.func) or "") not in VARIABLE_CLASSES:
                 continue

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Attach, Call, Event, Step
-from gradcheck_lint.model.nearness import STEPS
+from gradcheck_lint.model.nearness import STEP, STEPS
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._layer_kinds import has_weights
@@ -22,14 +23,25 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
 
 
+_ATTACHING: Final = frozenset({"add_module", "register_module", "register_parameter", "setattr"})
+
+
 class ParameterNotOptimized(Rule):
     """A layer is put into a model after the optimizer was made of its parameters."""
 
     entry = catalogue.PARAMETER_NOT_OPTIMIZED
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function steps."""
-        return not STEPS.isdisjoint(function.scope.words)
+        """Tell whether the function steps, and gives an object an attribute or a layer an item."""
+        scope = function.scope
+        if STEPS.isdisjoint(scope.words) or not function.module.near.has_itself(scope, STEP):
+            return False
+        return (
+            scope.statements is None
+            or bool(scope.attribute_bindings)
+            or Part.WRITE in scope.parts
+            or not _ATTACHING.isdisjoint(scope.words)
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached between making an optimizer and its steps."""

@@ -39,7 +39,7 @@ class SavedTensorModified(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function calls backward, or is the forward of a module."""
         scope = function.scope
-        if Part.BACKWARD not in scope.parts and not scope.name.endswith(".forward"):
+        if Part.BACKWARD not in scope.parts and not (scope.may_return and _is_forward(function)):
             return False
         writes = function.writes
         if writes is None or scope.statements is None:
@@ -188,9 +188,7 @@ def _use(
 ) -> Event | None:
     """Return the backward, or the return of a forward, that the saved tensor is needed for."""
     result = id(save.node)
-    is_forward = function.scope.name.endswith(".forward") and function.module.scopes.derives_from(
-        function.scope.owner, "torch.nn."
-    )
+    is_forward = _is_forward(function)
     for event in later:
         if exclude(save, event) or exclude(write, event) or event.expects_error:
             continue
@@ -199,6 +197,14 @@ def _use(
         if is_forward and isinstance(event, Return) and result in carried_by_all(event.values):
             return event
     return None
+
+
+def _is_forward(function: FunctionModel) -> bool:
+    """Tell whether this is the forward of a module."""
+    scope = function.scope
+    return scope.name.endswith(".forward") and function.module.scopes.derives_from(
+        scope.owner, "torch.nn."
+    )
 
 
 def _violation(
