@@ -155,6 +155,7 @@ class BackwardStarted(NamedTuple):
             goes back through, as far as it was looked at; 0 for a graph of its own.
         roots: what it starts from.
         accumulates: whether it adds to ``.grad`` (``backward``), or returns gradients.
+        found_out: what a detector has worked out of the roots, for those that ask after it.
     """
 
     number: int
@@ -162,6 +163,7 @@ class BackwardStarted(NamedTuple):
     chain: int
     roots: tuple[Tensor, ...]
     accumulates: bool
+    found_out: dict[object, Any]
 
 
 class BackwardFinished(NamedTuple):

@@ -35,7 +35,7 @@ class Installation:
     def begin(self, recorder: Recorder) -> None:
         """Put in place what this audit needs and is not there yet, and let all act for it."""
         for kind in SOURCES:
-            if kind.always or any(map(recorder.wants, kind.kinds)):
+            if kind.always or recorder.wants_any(kind.kinds):
                 placed = self._placed.get(kind)
                 if placed is None:
                     placed = self._placed[kind] = kind(self._idle or recorder)

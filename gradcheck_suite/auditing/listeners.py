@@ -36,8 +36,11 @@ class Listeners:
         self._asleep: dict[Detector, dict[type[Any], int]] = {}
         self._dropped: set[int] = set()
 
-    def add(self, detectors: Iterable[Detector]) -> None:
-        """Tell these detectors what they ask for, after those that are there."""
+    def add(self, detectors: Iterable[Detector], *, now: bool = True) -> None:
+        """Tell these detectors what they ask for, after those that are there.
+
+        From ``now`` on; else only once all are woken.
+        """
         everybody = self._all
         for detector in detectors:
             if id(detector) in self._dropped:
@@ -48,7 +51,8 @@ class Listeners:
                     everybody[kind].append(listener)
                 else:
                     everybody[kind] = [listener]
-        self._wake(everybody)
+        if now:
+            self._wake(everybody)
 
     def clear(self) -> None:
         """Let go of everybody: handlers hold their detectors, and these what holds this."""
@@ -59,6 +63,10 @@ class Listeners:
     def wants(self, kind: type[Any]) -> bool:
         """Return whether any detector reads events of this kind."""
         return bool(self._all.get(kind))
+
+    def wants_any(self, kinds: Iterable[type[Any]]) -> bool:
+        """Return whether any detector reads events of one of these kinds."""
+        return any(map(self._all.get, kinds))
 
     def any_following(self) -> bool:
         """Return whether any detector is at something that steps to come have a part in."""
@@ -96,9 +104,14 @@ class Listeners:
             self.rouse(detector)
             return
         until = asked if isinstance(asked, int) else _NEVER
-        self._asleep.setdefault(detector, {})[kind] = until
+        sleeps = self._asleep.get(detector)
+        if sleeps is None:
+            sleeps = self._asleep[detector] = {}
+        sleeps[kind] = until
         self.due = min(self.due, until)
-        self._wake((kind,))
+        # Most detectors fall asleep soon in each audit: nobody else's turn is worked out again.
+        told = self.awake.get(kind, ())
+        self.awake[kind] = tuple([each for each in told if each[0] is not detector])
 
     def drop(self, failed: Detector) -> None:
         """Tell this detector nothing any more."""

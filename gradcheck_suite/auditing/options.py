@@ -124,12 +124,17 @@ _OF_CHECKSUMS = 0.1
 _WATCHES = ("after_corruption", "from_start", "never")
 
 
+_DEFAULTS = AuditOptions()
+
+
 def options_from(values: dict[str, Any]) -> AuditOptions:
     """Build the options from keyword arguments.
 
     Raises:
         UsageError: there is no such option, or a value is out of range.
     """
+    if not values:
+        return _DEFAULTS
     known = [field.name for field in fields(AuditOptions)]
     for name in values:
         if name not in known:

@@ -131,7 +131,8 @@ class Recorder:
 
     def subscribe(self, detectors: Iterable[Detector]) -> None:
         """Tell these detectors, from now until ``forget``, the events that they ask for."""
-        self._listeners.add(detectors)
+        # Whoever is there when it starts is woken then.
+        self._listeners.add(detectors, now=self.installed)
 
     def forget(self) -> None:
         """Let go of all detectors: nothing refers back to an audit that is over."""
@@ -140,6 +141,10 @@ class Recorder:
     def wants(self, kind: type[Any]) -> bool:
         """Return whether any detector reads events of this kind."""
         return self._listeners.wants(kind)
+
+    def wants_any(self, kinds: Iterable[type[Any]]) -> bool:
+        """Return whether any detector reads events of one of these kinds."""
+        return self._listeners.wants_any(kinds)
 
     def start(self) -> None:
         """Begin to watch, on this thread; does nothing once ``max_steps`` are done."""

@@ -12,9 +12,11 @@ from torch.autograd.graph import Node
 from gradcheck_suite._torch_compat import custom_function_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-__all__ = ["MOST_NODES", "Survey", "survey"]
+    from gradcheck_suite.auditing.events import BackwardStarted
+
+__all__ = ["MOST_NODES", "Survey", "nodes_of", "nodes_under", "survey"]
 
 MOST_NODES = 20_000
 
@@ -33,6 +35,7 @@ class Survey:
         flat: the ops of zero slope that were met.
         functions: for each custom Function, the leaves that one of its inputs comes from directly.
         custom: the nodes of custom Functions.
+        nodes: all that were met.
         compiled: whether a part of it was compiled, and shows as one node.
         complete: whether the whole graph was looked at.
     """
@@ -42,18 +45,45 @@ class Survey:
     flat: set[str] = field(default_factory=set)
     functions: dict[int, type] = field(default_factory=dict)
     custom: list[Node] = field(default_factory=list)
+    nodes: set[Node] = field(default_factory=set)
     compiled: bool = False
     complete: bool = True
 
 
-def survey(roots: Iterable[Tensor]) -> Survey:
-    """Walk the graphs under ``roots``."""
+def survey(event: BackwardStarted) -> Survey:
+    """Return what lies under the roots of a backward, looked at once however many ask."""
+    found: Survey | None = event.found_out.get(Survey)
+    if found is None:
+        found = event.found_out[Survey] = _walk(event.roots)
+    return found
+
+
+def nodes_of(event: BackwardStarted) -> Collection[Node]:
+    """Return the nodes under the roots of a backward, those of its survey if there is one."""
+    found: Survey | None = event.found_out.get(Survey)
+    return nodes_under(event.roots) if found is None else found.nodes
+
+
+def nodes_under(roots: Iterable[Tensor]) -> Collection[Node]:
+    """Return the nodes under ``roots``, and nothing more of them."""
+    waiting = [node for root in roots if (node := root.grad_fn) is not None]
+    seen: dict[Node, None] = {}
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen[node] = None
+        waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
+    return seen
+
+
+def _walk(roots: Iterable[Tensor]) -> Survey:
     found = Survey()
     # A node may be met both ways; the better one counts, so those come first.
     waiting: deque[tuple[Node, bool]] = deque(
         (node, True) for root in roots if (node := root.grad_fn) is not None
     )
-    seen: set[Node] = set()
+    seen = found.nodes
     while waiting:
         node, sloped = waiting.popleft()
         if node in seen:
@@ -62,8 +92,10 @@ def survey(roots: Iterable[Tensor]) -> Survey:
             found.complete = False
             break
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and not node.next_functions:
+        following = node.next_functions
+        # Most nodes have no such attribute, and to find that out takes as long as all else here.
+        leaf = None if following else getattr(node, "variable", None)
+        if leaf is not None:
             found.leaves[id(leaf)] = leaf
             if sloped:
                 found.sloped.add(id(leaf))
@@ -77,7 +109,7 @@ def survey(roots: Iterable[Tensor]) -> Survey:
             found.custom.append(node)
             # The one name that all of AOTAutograd's graphs have.
             found.compiled = found.compiled or name == "CompiledFunctionBackward"
-        for function, _ in node.next_functions:
+        for function, _ in following:
             if function is None:
                 continue
             if custom is not None and (direct := getattr(function, "variable", None)) is not None:

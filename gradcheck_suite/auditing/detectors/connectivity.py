@@ -180,7 +180,7 @@ class ConnectivityDetector:
 
     def _survey(self, event: BackwardStarted) -> None:
         self._stacks.setdefault(user_sites()[0])
-        found = survey(event.roots)
+        found = survey(event)
         self._sloped |= found.sloped
         self._flat |= found.flat
         self._cut_short = self._cut_short or not found.complete

@@ -99,7 +99,7 @@ class FunctionCallDetector:
             # Where no Function is watched, none can come to be looked for again.
             return None if self._calls else Attention.ASLEEP
         self._searched += 1
-        for node in survey(event.roots).custom:
+        for node in survey(event).custom:
             function = custom_function_class(node)
             if function is not None and is_the_users(function):
                 self._reached.add(function)

@@ -76,7 +76,7 @@ class FunctionContractDetector:
         if self._searched >= _SEARCHED:
             return Attention.ASLEEP
         self._searched += 1
-        found = survey(event.roots)
+        found = survey(event)
         self._cut_short = self._cut_short or not found.complete
         for node in found.custom:
             function = custom_function_class(node)

@@ -25,6 +25,7 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._saved_lines import holders_of, line_near
+from gradcheck_suite.auditing.detectors._survey import nodes_of, nodes_under
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepStarted
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.findings import Finding, Location, Related
@@ -48,7 +49,6 @@ _CLOSELY = 2
 _FIRST_STEPS = 6
 _LOSSES_EVERY = 16
 _GRADIENTS_EVERY = 64
-_MOST_NODES = 20_000
 _NAMES_SHOWN = 5
 _DEPTH = 64
 
@@ -126,7 +126,7 @@ class NonFiniteDetector:
             self._birth = self._born_in_forward(event.roots)
             return Attention.AWAKE
         if turn < _CLOSELY:
-            for node in _nodes(event.roots):
+            for node in nodes_of(event):
                 if node.next_functions:
                     self._handles.append(node.register_hook(self._hook(node, self._round)))
         return None
@@ -178,7 +178,7 @@ class NonFiniteDetector:
         return None
 
     def _born_in_forward(self, roots: Iterable[Tensor]) -> _Birth | None:
-        nodes = sorted(_nodes(roots), key=lambda node: node_sequence_number(node) or 0)
+        nodes = sorted(nodes_under(roots), key=lambda node: node_sequence_number(node) or 0)
         for node in nodes:
             if not node.next_functions:
                 leaf = getattr(node, "variable", None)
@@ -297,7 +297,7 @@ def _is_finite(tensor: Tensor | None) -> bool:
         if tensor.layout is not torch.sparse_coo:
             return True
         tensor = tensor.detach().coalesce().values()
-    values = tensor.detach()
+    values = tensor.detach() if tensor.requires_grad else tensor
     # A sum takes a twentieth of the time. It may overflow; one that is finite proves that
     # everything is.
     return cmath.isfinite(values.sum().item()) or bool(values.isfinite().all())
@@ -322,15 +322,3 @@ def _non_finite(optimizer: Optimizer) -> list[Tensor]:
             if cmath.isfinite(torch.stack([gradient.sum() for gradient in plain]).sum().item()):
                 return []
     return [parameter for parameter, gradient in owned if not _is_finite(gradient)]
-
-
-def _nodes(roots: Iterable[Tensor]) -> list[Node]:
-    waiting = [node for root in roots if (node := root.grad_fn) is not None]
-    seen: dict[Node, None] = {}
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen[node] = None
-        waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
-    return list(seen)

@@ -58,8 +58,8 @@ class BackwardSource(Source):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         # Asked once: every call counts here.
-        self._tells_starts = any(map(recorder.wants, self.kinds[:4]))
-        self._tells_ends = recorder.wants(BackwardFinished) or recorder.wants(GraphKept)
+        self._tells_starts = recorder.wants_any(self.kinds[:4])
+        self._tells_ends = recorder.wants_any((BackwardFinished, GraphKept))
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -133,7 +133,7 @@ class BackwardSource(Source):
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             generation = recorder.generations.open(index, nodes, site, recorder.step)
-            started = BackwardStarted(index, site, generation.chain, tensors, accumulates)
+            started = BackwardStarted(index, site, generation.chain, tensors, accumulates, {})
             if self._tells_starts:
                 recorder.emit(started)
                 if generation.reused:
