@@ -22,6 +22,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
+import torch.nn.utils.stateless
 import torch.utils._python_dispatch
 
 if TYPE_CHECKING:
@@ -691,6 +692,44 @@ def changing_results(
 
     mode: AbstractContextManager[None] = Changing()
     return mode
+
+
+def noting_operators(
+    note: Callable[[torch._ops.OpOverload, Sequence[Any], object], None],
+) -> AbstractContextManager[None]:
+    """Return a context in which ``note`` is told each operator's call: it, arguments and result.
+
+    Those within custom Functions too. By a TorchDispatchMode (torch 2.13); without the name nothing
+    is told.
+    """
+    base: type[Any] | None = getattr(torch.utils._python_dispatch, "TorchDispatchMode", None)
+    if base is None:
+        return contextlib.nullcontext()
+
+    class Noting(base):  # type: ignore[misc, valid-type]  # looked up: no static type
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> object:
+            result = func(*args, **(kwargs or {}))
+            note(func, args, result)
+            return result
+
+    mode: AbstractContextManager[None] = Noting()
+    return mode
+
+
+def standing_in(
+    module: torch.nn.Module, tensors: dict[str, Tensor]
+) -> AbstractContextManager[None] | None:
+    """Return a context in which a module has other parameters and buffers (torch 2.13).
+
+    ``torch.func.functional_call`` enters it for one call. None where the name is missing.
+    """
+    reparametrize = getattr(torch.nn.utils.stateless, "_reparametrize_module", None)
+    if reparametrize is None:
+        return None
+    context: AbstractContextManager[None] = reparametrize(module, tensors, tie_weights=True)
+    return context
 
 
 def forget_compiler_tables() -> None:

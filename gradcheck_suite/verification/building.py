@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from gradcheck_suite import _torch_compat
 from gradcheck_suite.errors import UsageError
@@ -26,6 +25,7 @@ from gradcheck_suite.verification.representations import (
     overlaps_itself,
     represented,
 )
+from gradcheck_suite.verification.standing import StandIns
 from gradcheck_suite.verification.trees import leaves_with_paths, replace_leaves
 
 if TYPE_CHECKING:
@@ -77,13 +77,15 @@ def build_subject(
                 builder.tell_of_hooks(name, parameter)
     builder.require_variables(title, module=module)
 
+    stand_ins = None if module is None else StandIns(module)
+
     def run(given: Given) -> object:
         args = tuple(template(given) for template in arguments)
         named = {name: template(given) for name, template in keywords.items()}
-        if module is None:
+        if stand_ins is None:
             return call(*args, **named)
         tensors = {name: slot(given) for name, slot in state.items()}
-        return functional_call(module, tensors, args, named)
+        return stand_ins.call(tensors, args, named)
 
     return Subject(
         title=title,
@@ -93,6 +95,7 @@ def build_subject(
         not_covered=(*builder.not_covered, *builder.shared_storage()),
         seed=options.seed,
         cast=options.cast,
+        stand_ins=stand_ins,
     )
 
 

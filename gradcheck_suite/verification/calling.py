@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite._torch_compat import node_output_types
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.arguments import describe
 from gradcheck_suite.verification.randomness import RandomState
@@ -27,6 +28,10 @@ from gradcheck_suite.verification.trees import leaves_with_paths
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+    from torch.autograd.graph import Node
+
+    from gradcheck_suite.verification.standing import StandIns
 
 __all__ = ["Arrangement", "Constant", "Given", "Output", "Subject", "Variable"]
 
@@ -129,6 +134,7 @@ class Subject:
         variables: the tensors that gradients are checked for.
         constants: the other tensors that it gets.
         not_covered: sentences on what is held constant.
+        types_on_the_way: the types of what ``first_call`` computed from the variables.
     """
 
     def __init__(
@@ -141,16 +147,19 @@ class Subject:
         not_covered: tuple[str, ...],
         seed: int,
         cast: torch.dtype | None,
+        stand_ins: StandIns | None = None,
     ) -> None:
         self.title = title
         self.variables = variables
         self.constants = constants
         self.not_covered = not_covered
+        self.types_on_the_way: frozenset[torch.dtype] = frozenset()
         self._seed = seed
         self._count = [0]
         self._arrangement: Arrangement | None = None
         self._call = call
         self._cast = cast
+        self._stand_ins = stand_ins
         self._randomness = RandomState.from_seed(seed)
 
     def __call__(self, values: Sequence[torch.Tensor]) -> list[Output]:
@@ -223,6 +232,7 @@ class Subject:
             not_covered=self.not_covered,
             seed=self._seed,
             cast=self._cast,
+            stand_ins=self._stand_ins,
         )
         other._count = self._count
         other._arrangement = arrangement
@@ -235,8 +245,23 @@ class Subject:
             whole: whether what can't be compiled raises, in place of running as it is.
         """
         other = copy.copy(self)
-        vars(other)["_call"] = torch.compile(self._call, fullgraph=whole)
+        compiled = torch.compile(self._call, fullgraph=whole)
+
+        def called(given: Given) -> object:
+            self.restore()
+            return compiled(given)
+
+        vars(other)["_call"] = called
         return other
+
+    def as_now(self) -> Callable[[], None]:
+        """Return what makes ready for a backward of the last call, after others have been made."""
+        return _nothing if self._stand_ins is None else self._stand_ins.as_now()
+
+    def restore(self) -> None:
+        """Give the module that is called its own tensors back."""
+        if self._stand_ins is not None:
+            self._stand_ins.restore()
 
     def within(self, context: Callable[[], AbstractContextManager[object]]) -> Subject:
         """Return the same function, every call of which runs in such a context."""
@@ -293,15 +318,19 @@ class Subject:
                     ) from error
                 raise
         self._tell_of_overwritten(constants)
-        self._tell_of_others(outputs, [*values, *constants])
+        nodes = reachable(*(output.tensor.grad_fn for output in outputs))
+        self._tell_of_others(nodes, [*values, *constants])
+        self.types_on_the_way = frozenset(
+            kind[1] for node in nodes for kind in node_output_types(node) if kind is not None
+        )
         return [replace(known, tensor=known.tensor.detach().clone()) for known in outputs]
 
-    def _tell_of_others(self, outputs: Sequence[Output], known: Sequence[torch.Tensor]) -> None:
+    def _tell_of_others(self, nodes: Sequence[Node], known: Sequence[torch.Tensor]) -> None:
         """Say which tensors get a gradient that the function was not given."""
         handed = set(map(id, known))
         others = [
             variable
-            for node in reachable(*(output.tensor.grad_fn for output in outputs))
+            for node in nodes
             if node.name() == _LEAF
             and isinstance(variable := getattr(node, "variable", None), torch.Tensor)
             and id(variable) not in handed
@@ -324,6 +353,10 @@ class Subject:
                     "given a fresh copy"
                 )
                 self.not_covered = (*self.not_covered, line)
+
+
+def _nothing() -> None:
+    """Leave everything as it is."""
 
 
 def _same(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.batched import check_batched
 from gradcheck_suite.verification.building import build_subject
 from gradcheck_suite.verification.compiled import check_compiled
-from gradcheck_suite.verification.computing import computes_in_float32
+from gradcheck_suite.verification.computing import computes_in_float32, narrower_types
 from gradcheck_suite.verification.contracts.failures import explain_failure
 from gradcheck_suite.verification.contracts.stage import probe_contracts
 from gradcheck_suite.verification.forward_mode import check_forward_mode
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from gradcheck_suite.verification.calling import Output, Subject
+    from gradcheck_suite.verification.options import Precision
     from gradcheck_suite.verification.verdicts import Conclusion
 
 __all__ = ["check_gradients", "check_with"]
@@ -70,6 +71,9 @@ _IN_FLOAT32 = (
     "{} computes in float32, though it is given float64: its gradients were checked as float32 "
     "ones are, to as many digits"
 )
+
+
+_IN_PART = "{0} computes in {1} in part: its gradients were checked to as many digits as that has"
 
 
 _ON_REQUEST = {
@@ -171,7 +175,10 @@ def check_with(
     deadline = Deadline.after(options.time_limit)
     with torch.inference_mode(mode=False), preserved_randomness():
         subject = build_subject(fn_or_module, inputs, kwargs, options)
-        return _check(subject, options, deadline)
+        try:
+            return _check(subject, options, deadline)
+        finally:
+            subject.restore()
 
 
 def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Report:
@@ -202,15 +209,8 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         )
 
     if outputs:
-        precision = precision_of(
-            [
-                *(variable.value.dtype for variable in subject.variables),
-                *(output.tensor.dtype for output in outputs),
-            ]
-        )
-        if precision.is_double and computes_in_float32(subject, outputs, options.seed):
-            precision = precision_of([torch.float32])
-            covered.append(_IN_FLOAT32.format(subject.title))
+        precision, words = _precision(subject, outputs, options)
+        covered += words
         probes = options.probes or precision.probes
         try:
             kind = PooledSurvey if precision.is_half else Survey
@@ -266,6 +266,26 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             lines += result.not_covered
             known = replace(known, findings=tuple(findings))
     return so_far(None)
+
+
+def _precision(
+    subject: Subject, outputs: Sequence[Output], options: CheckOptions
+) -> tuple[Precision, list[str]]:
+    """Return what differences can tell of a function, and what there is to say of that."""
+    types = [
+        *(variable.value.dtype for variable in subject.variables),
+        *(output.tensor.dtype for output in outputs),
+    ]
+    precision = precision_of(types)
+    if precision.is_half:
+        return precision, []
+    if precision.is_double and computes_in_float32(subject, outputs, options.seed):
+        return precision_of([torch.float32]), [_IN_FLOAT32.format(subject.title)]
+    narrower = narrower_types(subject, types, options.seed)
+    if narrower:
+        names = " and ".join(sorted(map(_short, narrower)))
+        return precision_of([*types, *narrower]), [_IN_PART.format(subject.title, names)]
+    return precision, []
 
 
 def _not_in_half_precision(options: CheckOptions) -> Iterator[str]:

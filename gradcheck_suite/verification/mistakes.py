@@ -14,6 +14,7 @@ from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.custom_functions import TracedCall
 from gradcheck_suite.verification.diagnosis import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.culprits import wrong_functions
+from gradcheck_suite.verification.stairs import has_any_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ _MOST_SEARCHES = 8
 # explain are one: whatever lies upstream of a wrong backward is wrong as well.
 _FEW = 3
 _NOT_ZERO = "is not zero, although the function is made of steps and stays the same between them"
+_NO_EFFECT = "is not zero, although the output stays the same however far it is moved"
 
 
 def find_mistakes(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Finding]:
@@ -117,6 +119,8 @@ class _Mistakes:
         entry = None
         if shown.unchanged and shown.contribution:
             diagnosis = Diagnosis("not zero", words=_NOT_ZERO)
+            if not has_any_effect(self._survey, output, variable):
+                diagnosis = Diagnosis("no effect", words=_NO_EFFECT)
         elif self._searches < _MOST_SEARCHES and not (shown.non_finite or conclusion.moved):
             self._searches += 1
             entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)

@@ -16,7 +16,7 @@ from gradcheck_suite.verification.points import evaluate, match_outputs
 if TYPE_CHECKING:
     from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["change_along", "is_made_of_steps", "is_staircase"]
+__all__ = ["change_along", "has_any_effect", "is_made_of_steps", "is_staircase"]
 
 # How far to move, in units of the input's scale. Narrower steps than these are the rounding of
 # larger numbers on the way, as in (x + 100) - 100, which float32 can't tell from steps by design.
@@ -30,6 +30,8 @@ _MOST = 0.5
 # half precision is not made of steps, and what no function in float32 fails to see.
 _MIDDLE, _NEAR = 2.0**-7, 2.0**-12
 _WHOLE = 1.0
+# Far enough for coarse steps, such as those of a sign, to be crossed.
+_FAR_AWAY = (-16.0, 16.0)
 
 
 def is_staircase(survey: Survey, output: int, variable: int) -> bool:
@@ -81,6 +83,15 @@ def is_made_of_steps(survey: Survey, output: int, variable: int) -> bool:
     if near is None or middle is None or far is None or not bool((near == 0).all()):
         return False
     return int((middle != 0).sum()) <= _MOST * int((far != 0).sum())
+
+
+def has_any_effect(survey: Survey, output: int, variable: int) -> bool:
+    """Say whether an output changes along some step of a random direction, small or large."""
+    for step in (_NEAR, _MIDDLE, _WHOLE, *_FAR_AWAY):
+        change = change_along(survey, output, variable, step)
+        if change is None or bool((change != 0).any()):
+            return True
+    return False
 
 
 def change_along(

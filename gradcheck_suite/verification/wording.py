@@ -308,6 +308,13 @@ def _split(index: Sequence[int], is_complex: bool) -> tuple[list[int], str]:
     return list(index[:-1]), (".real", ".imag")[index[-1]]
 
 
+_LITTLE = 1e-3
+_APPROXIMATE = (
+    "if forward or backward approximates on purpose (an ODE solver, an iteration that ends early), "
+    "this is how far it is off: check it with a tighter tolerance or more iterations"
+)
+
+
 def _hint(*, shown: Measurement, path: GraphPath, **others: Any) -> str | None:
     if path.log_probabilities is False:
         return f"{CTC}: put log_softmax before it"
@@ -325,7 +332,7 @@ def _hint_of_kind(
 ) -> str | None:
     kind, ratio = diagnosis.kind, diagnosis.ratio
     if kind == "not zero" or shown.numeric == 0.0 or shown.unchanged:
-        return _straight_through(function)
+        return (_without_effect if kind == "no effect" else _straight_through)(function)
     if kind == "missing" and not path.connected:
         return f"look for detach(), .data, no_grad or item() between `{variable}` and the output"
     if kind in {"missing", "zero"} and function is not None:
@@ -341,7 +348,16 @@ def _hint_of_kind(
         return f"{ratio:.6g} is {diagnosis.ratio_name}".replace(
             f"{ratio:.6g} is {ratio:.6g}, and ", ""
         )
-    return None
+    return _APPROXIMATE if shown.relative_deviation < _LITTLE else None
+
+
+def _without_effect(function: type | None) -> str:
+    if function is None:
+        return (
+            "if detach() keeps the value as it is on purpose (a surrogate loss), its gradient is "
+            "no derivative and can't be checked"
+        )
+    return f"{function.__name__}.backward must return None for what the output does not depend on"
 
 
 def _straight_through(function: type | None) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from gradcheck_suite import _torch_compat, catalogue
 from gradcheck_suite.findings import Finding
+from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.contracts.nodes import custom_nodes
 from gradcheck_suite.verification.custom_functions import method_location
 from gradcheck_suite.verification.directions import generator_for, scales_of, spread_signs
@@ -33,27 +34,45 @@ def unmarked_writes(known: Known, recording: Recording) -> Iterator[Finding]:
     }
     values = known.survey.point.values
     yield from find_unmarked_writes(
-        known.subject, values, [function for function in functions if function is not None]
+        known.subject,
+        values,
+        [function for function in functions if function is not None],
+        all_right=known.clean,
     )
 
 
 def find_unmarked_writes(
-    subject: Subject, values: Sequence[torch.Tensor], functions: Sequence[type]
+    subject: Subject,
+    values: Sequence[torch.Tensor],
+    functions: Sequence[type],
+    *,
+    all_right: bool = False,
 ) -> Iterator[Finding]:
     """Call a function once and watch what these Functions' forwards do with their inputs.
 
     Only inputs that need a gradient count: writing a buffer or running statistics is no breach.
+    Code that hands a buffer on from write to write, and never looks back, has right gradients all
+    the same: what is written and returned is then a warning.
+
+    Args:
+        subject: what is called.
+        values: those of its variables.
+        functions: the Functions to watch.
+        all_right: whether every gradient has been found to be right.
     """
-    written: dict[tuple[type, int], None] = {}
+    written: dict[tuple[type, int], bool] = {}
     # Where it raises, what was seen until then still counts.
     with _watched(functions, written), torch.enable_grad(), contextlib.suppress(Exception):
         subject(subject.leaves(values))
-    for function, place in written:
+    for (function, place), is_returned in written.items():
+        is_harmless = all_right and is_returned
+        but = "; here every gradient is right all the same" if is_harmless else ""
         yield Finding.of(
             catalogue.MISSING_MARK_DIRTY,
             f"{function.__qualname__}.forward writes into its input {place} in place and does not "
-            "say so: autograd keeps the gradient of what it was before",
+            f"say so: autograd keeps the gradient of what it was before{but}",
             detector="verify",
+            severity=Severity.WARNING if is_harmless else None,
             location=method_location(function, "forward"),
             hint=(
                 "call ctx.mark_dirty(x) and return x, or work on x.clone(); an input that is a "
@@ -64,8 +83,11 @@ def find_unmarked_writes(
 
 
 @contextlib.contextmanager
-def _watched(functions: Sequence[type], written: dict[tuple[type, int], None]) -> Iterator[None]:
-    """Watch the forwards of these Functions while the context lasts."""
+def _watched(functions: Sequence[type], written: dict[tuple[type, int], bool]) -> Iterator[None]:
+    """Watch the forwards of these Functions while the context lasts.
+
+    What they write is noted by Function and number of the input, with whether they return it.
+    """
     own = {function: vars(function).get("forward") for function in functions}
     for function in functions:
         setattr(function, "forward", staticmethod(_watcher(function, written)))  # noqa: B010
@@ -79,7 +101,7 @@ def _watched(functions: Sequence[type], written: dict[tuple[type, int], None]) -
                 setattr(function, "forward", forward)  # noqa: B010
 
 
-def _watcher(function: type, written: dict[tuple[type, int], None]) -> Callable[..., Any]:
+def _watcher(function: type, written: dict[tuple[type, int], bool]) -> Callable[..., Any]:
     forward: Callable[..., Any] = getattr(function, "forward")  # noqa: B009
     setup: Any = getattr(function, "setup_context", None)
     takes_ctx = setup is torch.autograd.Function.setup_context
@@ -99,7 +121,9 @@ def _watcher(function: type, written: dict[tuple[type, int], None]) -> Callable[
         for place, (tensor, copy) in before.items():
             same = torch.equal(torch.nan_to_num(tensor.detach()), torch.nan_to_num(copy))
             if takes_ctx and not same and id(tensor) not in marked:
-                written[function, place] = None
+                returned = result if isinstance(result, tuple) else (result,)
+                is_returned = any(each is tensor for each in returned)
+                written[function, place] = is_returned and written.get((function, place), True)
         return result
 
     return watch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,17 @@ Row = tuple["torch.Tensor | None", ...]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded call: the leaves it was given and the outputs that are checked."""
+    """One recorded call.
+
+    Attributes:
+        leaves: what it was given.
+        tensors: the outputs that are checked.
+        make_ready: what comes before a backward, if the function may have been called since.
+    """
 
     leaves: tuple[torch.Tensor, ...]
     tensors: tuple[torch.Tensor, ...]
+    make_ready: Callable[[], None]
 
     @classmethod
     def of(cls, subject: Subject, point: Point) -> Recording:
@@ -34,7 +42,7 @@ class Recording:
         with torch.enable_grad():
             leaves = subject.leaves(point.values)
             tensors = match_outputs(subject, point.outputs, subject(leaves))
-        return cls(tuple(leaves), tuple(tensors))
+        return cls(tuple(leaves), tuple(tensors), subject.as_now())
 
     @property
     def attached(self) -> list[int]:
@@ -55,6 +63,7 @@ class Recording:
         chosen = [index for index in cotangents if self.tensors[index].requires_grad]
         if not chosen:
             return (None,) * len(self.leaves)
+        self.make_ready()
         row: Sequence[torch.Tensor | None] = torch.autograd.grad(
             [self.tensors[index] for index in chosen],
             self.leaves,

@@ -89,6 +89,7 @@ def probe_all_undefined(
     recording: Recording, cotangents: Sequence[torch.Tensor]
 ) -> Iterator[Breach]:
     """Hand each output by itself an undefined gradient: nothing, or zeros, must come out."""
+    recording.make_ready()
     for index in recording.attached:
         with torch.enable_grad():
             undefined: torch.Tensor = _Undefined.apply(recording.tensors[index])  # type: ignore[no-untyped-call]
