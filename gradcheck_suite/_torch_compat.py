@@ -679,19 +679,11 @@ def changing_results(
     Those of backward too. Only results that are one tensor are handed to ``change``. By a
     TorchDispatchMode (torch 2.13); without the name nothing is changed.
     """
-    base: type[Any] | None = getattr(torch.utils._python_dispatch, "TorchDispatchMode", None)
-    if base is None:
-        return contextlib.nullcontext()
 
-    class Changing(base):  # type: ignore[misc, valid-type]  # looked up: no static type
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> object:
-            result = func(*args, **(kwargs or {}))
-            return change(func, result) if type(result) is torch.Tensor else result
+    def changed(operator: torch._ops.OpOverload, _: object, result: object) -> object:
+        return change(operator, result) if type(result) is torch.Tensor else result
 
-    mode: AbstractContextManager[None] = Changing()
-    return mode
+    return _through(changed)
 
 
 def noting_operators(
@@ -702,19 +694,29 @@ def noting_operators(
     Those within custom Functions too. By a TorchDispatchMode (torch 2.13); without the name nothing
     is told.
     """
+
+    def noted(operator: torch._ops.OpOverload, given: Sequence[Any], result: object) -> object:
+        note(operator, given, result)
+        return result
+
+    return _through(noted)
+
+
+def _through(
+    handle: Callable[[torch._ops.OpOverload, Sequence[Any], object], object],
+) -> AbstractContextManager[None]:
+    """Return a context in which operators give what ``handle`` makes of call and result."""
     base: type[Any] | None = getattr(torch.utils._python_dispatch, "TorchDispatchMode", None)
     if base is None:
         return contextlib.nullcontext()
 
-    class Noting(base):  # type: ignore[misc, valid-type]  # looked up: no static type
+    class Through(base):  # type: ignore[misc, valid-type]  # looked up: no static type
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> object:
-            result = func(*args, **(kwargs or {}))
-            note(func, args, result)
-            return result
+            return handle(func, args, func(*args, **(kwargs or {})))
 
-    mode: AbstractContextManager[None] = Noting()
+    mode: AbstractContextManager[None] = Through()
     return mode
 
 
