@@ -386,7 +386,7 @@ def _read_comprehension(reading: Reading, node: cst.CSTNode) -> Values:
 
 def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:
     """Bind the names of a target, pattern by pattern; writes to objects are not its concern."""
-    if isinstance(target, (cst.Tuple, cst.List)):
+    if type(target) is cst.Tuple or type(target) is cst.List:
         for index, element in enumerate(target.elements):
             bind_target(reading, element.value, unpacked(reading, element, values, index))
         return

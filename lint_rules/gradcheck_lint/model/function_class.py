@@ -267,7 +267,7 @@ def body_of(scope: FunctionScope) -> tuple[cst.CSTNode, ...]:
 
 def returns(scope: FunctionScope) -> list[cst.Return]:
     """Return the return statements of a function itself."""
-    return [node for node in body_of(scope) if isinstance(node, cst.Return)]
+    return [node for node in body_of(scope) if type(node) is cst.Return]
 
 
 def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
@@ -296,9 +296,9 @@ def assignments(scope: FunctionScope) -> dict[str, list[cst.BaseExpression]]:
     """Return what each plain name of a function is assigned, in source order."""
     found: dict[str, list[cst.BaseExpression]] = {}
     for node in body_of(scope):
-        if isinstance(node, cst.Assign):
+        if type(node) is cst.Assign:
             for target in node.targets:
-                if isinstance(target.target, cst.Name):
+                if type(target.target) is cst.Name:
                     found.setdefault(target.target.value, []).append(node.value)
     return found
 

@@ -54,15 +54,15 @@ def note_arithmetic(
     reading: Reading, node: cst.BinaryOperation, left: Values, right: Values
 ) -> None:
     """Note what ``*``, ``@``, ``/`` and ``**`` save of their operands."""
-    operator = node.operator
-    if isinstance(operator, (cst.Multiply, cst.MatrixMultiply)):
+    operator = type(node.operator)
+    if operator is cst.Multiply or operator is cst.MatrixMultiply:
         _note_product(reading, node, left, right)
-    elif isinstance(operator, cst.Divide):
+    elif operator is cst.Divide:
         if _has_graph(right):
             _note(reading, node, left)
         if _has_graph(left) or _has_graph(right):
             _note(reading, node, right)
-    elif isinstance(operator, cst.Power) and _has_graph(left) and all_are(right, Kind.NUMBER):
+    elif operator is cst.Power and _has_graph(left) and all_are(right, Kind.NUMBER):
         _note(reading, node, left)
 
 

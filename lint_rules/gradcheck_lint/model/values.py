@@ -184,19 +184,31 @@ def with_entry(value: Value, key: str, held: Values) -> Value:
 
 def join_all(sets: Iterable[Values]) -> Values:
     """Return what may be held after any of several paths."""
-    result = NOTHING
-    for values in sets:
-        result = join(result, values)
-    return result
+    known = [values for values in sets if values]
+    if len(known) <= 2:  # noqa: PLR2004 - a pair
+        return join(*known) if len(known) > 1 else known[0] if known else NOTHING
+    merged: dict[tuple[Kind, int], Value] = {}
+    for values in known:
+        for value in values:
+            key = (value.kind, value.site)
+            made = merged.get(key)
+            merged[key] = value if made is None else _merge(made, value)
+    return frozenset(merged.values())
 
 
 def all_are(values: Values, *kinds: Kind) -> bool:
     """Tell whether there is at least one value and each is of one of these kinds."""
+    if len(values) == 1:
+        (only,) = values
+        return only.kind in kinds
     return bool(values) and all(value.kind in kinds for value in values)
 
 
 def sites(values: Values) -> frozenset[int]:
     """Return where these values were made."""
+    if len(values) == 1:
+        (only,) = values
+        return frozenset((only.site,))
     return frozenset(value.site for value in values)
 
 

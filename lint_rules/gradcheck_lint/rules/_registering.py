@@ -22,8 +22,13 @@ _ITERATORS = frozenset({"enumerate", "zip", "len", "reversed", "iter", "range", 
 def is_run(attribute: str, owner: ClassScope) -> bool:
     """Tell whether a method calls the elements of the list."""
     for method in owner.methods.values():
+        if attribute not in method.words:
+            continue
         first = method.first_parameter
         for node in body_of(method):
+            kind = type(node)
+            if kind is not cst.For and kind is not cst.Call:
+                continue
             if isinstance(node, cst.For) and _mentions(node.iter, f"{first}.{attribute}"):
                 names = set(bound_names(node.target))
                 if any(

@@ -55,15 +55,16 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTN
             waiting.append(term.func.value)
 
 
+_ADDING = frozenset({cst.AddAssign, cst.SubtractAssign})
+
+
 def _assigned(function: FunctionModel) -> dict[str, list[cst.BaseExpression]]:
     """Return what is assigned or added to each name."""
     found: dict[str, list[cst.BaseExpression]] = {}
     for node in function.scope.nodes:
         if type(node) in ASSIGNING:
             target, value = assigned_once(node)
-        elif isinstance(node, cst.AugAssign) and isinstance(
-            node.operator, (cst.AddAssign, cst.SubtractAssign)
-        ):
+        elif type(node) is cst.AugAssign and type(node.operator) in _ADDING:
             target, value = node.target, node.value
         else:
             continue

@@ -178,7 +178,7 @@ def _sequences(function: FunctionModel) -> Iterator[Violation]:
         else _top_level(function.scope.node)
     )
     for node in nodes:
-        if not isinstance(node, cst.Call):
+        if type(node) is not cst.Call:
             continue
         if scopes.resolve_import(dotted_name(node.func) or "") != "torch.nn.Sequential":
             continue

@@ -12,7 +12,7 @@ from gradcheck_lint.model.function_class import (
     body_of,
     has_decorator,
 )
-from gradcheck_lint.model.syntax import walk
+from gradcheck_lint.model.scopes import walk_near
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -149,8 +149,8 @@ def _is_old(function: AutogradFunction) -> bool:
 def _calls_of_instances(function: AutogradFunction) -> list[cst.Call]:
     """Return `Fn(...)(x)` and calls of names that hold an instance."""
     found: list[cst.Call] = []
-    for node in walk(function.module.tree):
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Call):
+    for node in walk_near(function.module.tree, frozenset({function.name})):
+        if type(node) is cst.Call and type(node.func) is cst.Call:
             made = node.func.func
             if isinstance(made, cst.Name) and made.value == function.name:
                 found.append(node)

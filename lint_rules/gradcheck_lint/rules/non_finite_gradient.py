@@ -40,7 +40,7 @@ class NonFiniteGradient(Rule):
         scopes = function.module.scopes
         bound = assignments(function.scope)
         for node in body_of(function.scope):
-            if not isinstance(node, cst.Call):
+            if type(node) is not cst.Call:
                 continue
             if scopes.resolve_import(dotted_name(node.func) or "") != "torch.where":
                 continue
