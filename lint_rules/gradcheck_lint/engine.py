@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.edits import Fix
     from gradcheck_lint.inspection import Inspected, Inspection
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import Part
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.rules._rule import Rule, Violation
     from gradcheck_lint.suppressions import Unused
@@ -81,12 +82,17 @@ def _suspects(source: bytes, codes: Collection[str]) -> _Suspects | None:
 def _violations(
     model: ModuleModel, rules: Sequence[Rule], suspects: _Suspects | None = None
 ) -> Iterator[tuple[Rule, FunctionModel, Violation]]:
+    by_parts: dict[frozenset[Part], list[Rule]] = {}
     for place, function in enumerate(model.functions()):
         parts = function.scope.parts
-        for rule in rules:
+        known = by_parts.get(parts)
+        if known is None:
+            known = [rule for rule in rules if rule.part is None or rule.part in parts]
+            by_parts[parts] = known
+        for rule in known:
             if suspects is not None and (rule.entry.code, place) not in suspects:
                 continue
-            if (rule.part is None or rule.part in parts) and rule.may_find(function):
+            if rule.may_find(function):
                 for violation in rule.check(function):
                     yield rule, function, violation
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gradcheck_lint.rules._signs import (
     BACKWARD_CALL,
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from gradcheck_lint.rules._rule import Rule
 
 
+_Groups: TypeAlias = "tuple[tuple[bytes | Pattern, ...], ...]"
+
+
 @dataclass(frozen=True, slots=True)
 class RuleReference:
     """Where a rule is, and which words source must have for it to find anything.
@@ -43,15 +46,17 @@ class RuleReference:
     slug: str
     module: str
     name: str
-    needs: tuple[tuple[bytes | Pattern, ...], ...]
+    needs: _Groups
+
+    def __post_init__(self) -> None:
+        """Put words first: patterns take a hundred times as long."""
+        ordered = sorted(self.needs, key=lambda group: type(group[0]) is not bytes)
+        object.__setattr__(self, "needs", tuple(ordered))
 
     def concerns(self, source: bytes | Signs) -> bool:
         """Tell whether the rule could find anything in this source."""
         signs = source if isinstance(source, Signs) else Signs(source)
-        # Words first: patterns take a hundred times as long.
-        return all(
-            any(map(signs.has, group)) for group in self.needs if type(group[0]) is bytes
-        ) and all(any(map(signs.has, group)) for group in self.needs if type(group[0]) is not bytes)
+        return all(map(signs.has_any, self.needs))
 
     def load(self) -> Rule:
         """Import the rule, and make the one that serves all files."""

@@ -124,6 +124,7 @@ class Signs:
     def __init__(self, source: bytes) -> None:
         self._source = source
         self._known: dict[bytes | Pattern, bool] = {}
+        self._known_groups: dict[tuple[bytes | Pattern, ...], bool] = {}
 
     def has(self, sign: bytes | Pattern) -> bool:
         """Tell whether the source has a word, or something that a pattern describes."""
@@ -132,6 +133,13 @@ class Signs:
             source = self._source
             known = self._matches(sign) if isinstance(sign, Pattern) else sign in source
             self._known[sign] = known
+        return known
+
+    def has_any(self, group: tuple[bytes | Pattern, ...]) -> bool:
+        """Tell whether the source has one of several signs."""
+        known = self._known_groups.get(group)
+        if known is None:
+            known = self._known_groups[group] = any(map(self.has, group))
         return known
 
     def _matches(self, sign: Pattern) -> bool:
