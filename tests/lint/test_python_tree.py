@@ -8,13 +8,17 @@ import sys
 
 import libcst as cst
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gradcheck_lint.model import module, paths, statements
+from gradcheck_lint.model import deferred, module, paths, statements
 from gradcheck_lint.model.attributes import collect_attributes
-from gradcheck_lint.model.module import ModuleModel
+from gradcheck_lint.model.flow import InPlace
+from gradcheck_lint.model.module import FunctionModel, ModuleModel
 from gradcheck_lint.model.python_tree import child_nodes, walk_python
-from gradcheck_lint.model.scopes import walk_near
+from gradcheck_lint.model.scopes import Part, walk_near
 from gradcheck_lint.model.syntax import ATOMS, child_list, semantic_fields, walk
+from gradcheck_lint.model.values import NOTHING, join, join_all
 from gradcheck_lint.rules import RULES
 from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError
 
@@ -224,3 +228,151 @@ def test_other_attributes_are_not_looked_for() -> None:
     assert scope.may_bind_attribute("a")
     assert not any(map(scope.may_bind_attribute, "bcd"))
     assert not scope.may_return
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a1 _b 2c 0x1f 1e5 1_000 3.5j f(x)[y]:z\nélan größe a\tb\x0bc\x1cd",
+        "if 1if x else 0or yield_: 'it''s' \"q\" # noqa",
+        "",
+        "a=b\\\n.c@d~e!f?g$h`i",
+    ],
+)
+def test_words_are_those_of_the_regular_expression(text: str) -> None:
+    for part in (text, text.encode("ascii", "ignore").decode()):
+        assert deferred._words_of(part) == frozenset(deferred._WORD.findall(part))
+
+
+@given(st.text(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_words_of_any_text_are_those_of_the_regular_expression(text: str) -> None:
+    assert deferred._words_of(text) == frozenset(deferred._WORD.findall(text))
+
+
+_WRITING = """
+import torch
+from torch.nn import functional as F
+
+def f(self, x, y, out):
+    for _ in y:
+        {statement}
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "x += 1",
+        "x[0] = 1",
+        "x[y] -= 2",
+        "x[0]: int = 1",
+        "x.add_(1)",
+        "torch.relu_(x)",
+        "F.relu(x, inplace=True)",
+        "torch.add(x, 1, out=y)",
+        "torch.add(x, 1,\n            # where to\n            out = y)",
+        "torch.add(x, 1, \\\n            out=y)",
+        "z = lambda: x.mul_(2)",
+    ],
+)
+def test_a_write_in_place_is_a_part(statement: str) -> None:
+    (function,) = _functions(_WRITING.format(statement=statement))
+    assert Part.WRITE in function.scope.parts
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "out = x(y)",
+        "x = y(out)",
+        "type_ = x.requires_grad_()",
+        "x.detach_()",
+        "torch.nn.init.xavier_uniform_(x)",
+        "assert out == x",
+    ],
+)
+def test_names_like_those_of_writes_are_none(statement: str) -> None:
+    (function,) = _functions(_WRITING.format(statement=statement))
+    assert Part.WRITE not in function.scope.parts
+    assert not any(isinstance(event, InPlace) for event in function.events())
+
+
+def _functions(source: str) -> list[FunctionModel]:
+    skeleton = Skeleton(source.encode())
+    model = ModuleModel(skeleton.tree, source.encode(), outline=skeleton)
+    return list(model.functions())[1:]
+
+
+def test_whatever_writes_in_place_has_the_part_for_it() -> None:
+    writing = 0
+    for reference in RULES:
+        rule = reference.load()
+        for example in (*rule.invalid, *rule.valid):
+            for function in _functions(example.source):
+                writes = any(isinstance(event, InPlace) for event in function.events())
+                assert not writes or Part.WRITE in function.scope.parts, function.scope.name
+                writing += writes
+    assert writing > 40
+
+
+def test_items_that_are_written_to_are_noted() -> None:
+    source = """
+def f(x, y):
+    x[0] = 1
+    x[1], (y.z[2], w) = y
+    for i in y:
+        x[i] += y[i]
+        if i:
+            x.a[i]: int = 2
+    while y:
+        pass
+    else:
+        with y as x[3]: pass
+    def inner():
+        x[4] = 1
+"""
+    (function, _) = _functions(source)
+    found = [
+        (ast.unparse(item.target), ast.unparse(item.source), item.in_loop)
+        for item in function.scope.item_writes
+    ]
+    assert found == [
+        ("x[0]", "1", False),
+        ("x[1]", "y", False),
+        ("y.z[2]", "y", False),
+        ("x[i]", "y[i]", True),
+        ("x.a[i]", "2", True),
+        ("x[3]", "y", True),
+    ]
+
+
+def test_writes_to_items_that_rules_ask_for_are_all_noted() -> None:
+    checked = 0
+    for reference in RULES:
+        rule = reference.load()
+        for example in (*rule.invalid, *rule.valid):
+            for function in _functions(example.source):
+                noted = {id(item.target.slice): item for item in function.scope.item_writes}
+                for write in function.writes or ():
+                    if write.index is not None:
+                        item = noted[id(write.index)]
+                        assert (item.target.value, item.source) == (write.target, write.source)
+                        assert item.in_loop is write.in_loop
+                        checked += 1
+    assert checked > 15
+
+
+def test_values_are_joined_all_at_once_as_they_are_in_pairs() -> None:
+    checked = 0
+    for reference in RULES[:12]:
+        for example in reference.load().invalid:
+            for function in _functions(example.source):
+                sets = [*function.bindings.values(), NOTHING]
+                for number in range(len(sets) + 1):
+                    one_by_one = NOTHING
+                    for values in sets[:number]:
+                        one_by_one = join(one_by_one, values)
+                    assert join_all(sets[:number]) == one_by_one
+                    checked += number > 2
+    assert checked > 30

@@ -27,7 +27,7 @@ def collect_attributes(
             continue
         targets: list[cst.BaseExpression] = []
         source: cst.BaseExpression | None = None
-        if isinstance(node, cst.Assign):
+        if type(node) is cst.Assign:
             targets, source = [target.target for target in node.targets], node.value
         elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
             targets, source = [node.target], node.value

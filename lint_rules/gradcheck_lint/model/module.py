@@ -408,7 +408,9 @@ class ModuleModel:
         return known
 
     def _can_only_return_optimizer(self, scope: FunctionScope) -> bool:
-        if isinstance(scope.node, cst.Module) or not self._may_name_optimizer(scope):
+        if not scope.may_return or isinstance(scope.node, cst.Module):
+            return False
+        if not self._may_name_optimizer(scope):
             return False
         returned: list[cst.BaseExpression | None] = []
         assigned: dict[str, list[cst.BaseExpression]] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS
-from gradcheck_lint.model.python_tree import child_nodes, walk_python
+from gradcheck_lint.model.python_tree import child_nodes, parts_of_target, walk_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Provenance:
         self._bodies: dict[int, _Body] = {}
         self._attributes: dict[str, list[tuple[ast.expr, FunctionScope]]] | None = None
         self._by_name: dict[str, list[FunctionScope]] | None = None
-        self._known: dict[tuple[int, int], frozenset[str]] = {}
+        self._known: dict[tuple[int, int | str], frozenset[str]] = {}
 
     def writes(self, scope: FunctionScope) -> Sequence[Write]:
         """Return every write in place in the source of a function."""
@@ -78,7 +78,8 @@ class Provenance:
 
     def words(self, scope: FunctionScope, node: ast.expr) -> frozenset[str]:
         """Return the words of what an expression of a function may be made of."""
-        key = (id(scope), id(node))
+        # A name means the same wherever it stands in a function: order is not looked at.
+        key = (id(scope), dotted(node) or id(node))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = frozenset(self._traced(scope, node))
@@ -212,7 +213,7 @@ class Provenance:
                 continue
             targets, source = _assignment(node)
             for target in targets:
-                for part in _flat(target):
+                for part in parts_of_target(target):
                     if isinstance(part, ast.Attribute) and source is not None:
                         self._attributes.setdefault(part.attr, []).append((source, scope))
                     elif isinstance(part, ast.Name) and in_class and source is not None:
@@ -284,7 +285,7 @@ class _Collector:
         """Note what a target is bound to; ``writing`` is the statement that writes to items."""
         if source is None:
             return
-        for part in _flat(target):
+        for part in parts_of_target(target):
             if isinstance(part, ast.Name):
                 self._bind(part.id, source)
             elif isinstance(part, ast.Subscript):
@@ -394,18 +395,6 @@ def _blocks(node: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
 _LEAF_STATEMENTS: Final = frozenset(
     {ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Assert}
 )
-
-
-def _flat(target: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of a target."""
-    kind = type(target)
-    if kind is ast.Tuple or kind is ast.List:
-        for element in target.elts:  # type: ignore[attr-defined]
-            yield from _flat(element)
-    elif kind is ast.Starred:
-        yield from _flat(target.value)  # type: ignore[attr-defined]
-    else:
-        yield target
 
 
 def _parts(node: ast.expr) -> Iterator[ast.expr]:

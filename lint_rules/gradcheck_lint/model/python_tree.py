@@ -68,3 +68,15 @@ def walk_python(node: ast.AST) -> Iterator[ast.AST]:
         current = waiting.pop()
         yield current
         waiting.extend(child_nodes(current))
+
+
+def parts_of_target(target: ast.expr) -> Iterator[ast.expr]:
+    """Yield what an assignment to ``target`` binds or writes to, one by one."""
+    kind = type(target)
+    if kind is ast.Tuple or kind is ast.List:
+        for element in target.elts:  # type: ignore[attr-defined]
+            yield from parts_of_target(element)
+    elif kind is ast.Starred:
+        yield from parts_of_target(target.value)  # type: ignore[attr-defined]
+    else:
+        yield target

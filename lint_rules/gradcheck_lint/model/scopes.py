@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.deferred import Deferred, DeferredBlock, deferred_of
-from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES
+from gradcheck_lint.model.deferred import Deferred, DeferredBlock, ItemWrite, deferred_of
+from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES, INPLACE_METHODS
 from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class FunctionScope:
             words = known.words
             if (
                 known.writes
-                or not words.isdisjoint(_WRITING_KEYWORDS)
-                or any(map(_is_inplace_name, [word for word in words if word[-1] == "_"]))
+                or not words.isdisjoint(_WRITING_WORDS)
+                or ("out" in words and _OUT.search(known.text) is not None)
             ):
                 parts.add(Part.WRITE)
             if "backward" in known.text:
@@ -131,6 +131,12 @@ class FunctionScope:
     def may_return(self) -> bool:
         """Tell whether the body may have a ``return``; sure where its source is at hand."""
         return self._deferred is None or self._deferred.returns
+
+    @property
+    def item_writes(self) -> Sequence[ItemWrite]:
+        """Return the items that statements assign to, none if the source is not at hand."""
+        known = self._deferred
+        return () if known is None else known.items
 
     @property
     def attribute_bindings(self) -> Sequence[tuple[ast.expr, ast.expr]]:
@@ -210,6 +216,9 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
 
 
 _WRITING_KEYWORDS = frozenset({"out", "inplace"})
+_WRITING_WORDS = INPLACE_METHODS | {"inplace"}
+_OUT = re.compile(r"[(,][\s\\]*(?:#[^\n]*[\s\\]*)*out[\s\\]*=")
+"""What is before the keyword ``out``, a name that results often have."""
 
 
 def names_below(node: cst.CSTNode) -> Iterator[str]:
@@ -258,16 +267,12 @@ def _keyword_of(node: cst.CSTNode) -> str | None:
 
 
 def _parts_by_name(name: str) -> Iterator[Part]:
-    if _is_inplace_name(name):
+    if name in INPLACE_METHODS:
         yield Part.WRITE
     if "backward" in name:
         yield Part.BACKWARD
     if name == "eval":
         yield Part.EVAL
-
-
-def _is_inplace_name(name: str) -> bool:
-    return name.endswith("_") and not name.endswith(("__", "requires_grad_"))
 
 
 class Scopes:
@@ -282,6 +287,7 @@ class Scopes:
         self._resolved: dict[str, str | None] = {}
         self._class_words: dict[int, frozenset[str]] = {}
         self._by_name: dict[str, list[FunctionScope]] | None = None
+        self._uses_engine: bool | None = None
         self._collect(module, self.top, None, "")
 
     def release(self) -> None:
@@ -335,11 +341,9 @@ class Scopes:
     @property
     def uses_engine(self) -> bool:
         """Tell whether the file imports an engine that manages the training loop."""
-        return any(
-            (name.partition(".")[0] in ENGINE_PACKAGES and not name.startswith("lightning.fabric"))
-            or any(name == module or name.startswith(module + ".") for module in ENGINE_MODULES)
-            for name in self._imported
-        )
+        if self._uses_engine is None:
+            self._uses_engine = any(map(_is_engine, self._imported))
+        return self._uses_engine
 
     def method(self, owner: ClassScope | None, name: str) -> FunctionScope | None:
         """Find a method in a class or in its bases in the same file."""
@@ -468,6 +472,13 @@ class Scopes:
             local = local or name
             if self._imports.setdefault(local, full) != full:
                 self._imports[local] = ""
+
+
+def _is_engine(name: str) -> bool:
+    """Tell whether what is imported manages the training loop, or is a part of what does."""
+    if name.partition(".")[0] in ENGINE_PACKAGES and not name.startswith("lightning.fabric"):
+        return True
+    return any(name == module or name.startswith(module + ".") for module in ENGINE_MODULES)
 
 
 _IMPORTS = frozenset({cst.Import, cst.ImportFrom})

@@ -122,14 +122,15 @@ class StatementReader:
     def _assign(
         self, target: cst.BaseExpression, values: Values, source: cst.BaseExpression
     ) -> None:
-        if type(target) is not cst.Name and isinstance(target, (cst.Tuple, cst.List)):
+        kind = type(target)
+        if kind is cst.Tuple or kind is cst.List:
             bind_target(self._reading, target, values)
             return
-        if type(target) is not cst.Name and isinstance(target, cst.Subscript):
+        if type(target) is cst.Subscript:
             self._write_item(target, values, source)
             return
         path = dotted_name(target)
-        if isinstance(target, cst.Attribute):
+        if type(target) is cst.Attribute:
             base = read(self._reading, target.value)
             if target.attr.value == "grad":
                 reading = self._reading

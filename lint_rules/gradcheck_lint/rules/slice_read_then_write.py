@@ -25,8 +25,8 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gradcheck_lint.model.deferred import ItemWrite
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.provenance import Write
 
 
 class SliceReadThenWrite(Rule):
@@ -37,9 +37,8 @@ class SliceReadThenWrite(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function computes what it assigns to an item of an item's neighbour."""
-        writes = function.writes
-        if writes is not None:
-            return any(map(_may_read_itself, writes))
+        if function.scope.statements is not None and function.module.provenance is not None:
+            return any(map(_may_read_itself, function.scope.item_writes))
         if function.scope is function.module.scopes.top:
             return True
         return any(
@@ -225,11 +224,11 @@ def _is_saved(
     return None
 
 
-def _may_read_itself(write: Write) -> bool:
+def _may_read_itself(item: ItemWrite) -> bool:
     """Tell whether an item is written with what an operation makes of an item of the same."""
-    if write.index is None or write.source is None or not (name := dotted(write.target)):
+    if type(item.source) is ast.Constant or not (name := dotted(item.target.value)):
         return False
-    for node in walk_python(write.source):
+    for node in walk_python(item.source):
         operands: list[ast.expr] = []
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.MatMult)):
             operands = [node.left, node.right]

@@ -10,6 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
 from gradcheck_lint.model.nearness import has_name, writes_items
+from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positional, walk
 from gradcheck_lint.model.values import Kind, Origin, Values
@@ -23,6 +24,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gradcheck_lint.model.deferred import ItemWrite
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -35,7 +37,11 @@ class SliceWriteInLoop(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function has a loop and writes to items by an index that may change."""
         scope = function.scope
-        if Part.LOOP not in scope.parts or not function.may_record:
+        if Part.LOOP not in scope.parts:
+            return False
+        if scope.statements is not None and not any(map(_may_move, scope.item_writes)):
+            return False
+        if not function.may_record:
             return False
         writes = function.writes
         if writes is None:
@@ -163,6 +169,15 @@ class Padder(nn.Module):
 """,
             why="token ids and lengths have no graph",
         ),
+    )
+
+
+def _may_move(item: ItemWrite) -> bool:
+    """Tell whether an item by an index that may change is given something in a loop."""
+    return (
+        item.in_loop
+        and type(item.source) is not ast.Constant
+        and any(type(node) is ast.Name for node in walk_python(item.target.slice))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class UnregisteredModule(Rule):
@@ -33,7 +35,7 @@ class UnregisteredModule(Rule):
         scope = function.scope
         if scope.owner is None or not scope.name.endswith("__init__"):
             return False
-        if scope.text is not None and not _puts_container_on_attribute(scope.text):
+        if scope.text is not None and not _puts_container_on_attribute(scope):
             return False
         return function.module.scopes.derives_from(scope.owner, "torch.nn.")
 
@@ -471,20 +473,30 @@ class Network(nn.Module):
     )
 
 
-_CONTAINER_ON_ATTRIBUTE: Final = re.compile(
-    r"\.[\s\\]*\w+[\s\\]*(?::[^\n=]+)?=[\s\\]*(?:[\[({#]|(?:list|tuple)\b|[^\n]*,)"
-)
-"""``self.x = [``, ``self.x = (``, ``self.x = {``, ``self.x = a, b``."""
-
 _LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
-_NAME_ON_ATTRIBUTE = re.compile(r"\.[\s\\]*\w+[\s\\]*(?::[^\n=]+)?=[\s\\]*(\w+)[\s\\]*(?:[\n#;]|$)")
 
 
-def _puts_container_on_attribute(text: str) -> bool:
+def _puts_container_on_attribute(scope: FunctionScope) -> bool:
     """Tell whether something plain, or the name of a list, is put on an attribute."""
-    if _CONTAINER_ON_ATTRIBUTE.search(text) is not None:
+    sources = [
+        source for target, source in scope.attribute_bindings if type(target) is ast.Attribute
+    ]
+    if any(map(_may_be_container, sources)):
         return True
-    return not set(_LIST.findall(text)).isdisjoint(_NAME_ON_ATTRIBUTE.findall(text))
+    names = {source.id for source in sources if isinstance(source, ast.Name)}
+    return bool(names) and not names.isdisjoint(_LIST.findall(scope.text or ""))
+
+
+def _may_be_container(node: ast.expr) -> bool:
+    """Tell whether this is of a form that is taken for a plain container."""
+    if isinstance(node, ast.BinOp):
+        return type(node.op) is ast.Mult and type(node.left) is ast.List
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in {"list", "tuple"}
+    return type(node) in _DISPLAYS
+
+
+_DISPLAYS: Final = frozenset({ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp})
 
 
 _FORMS: dict[type[cst.CSTNode], str] = {
