@@ -16,7 +16,7 @@ from gradcheck_lint.model.attributes import collect_attributes
 from gradcheck_lint.model.flow import InPlace
 from gradcheck_lint.model.module import FunctionModel, ModuleModel
 from gradcheck_lint.model.python_tree import child_nodes, walk_python
-from gradcheck_lint.model.scopes import Part, walk_near
+from gradcheck_lint.model.scopes import Part, Scopes, walk_near
 from gradcheck_lint.model.syntax import ATOMS, child_list, semantic_fields, walk
 from gradcheck_lint.model.values import NOTHING, join, join_all
 from gradcheck_lint.rules import RULES
@@ -376,3 +376,16 @@ def test_values_are_joined_all_at_once_as_they_are_in_pairs() -> None:
                     assert join_all(sets[:number]) == one_by_one
                     checked += number > 2
     assert checked > 30
+
+
+def test_small_statements_are_those_among_all_nodes() -> None:
+    checked = 0
+    for source in (_RARE, _BESIDES, *_SOURCES[1:]):
+        for tree in _trees(source):
+            for scope in Scopes(tree).functions[1:]:
+                known = scope.small_statements
+                assert list(map(id, known)) == [
+                    id(node) for node in scope.nodes if isinstance(node, cst.BaseSmallStatement)
+                ]
+                checked += len(known)
+    assert checked > 1000

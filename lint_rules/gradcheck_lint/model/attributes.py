@@ -78,7 +78,7 @@ _BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})
 
 
 def _nodes_with_nested(scope: FunctionScope) -> Iterator[cst.CSTNode]:
-    yield from scope.nodes
+    yield from scope.nodes if "register_parameter" in scope.words else scope.small_statements
     for nested in scope.nested.values():
         yield from _nodes_with_nested(nested)
 

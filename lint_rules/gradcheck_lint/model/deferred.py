@@ -140,7 +140,7 @@ class Deferred:
             self.items.append(ItemWrite(target, source, in_loop))
         elif type(target) is not ast.Name:
             self.bindings.append((target, source))
-            for part in parts_of_target(target):
+            for part in () if type(target) is ast.Attribute else parts_of_target(target):
                 if isinstance(part, ast.Subscript):
                     self.items.append(ItemWrite(part, source, in_loop))
 

@@ -184,7 +184,8 @@ class ModuleModel:
     def models_on_self(self) -> frozenset[str]:
         """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
         if self._models_on_self is None:
-            found = _GIVES_PARAMETERS.findall(self.source) if b"self" in self.source else ()
+            gives = b"parameters(" in self.source and b"self" in self.source
+            found = _GIVES_PARAMETERS.findall(self.source) if gives else ()
             self._models_on_self = frozenset(name.decode() for name in found)
         return self._models_on_self
 
@@ -414,9 +415,7 @@ class ModuleModel:
             return False
         returned: list[cst.BaseExpression | None] = []
         assigned: dict[str, list[cst.BaseExpression]] = {}
-        for node in scope.nodes:
-            if type(node) not in _RETURNING:
-                continue
+        for node in scope.small_statements:
             if isinstance(node, cst.Return):
                 returned.append(node.value)
             elif isinstance(node, cst.Assign):
@@ -561,6 +560,3 @@ def _argument(reading: Reading, parameter: cst.Param) -> Values:
     if makes_optimizer(qualified):
         kind = Kind.OPTIMIZER
     return frozenset({reading.recorder.value(kind, parameter, origin=origin)})
-
-
-_RETURNING = frozenset({cst.Return, cst.Assign})

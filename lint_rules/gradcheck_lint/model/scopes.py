@@ -74,6 +74,27 @@ class FunctionScope:
         return self._nodes_and_lambdas[0]
 
     @property
+    def small_statements(self) -> Sequence[cst.CSTNode]:
+        """Return the assignments, calls and the like of the body, in order, as ``nodes`` has them.
+
+        Expressions are not entered for that; a file's top level has none.
+        """
+        found: list[cst.CSTNode] = []
+        stack: list[cst.CSTNode] = []
+        if not isinstance(self.node, cst.Module):
+            stack.append(self.node.body)
+        while stack:
+            current = stack.pop()
+            kind = type(current)
+            if kind is cst.SimpleStatementLine or kind is cst.SimpleStatementSuite:
+                found.extend(current.body)  # type: ignore[attr-defined]
+            elif kind in _BLOCKS or kind is DeferredBlock:
+                below = child_list(current)
+                below.reverse()
+                stack += below
+        return found
+
+    @property
     def parts(self) -> frozenset[Part]:
         """Return which parts the function has; a top level that can't be looked at has all."""
         if self._parts is None and (known := self._deferred) is not None:

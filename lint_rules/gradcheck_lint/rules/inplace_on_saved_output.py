@@ -40,7 +40,8 @@ class InplaceOnSavedOutput(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""
-        yield from _sequences(function)
+        if function.module.near.has_itself(function.scope, _SEQUENTIAL):
+            yield from _sequences(function)
         if not function.may_write_to(_is_saver):
             return
         events = list(function.events())

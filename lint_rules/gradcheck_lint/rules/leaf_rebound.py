@@ -331,7 +331,7 @@ def _converted(function: FunctionModel) -> Iterator[Violation]:
     if owner is None or not scopes.derives_from(owner, "torch.nn."):
         return
     first = function.scope.first_parameter
-    for node in body_of(function.scope):
+    for node in function.scope.small_statements:
         if type(node) not in ASSIGNING:
             continue
         target, value = assigned_once(node)

@@ -473,6 +473,7 @@ class Network(nn.Module):
     )
 
 
+_LIST_END = re.compile(r"=[\s\\]*\[")
 _LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
 
 
@@ -484,7 +485,9 @@ def _puts_container_on_attribute(scope: FunctionScope) -> bool:
     if any(map(_may_be_container, sources)):
         return True
     names = {source.id for source in sources if isinstance(source, ast.Name)}
-    return bool(names) and not names.isdisjoint(_LIST.findall(scope.text or ""))
+    text = scope.text or ""
+    has_lists = bool(names) and _LIST_END.search(text) is not None
+    return has_lists and not names.isdisjoint(_LIST.findall(text))
 
 
 def _may_be_container(node: ast.expr) -> bool:
