@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from gradcheck_suite.auditing.detectors._training import training_detectors
 from gradcheck_suite.auditing.detectors.carried_state import CarriedState
 from gradcheck_suite.auditing.detectors.connectivity import ConnectivityDetector
+from gradcheck_suite.auditing.detectors.doubled_backwards import DoubledBackwardDetector
 from gradcheck_suite.auditing.detectors.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.hand_updates import HandUpdateDetector
 from gradcheck_suite.auditing.detectors.in_place import InPlaceDetector
 from gradcheck_suite.auditing.detectors.lifetime import LifetimeDetector
 from gradcheck_suite.auditing.detectors.non_finite import NonFiniteDetector
@@ -140,11 +142,13 @@ class Session:
         self._detectors: tuple[Detector, ...] = (
             self._in_place,
             StepProtocolDetector(self._recorder, names),
+            HandUpdateDetector(self._recorder, names),
             *training_detectors(self._recorder),
             LifetimeDetector(self._recorder, carried),
             ConnectivityDetector(self._recorder, names),
             NonFiniteDetector(self._recorder, names),
             UnusedGraphDetector(self._recorder),
+            DoubledBackwardDetector(),
             FunctionContractDetector(self._recorder),
             FunctionCallDetector(self._recorder),
         )

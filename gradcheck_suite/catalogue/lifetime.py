@@ -175,7 +175,8 @@ In source: no later backward or `autograd.grad` on any path may use the same gra
 `create_graph=True` the graph is kept anyway and `retain_graph` is only redundant; that is not
 reported.
 
-At run time: a graph was retained and freed without a second pass.
+At run time: a graph was retained and freed without a second pass; or two backwards from one and the
+same loss filled a gradient with exactly twice what the first had left, and the step used it.
 
 Severity: warning.
 """,

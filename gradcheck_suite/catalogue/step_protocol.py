@@ -54,7 +54,9 @@ of the optimizer, the model or a helper that is followed, `.grad = None`, or an 
 in each turn. A helper or engine that cannot be followed ends the search.
 
 At run time: a gradient that a step has used is still non-zero when the next backward adds to it,
-and the same optimizer's next step uses the sum. Accumulation never does this.
+and the same optimizer's next step uses the sum. Accumulation never does this. Where no optimizer
+steps: a parameter moved by a multiple of its `.grad`, the next backward added to that, and the
+parameter moved by a multiple of the sum.
 
 Severity: error where every path shows it, else warning.
 """,
