@@ -176,7 +176,7 @@ class _EndOfRun:
             self._run().remark(lines)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report file; in a worker of xdist's, send what the main process must know."""
         asked = self._config.stash[_ASKED]
         lines: list[str] = []
@@ -193,7 +193,15 @@ class _EndOfRun:
         if asked is not None and asked.report is not None:
             from pytest_gradcheck_suite.summary import write_report_file  # noqa: PLC0415 - rare
 
-            write_report_file(self._config, asked.report)
+            try:
+                write_report_file(self._config, asked.report)
+            except pytest.UsageError as error:
+                if self._config.pluginmanager.get_plugin("terminalreporter") is None:
+                    raise
+                # An exception from here would keep back what the whole run has shown.
+                self._run().unwritten = str(error)
+                if session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+                    session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         """Tell what failed no test."""

@@ -25,12 +25,17 @@ _MOST_LINES = 50
 
 @dataclass(slots=True)
 class Run:
-    """What the tests of a run have told, in this process and in xdist's workers."""
+    """What the tests of a run have told, in this process and in xdist's workers.
+
+    Attributes:
+        unwritten: why the file of ``--gradcheck-suite-report`` could not be written, if so.
+    """
 
     told: list[Told] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     tests: int = 0
+    unwritten: str | None = None
 
     def hear(self, test_report: pytest.TestReport) -> None:
         """Take in one report of one phase of a test."""
@@ -72,7 +77,9 @@ def write_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
     """Tell what no failure has told; nothing if there is nothing to say."""
     run = run_of(config)
     settings = settings_of(config)
-    if settings.report is not None:
+    if run.unwritten is not None:
+        reporter.line(f"ERROR: {run.unwritten}", red=True)
+    elif settings.report is not None:
         reporter.line(f"gradcheck-suite: report written to {settings.report}")
     if not settings.summary:
         return

@@ -457,12 +457,56 @@ class TestReportFile:
         result.stderr.fnmatch_lines([message])
 
     def test_a_file_that_cannot_be_written(self, run_tests):
+        """What the tests have shown is shown all the same."""
         result = run_tests(
-            self.SOURCE + "\n            import os; os.mkdir('r.json')",
+            self.SOURCE + "\n            import os; os.mkdir('r.json'); assert False, 'mine'",
             "--gradcheck-suite-report=r.json",
         )
 
+        result.assert_outcomes(failed=1)
+        assert result.ret == 1
+        result.stdout.fnmatch_lines(
+            ["E *AssertionError: mine", "ERROR: *cannot write *r.json: Is a directory"]
+        )
+        assert "report written" not in result.stdout.str()
+
+    def test_a_file_that_cannot_be_written_and_nobody_to_say_so(self, run_tests):
+        result = run_tests(
+            self.SOURCE + "\n            import os; os.mkdir('r.json')",
+            *("--gradcheck-suite-report=r.json", "-p", "no:terminal"),
+        )
+
+        assert result.ret == 4
         result.stderr.fnmatch_lines(["*cannot write *r.json: Is a directory"])
+
+    @pytest.mark.parametrize("method", ["open", "mkdir"])
+    def test_a_folder_that_may_only_be_read(self, run_tests, pytester, method):
+        """Root may write everywhere, so what the system says to others is said here."""
+        pytester.makeconftest(f"""
+            import errno
+            import pathlib
+
+            original = pathlib.Path.{method}
+
+            def refuse(self, *args, **kwargs):
+                if "locked" in self.parts:
+                    raise PermissionError(errno.EACCES, "Permission denied", str(self))
+                return original(self, *args, **kwargs)
+
+            def pytest_configure(config):
+                pathlib.Path.{method} = refuse
+
+            def pytest_unconfigure(config):
+                pathlib.Path.{method} = original
+        """)
+
+        result = run_tests(self.SOURCE, "--gradcheck-suite-report=locked/in/r.json")
+
+        result.assert_outcomes(passed=1)
+        assert result.ret == 4
+        result.stdout.fnmatch_lines(
+            ["ERROR: --gradcheck-suite-report: cannot write *r.json: Permission denied"]
+        )
 
 
 class TestSettings:

@@ -135,8 +135,19 @@ class TestWithoutTorch:
             def test_audit(autograd_audit):
                 pass
 
+            def test_graph(autograd_graph):
+                pass
+
+            @pytest.mark.gradient_check(order=2)
+            def test_marked_check(gradient_check):
+                pass
+
             @pytest.mark.autograd_audit
             def test_marked():
+                pass
+
+            @pytest.mark.no_graph_leak
+            def test_leak():
                 pass
 
             def test_plain():
@@ -145,8 +156,8 @@ class TestWithoutTorch:
 
         result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:asyncio", "-rA")
 
-        result.assert_outcomes(errors=2, failed=1, passed=1)
-        assert result.stdout.str().count("pip install 'gradcheck-suite[torch]'") >= 3
+        result.assert_outcomes(errors=4, failed=2, passed=1)
+        assert result.stdout.str().count("pip install 'gradcheck-suite[torch]'") >= 6
         assert "Traceback" not in result.stdout.str()
 
     @pytest.mark.parametrize("flag", ["--gradcheck-suite-audit", "--gradcheck-suite-modules=some"])
