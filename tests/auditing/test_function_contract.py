@@ -123,6 +123,35 @@ def test_a_node_that_is_gone_through_again_and_again_is_left_alone_in_the_end(au
     assert [finding.code for finding in session.findings] == codes
 
 
+class ReshapesAView(torch.autograd.Function):
+    """Changes the shape of a view in place, which moves the version that both share."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        view = grad_output.unsqueeze(-1)
+        view.unsqueeze_(-1)
+        return view[..., 0, 0] * ctx.factor, None
+
+
+class WritesByOut(ReshapesAView):
+    @staticmethod
+    def backward(ctx, grad_output):
+        return torch.mul(grad_output, ctx.factor, out=grad_output), None
+
+
+def test_another_shape_of_a_view_is_no_write(audited):
+    assert audited(train(ReshapesAView, 2.0)).findings == ()
+
+
+def test_other_contents_by_whatever_means_are_one(audited, only):
+    assert only(audited(train(WritesByOut, 2.0)), "GCS506").severity.value == "error"
+
+
 class OldStyle(torch.autograd.Function):
     def forward(self, x):  # <- here
         return x.clamp(min=0)

@@ -215,3 +215,20 @@ def test_what_never_trains_is_told_with_its_line(audited, line_of, loop, code, p
     elif place is not None:
         place, marker = place if isinstance(place, tuple) else (place, "here")
         assert session.findings[0].location.line == line_of(place, marker)
+
+
+def test_of_very_many_optimizers_the_first_are_looked_at_and_the_others_counted_out(audited):
+    def loops():
+        kept = []
+        for _ in range(20):
+            net = Unused()
+            optimizer = sgd(net)
+            kept.append((net, optimizer))
+            for x, y in data():
+                update(optimizer, F.cross_entropy(net(x), y))
+
+    session = audited(loops)
+    assert {finding.code for finding in session.findings} == {"GCS403"}
+    assert len(session.findings) == 16
+    (line,) = [line for line in session.report.not_covered if "optimizers beyond" in line]
+    assert "beyond the first 16" in line

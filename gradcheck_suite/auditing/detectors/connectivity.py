@@ -82,6 +82,9 @@ if TYPE_CHECKING:
 __all__ = ["ConnectivityDetector"]
 
 _SURVEYS = 4
+_MOST_ASKED = 16
+"""For so many optimizers the modules of parameters without gradients are looked up: each look goes
+through all that Python keeps, which takes a tenth of a second."""
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
 
 
@@ -114,6 +117,7 @@ class ConnectivityDetector:
         self._is_forced = False
         self._any_missing = False
         self._cut_short = self._compiled = False
+        self._asked = 0
 
     def subscriptions(self) -> Subscriptions:
         """Read which parameters backward reaches and which steps go without."""
@@ -143,6 +147,11 @@ class ConnectivityDetector:
         lines = []
         if self._cut_short:
             lines.append(f"what backward reaches beyond the first {MOST_NODES:,} nodes of a graph")
+        if self._asked > _MOST_ASKED:
+            lines.append(
+                f"parameters without gradients of optimizers beyond the first {_MOST_ASKED} that "
+                "have any"
+            )
         if self._compiled:
             lines.append(
                 "what runs inside compiled graphs (torch.compile): what goes into them and comes "
@@ -321,7 +330,9 @@ class ConnectivityDetector:
             return
         if watched.missing and not watched.asked:
             watched.asked = True
-            self._ask(watched)
+            self._asked += 1
+            if self._asked <= _MOST_ASKED:
+                self._ask(watched)
         if watched.steps == 2 and not self._looked_for_unowned:  # noqa: PLR2004 - once
             self._looked_for_unowned = True
             self._look_for_unregistered()

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._frames import definition_line
-from gradcheck_suite._torch_compat import custom_function_class, version_of
+from gradcheck_suite._torch_compat import (
+    custom_function_class,
+    dispatch_mode_is_active,
+    version_of,
+)
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
+from gradcheck_suite.auditing.checksums import Fingerprint, fingerprint, same_content
 from gradcheck_suite.auditing.detectors._survey import survey
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -22,6 +28,7 @@ from gradcheck_suite.auditing.events import (
     BackwardStarted,
     LegacyFunctionCalled,
 )
+from gradcheck_suite.auditing.unseen import unseen
 from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.writers import Write
 
 __all__ = ["FunctionContractDetector", "is_the_users", "line_in"]
 
@@ -43,6 +51,48 @@ _ARITY = re.compile(
     r"function (\w+)Backward returned an incorrect number of gradients "
     r"\(expected (\d+), got (\d+)\)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A gradient as a backward was given it.
+
+    The version alone tells too much: a view such as ``grad.unsqueeze(-1)`` shares it, and what
+    changes the view's shape in place moves it.
+    """
+
+    version: int
+    since: int
+    layout: tuple[object, ...]
+    content: Fingerprint | None
+
+    @classmethod
+    def of(cls, gradient: Tensor | None, now: int) -> _Given:
+        """Note version, shape and contents."""
+        if gradient is None:
+            return cls(0, now, (), None)
+        return cls(version_of(gradient), now, _layout_of(gradient), _content_of(gradient))
+
+    def differs(self, gradient: Tensor) -> bool:
+        """Return whether shape or contents are others now; True where they can't be read."""
+        if self.content is None or _layout_of(gradient) != self.layout or dispatch_mode_is_active():
+            return True
+        same: bool = unseen(same_content, self.content, gradient)
+        return not same
+
+
+def _layout_of(gradient: Tensor) -> tuple[object, ...]:
+    strides = gradient.stride() if gradient.layout is torch.strided else ()
+    return gradient.shape, strides
+
+
+def _content_of(gradient: Tensor) -> Fingerprint | None:
+    if dispatch_mode_is_active():
+        return None
+    try:
+        return unseen(fingerprint, gradient)
+    except RuntimeError:  # wrapped by a transform, or no memory left for the sums
+        return None
 
 
 class FunctionContractDetector:
@@ -100,7 +150,7 @@ class FunctionContractDetector:
                 )
 
     def _watch(self, node: Node, function: type) -> None:
-        versions: list[tuple[int, int]] = []
+        versions: list[_Given] = []
         clock = self._recorder.clock
         runs = 0
 
@@ -113,30 +163,29 @@ class FunctionContractDetector:
                 for handle in handles:
                     handle.remove()
                 return
-            versions[:] = [(0, 0)] * len(given)
             now = clock.tick()
-            for place, gradient in enumerate(given):
-                if gradient is not None:
-                    versions[place] = (version_of(gradient), now)
+            versions[:] = [_Given.of(gradient, now) for gradient in given]
 
         handles = [
             node.register_prehook(before),
             node.register_hook(self._after(function, versions)),
         ]
 
-    def _after(self, function: type, versions: list[tuple[int, int]]) -> Callable[..., None]:
+    def _after(self, function: type, versions: list[_Given]) -> Callable[..., None]:
         def after(_made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
-            for (version, since), gradient in zip(versions, given, strict=False):
-                if gradient is not None and version_of(gradient) != version:
-                    self._note_modified(function, gradient, since)
+            for known, gradient in zip(versions, given, strict=False):
+                if gradient is None or version_of(gradient) == known.version:
+                    continue
+                writes = self._recorder.writers.since(known.since, gradient)
+                if writes or known.differs(gradient):
+                    self._note_modified(function, writes)
 
         return after
 
-    def _note_modified(self, function: type, gradient: Tensor, since: int) -> None:
+    def _note_modified(self, function: type, writes: Sequence[Write]) -> None:
         key = ("modified", function)
         if key in self._found:
             return
-        writes = [*self._recorder.writers.since(since, gradient)]
         defined = line_in(function, "backward", None)
         # What takes no note of its writes is mostly `out=`.
         where = location_of(writes[0].site) if writes else line_in(function, "backward", r"\bout=")
