@@ -123,13 +123,8 @@ def test_a_node_that_is_gone_through_again_and_again_is_left_alone_in_the_end(au
     assert [finding.code for finding in session.findings] == codes
 
 
-class ReshapesAView(torch.autograd.Function):
+class ReshapesAView(TooFew):
     """Changes the shape of a view in place, which moves the version that both share."""
-
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x * factor
 
     @staticmethod
     def backward(ctx, grad_output):
@@ -138,7 +133,7 @@ class ReshapesAView(torch.autograd.Function):
         return view[..., 0, 0] * ctx.factor, None
 
 
-class WritesByOut(ReshapesAView):
+class WritesByOut(TooFew):
     @staticmethod
     def backward(ctx, grad_output):
         return torch.mul(grad_output, ctx.factor, out=grad_output), None

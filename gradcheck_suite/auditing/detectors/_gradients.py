@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-__all__ = ["RESCALING", "is_nonzero", "none_left"]
+__all__ = ["RESCALING", "is_nonzero", "none_left", "sample_of"]
 
 RESCALING = frozenset(
     {
@@ -48,3 +50,13 @@ def is_nonzero(gradient: Tensor | None) -> bool:
 def none_left(parameters: Iterable[Tensor]) -> bool:
     """Return whether no parameter has a gradient, or only zeros."""
     return not any(is_nonzero(parameter.grad) for parameter in parameters)
+
+
+def sample_of(tensor: Tensor, most: int) -> Tensor | None:
+    """Copy some elements from all over a tensor; None where it has none or lies otherwise."""
+    usual = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_meta
+    if not usual or not tensor.numel():
+        return None
+    with torch.no_grad():
+        stride = max(1, tensor.numel() // most)
+        return tensor.detach().reshape(-1)[::stride][:most].clone()

@@ -64,11 +64,11 @@ def nodes_of(event: BackwardStarted) -> Collection[Node]:
     return nodes_under(event.roots) if found is None else found.nodes
 
 
-def nodes_under(roots: Iterable[Tensor]) -> Collection[Node]:
-    """Return the nodes under ``roots``, and nothing more of them."""
+def nodes_under(roots: Iterable[Tensor], most: int = MOST_NODES) -> Collection[Node]:
+    """Return the nodes under ``roots``, in the order of a walk that ends at the ``most``."""
     waiting = [node for root in roots if (node := root.grad_fn) is not None]
     seen: dict[Node, None] = {}
-    while waiting and len(seen) < MOST_NODES:
+    while waiting and len(seen) < most:
         node = waiting.pop()
         if node in seen:
             continue

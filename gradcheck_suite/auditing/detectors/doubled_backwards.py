@@ -19,6 +19,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors._gradients import sample_of
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
@@ -188,26 +189,21 @@ def _gradients_of(parameters: tuple[Tensor, ...]) -> list[_Gradient]:
         gradient = parameter.grad
         if len(found) >= _MOST_GRADIENTS:
             break
-        if gradient is not None and (sample := _sample(gradient)) is not None and sample.any():
+        if (
+            gradient is not None
+            and (sample := sample_of(gradient, _SAMPLED)) is not None
+            and sample.any()
+        ):
             kept = weakref.ref(parameter), weakref.ref(gradient)
             found.append(_Gradient(*kept, version_of(gradient), sample))
     return found
-
-
-def _sample(gradient: Tensor) -> Tensor | None:
-    usual = gradient.layout is torch.strided and gradient.is_contiguous() and not gradient.is_meta
-    if not usual or not gradient.numel():
-        return None
-    with torch.no_grad():
-        stride = max(1, gradient.numel() // _SAMPLED)
-        return gradient.detach().reshape(-1)[::stride][:_SAMPLED].clone()
 
 
 def _all_are_doubled(gradients: list[_Gradient]) -> bool:
     """Return whether each gradient is now twice what it was, and take note of its version."""
     for each in gradients:
         gradient = each.current()
-        now = None if gradient is None else _sample(gradient)
+        now = None if gradient is None else sample_of(gradient, _SAMPLED)
         if gradient is None or now is None:
             return False
         # Some devices add in another order each time.

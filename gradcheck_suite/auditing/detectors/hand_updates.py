@@ -20,6 +20,8 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors._gradients import sample_of
+from gradcheck_suite.auditing.detectors._survey import nodes_under
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.names import listed, local_name
 from gradcheck_suite.auditing.unseen import unseen
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
-    from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.names import ParameterNames
@@ -214,35 +215,23 @@ class HandUpdateDetector:
 
 def _leaves_under(roots: Iterable[Tensor]) -> list[Tensor]:
     """Return the leaves that a backward from ``roots`` gives gradients, if it is not too large."""
-    waiting: list[Node] = [node for root in roots if (node := root.grad_fn) is not None]
-    seen: set[Node] = set()
-    leaves = []
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        if len(seen) >= _MOST_NODES:
-            return []
-        seen.add(node)
-        leaf: Any = getattr(node, "variable", None)
-        if type(leaf) in (torch.Tensor, torch.nn.Parameter) and not node.next_functions:
-            leaves.append(leaf)
-        waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
-    return leaves
+    nodes = nodes_under(roots, most=_MOST_NODES + 1)
+    if len(nodes) > _MOST_NODES:
+        return []
+    leaves: list[Any] = [
+        getattr(node, "variable", None) for node in nodes if not node.next_functions
+    ]
+    return [leaf for leaf in leaves if type(leaf) in (torch.Tensor, torch.nn.Parameter)]
 
 
 def _samples(leaf: Tensor | None, gradient: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Return some elements of a gradient and of its leaf; None for what is laid out otherwise."""
     if leaf is None or gradient is None:
         return None
-    for tensor in (leaf, gradient):
-        usual = tensor.layout is torch.strided and tensor.is_floating_point()
-        if not usual or not tensor.numel() or not tensor.is_contiguous() or tensor.is_meta:
-            return None
-    stride = max(1, leaf.numel() // _SAMPLED)
-    with torch.no_grad():
-        slope = gradient.detach().reshape(-1)[::stride][:_SAMPLED].clone()
-        return slope, leaf.detach().reshape(-1)[::stride][:_SAMPLED].clone()
+    if not (leaf.is_floating_point() and gradient.is_floating_point()):
+        return None
+    slope, value = sample_of(gradient, _SAMPLED), sample_of(leaf, _SAMPLED)
+    return None if slope is None or value is None else (slope, value)
 
 
 def _rate_of(before: Tensor, after: Tensor, slope: Tensor) -> tuple[float, bool] | None:
