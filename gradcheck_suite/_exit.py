@@ -47,7 +47,19 @@ def exit_status(
         run: does the work and returns the status.
         explain: returns what to say of an exception that is not our fault, or None.
     """
-    return _flushed(name, _status_of(name, run, explain))
+    status = _flushed(name, _status_of(name, run, explain))
+    _forget_interrupts()
+    return status
+
+
+def _forget_interrupts() -> None:
+    """Let the status stand though Ctrl-C came within code that a string was made into.
+
+    CPython notes an interrupt that leaves such code, as a dataclass being made runs it, and kills
+    the process with SIGINT at its end although the interrupt was handled. The next code that runs
+    from a string takes the note back (run_eval_code_obj in Python/pythonrun.c, 3.8 to 3.13).
+    """
+    exec("")
 
 
 def _status_of(

@@ -188,6 +188,17 @@ def test_a_closed_standard_output(words, loss):
     assert len(done.stderr.splitlines()) > 1
 
 
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_ctrl_c_within_code_made_of_a_string_ends_in_the_same_status(tmp_path):
+    # As a dataclass is made; CPython then means to die of the signal, which is status -2 here.
+    (tmp_path / "made.py").write_text(
+        "def loss():\n"
+        "    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)')\n"
+    )
+    done = run(["gradcheck_suite", "graph", "made.py:loss"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "gradcheck-suite: interrupted\n")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor")
 def test_a_closed_standard_error_leaves_the_status(loss):
     done = run(
