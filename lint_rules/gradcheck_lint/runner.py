@@ -245,6 +245,9 @@ def _performed(
     from gradcheck_lint.workers import perform_all, worker_count  # noqa: PLC0415 - only for work
 
     workers = worker_count(jobs, sum(slot.size for slot in slots), len(slots))
+    if workers > 1:
+        # The large ones first: nobody is to wait for the last one alone.
+        slots = sorted(slots, key=lambda slot: slot.size, reverse=True)
     by_task: dict[int, _Slot] = {}
 
     def tasks() -> Iterator[Task]:
