@@ -79,6 +79,7 @@ class Turn(NamedTuple):
         forward_since: whether a forward was recorded after the last backward whose gradients
             were cleared.
         backward_inside: whether a closure ran a backward inside the step.
+        failed: whether a backward has failed since the step before.
     """
 
     fills: tuple[Fill, ...]
@@ -88,6 +89,7 @@ class Turn(NamedTuple):
     backward_inside: bool
     cleared_last: bool = False
     forward_since: bool = False
+    failed: bool = False
 
 
 class Window:
@@ -180,6 +182,7 @@ class Windows:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._windows: dict[int, Window] = {}
+        self._failed_at = -1
         self.stepped: Window
 
     def subscriptions(self) -> Subscriptions:
@@ -235,6 +238,8 @@ class Windows:
         self.of(event.optimizer).ids = _ids_of(event.optimizer)
 
     def _fill(self, event: BackwardFinished) -> None:
+        if event.failed:
+            self._failed_at = self._recorder.backwards
         if not event.created and not event.accumulated:
             return
         created, accumulated = event.created, event.accumulated
@@ -315,6 +320,7 @@ class Windows:
                 cleared_last=window.cleared and window.cleared_at == now,
                 forward_since=bool(discarded)
                 and self._recorder.saved_tensors.saved > discarded[-1].fills[-1].saved,
+                failed=self._failed_at > window.backwards,
             )
             if window.whole
             else None

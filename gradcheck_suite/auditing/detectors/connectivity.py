@@ -117,7 +117,7 @@ class ConnectivityDetector:
         self._is_forced = False
         self._any_missing = False
         self._cut_short = self._compiled = False
-        self._asked = 0
+        self._asked = self._failures = 0
 
     def subscriptions(self) -> Subscriptions:
         """Read which parameters backward reaches and which steps go without."""
@@ -211,6 +211,7 @@ class ConnectivityDetector:
         return None if self._any_missing else Attention.ASLEEP
 
     def _after_failure(self, event: BackwardFailed) -> None:
+        self._failures += self._recorder.step <= LOOKED_AT
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
@@ -402,13 +403,16 @@ class ConnectivityDetector:
         told = self._recorder.optimizers
         if nothing_trains and watched.identity in told.without_backward:
             return []  # That its backward is missing is what there is to say.
+        # A backward that fails reaches nothing, whatever the loss depends on.
+        often_failed = 2 * self._failures >= min(watched.steps, LOOKED_AT)
         groups: dict[object, Group] = {}
         for identity in watched.missing:
             place = watched.places.get(identity)
             if place is None or identity in told.replaced or is_conditional(watched, place):
                 continue
             verdict = self._verdict(watched, identity, place)
-            if not place.modules and verdict.entry is catalogue.PARAMETER_WITHOUT_GRADIENT:
+            is_unreached = verdict.entry is catalogue.PARAMETER_WITHOUT_GRADIENT
+            if is_unreached and (often_failed or not place.modules):
                 continue  # A tensor of no module's, on no way that was cut: a stand-in.
             key = (verdict.entry.code, verdict.location, verdict.reason)
             groups.setdefault(key, Group(verdict)).places.append(place)

@@ -1,13 +1,15 @@
 """Parameters that backward fills and nobody owns, and those that an optimizer owns in vain.
 
-In the first steps, and ever more rarely later, the leaves of a backward's graph are compared with
-what the optimizers own. A module's parameter that nobody owns, gets a gradient and never changes,
-while an optimizer trains other parameters of the same model, was forgotten; unless everything that
-is trained comes after it, as where only the head is fine-tuned, or its module rests in evaluation
-mode, as a fixed feature extractor does. So was a whole model whose backward fills nothing else.
+In the first steps, ever more rarely later, and once fewer parameters than before get gradients, the
+leaves of a backward's graph are compared with what the optimizers own. A module's parameter that
+nobody owns, gets a gradient and never changes, while an optimizer trains other parameters of the
+same model, was forgotten; unless everything that is trained comes after it, as where only the head
+is fine-tuned, or its module rests in evaluation mode, as a fixed feature extractor does. So was a
+whole model whose backward fills nothing else.
 
 A parameter that an optimizer owns, that no backward reaches, and that no module has any more, was
-replaced; so was a whole model whose twin gets the gradients.
+replaced or removed, unless the program keeps it by itself, as a code for each image; so was a whole
+model whose twin gets the gradients.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.detectors._wasted_backwards import WastedBackwards
 from gradcheck_suite.auditing.events import (
+    Attention,
+    BackwardFinished,
     BackwardStarted,
     OptimizerConstructed,
     ParameterGroupAdded,
@@ -33,6 +37,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.auditing.optimizers import parameters_of
+from gradcheck_suite.auditing.owners import RunningFrames, owner_of
 from gradcheck_suite.findings import JSON, Finding, Related, Severity
 
 if TYPE_CHECKING:
@@ -51,6 +56,9 @@ _FIRST_STEPS = 6
 _MOST_NODES = 20_000
 _MOST_SCANS = 4
 _STEPS_TO_BE_SURE = 3
+_STEPS_IN_DOUBT = 4
+_MOST_DOUBTS = 4
+_ASKED = 3
 
 
 class _Orphan:
@@ -99,6 +107,16 @@ class OwnershipDetector:
         self._told: set[int] = set()
         self._occurrences: list[_Occurrence] = []
         self._cut_short = False
+        # How many parameters got a gradient: by the line of a backward, the last time; by the
+        # optimizer, at most and the last time.
+        self._totals: dict[CallSite | None, int] = {}
+        self._filled: weakref.WeakKeyDictionary[Window, tuple[int, int]]
+        self._filled = weakref.WeakKeyDictionary()
+        self._unsettled = False
+        self._doubts = 0
+        self._doubt_ends = 0
+        # The steps that each optimizer had done when the doubt began.
+        self._doubted: dict[Window, int] = {}
         self._wasted = WastedBackwards(_names_of_unowned)
 
     def not_covered(self) -> list[str]:
@@ -112,6 +130,7 @@ class OwnershipDetector:
         return {
             BackwardStarted: self._before_backward,
             StepFinished: self._end_step,
+            BackwardFinished: self._end_backward,
             OptimizerConstructed: self._take_up,
             ParameterGroupAdded: self._take_up,
         }
@@ -127,9 +146,48 @@ class OwnershipDetector:
             if occurrence.stale or not occurrence.is_owned_by(owned)
         ]
 
+    def _end_backward(self, event: BackwardFinished) -> Attention | None:
+        """Begin to doubt where an optimizer's parameters get fewer gradients than they did."""
+        total = len(event.created) + len(event.accumulated)
+        is_usual = self._totals.get(event.site) == total
+        self._totals[event.site] = total
+        if event.failed or (is_usual and not self._unsettled):
+            return None
+        self._unsettled = False
+        got = {id(each) for each in (*event.created, *event.accumulated)}
+        fewer = False
+        for window in self._windows.all():
+            filled = len(got & window.ids)
+            if total and not filled:
+                continue  # it is the turn of another optimizer
+            most, last = self._filled.get(window, (0, -1))
+            if filled < most and filled != last:
+                # Twice the same: where the layers that run are chosen anew each time, that is rare.
+                self._unsettled = True
+                self._filled[window] = most, filled
+                continue
+            fewer = fewer or filled < most
+            self._filled[window] = filled, filled
+        return self._begin_to_doubt() if fewer else None
+
+    def _begin_to_doubt(self) -> Attention | None:
+        """Look closely for some steps: some parameters were replaced, or have no part this time."""
+        if self._is_in_doubt() or self._doubts == _MOST_DOUBTS or not self._ran:
+            return None
+        windows = self._windows.all()
+        self._doubts += 1
+        self._doubt_ends = self._recorder.step + len(windows) * (_STEPS_IN_DOUBT + 1)
+        self._doubted = {window: window.steps for window in windows}
+        # What the model that there was has reached may be reached no more.
+        self._reached.clear()
+        return Attention.AWAKE
+
+    def _is_in_doubt(self) -> bool:
+        return self._recorder.step <= self._doubt_ends
+
     def _before_backward(self, event: BackwardStarted) -> int | None:
         step = self._recorder.step
-        if step & (step - 1):
+        if step & (step - 1) and not self._is_in_doubt():
             return _next_power_of_two(step)
         windows = self._windows.all()
         if not windows:
@@ -176,7 +234,8 @@ class OwnershipDetector:
     def _end_step(self, event: StepFinished) -> int | None:
         if not self._ran or self._scans >= _MOST_SCANS:
             return None
-        if not self._orphans and event.number > _FIRST_STEPS and event.number & (event.number - 1):
+        rare = event.number > _FIRST_STEPS and event.number & (event.number - 1)
+        if rare and not self._orphans and not self._is_in_doubt():
             return _next_power_of_two(event.number)
         self._look(event)
         return None
@@ -184,7 +243,11 @@ class OwnershipDetector:
     def _look(self, event: StepFinished) -> None:
         window = self._windows.stepped
         steps = window.steps
-        if steps < _STEPS_TO_BE_SURE or (steps > _FIRST_STEPS and (steps - 1) & (steps - 2)):
+        in_doubt = self._is_in_doubt() and steps - self._doubted.get(window, steps) > 0
+        if in_doubt:
+            if steps - self._doubted[window] != _STEPS_IN_DOUBT:
+                return
+        elif steps < _STEPS_TO_BE_SURE or (steps > _FIRST_STEPS and (steps - 1) & (steps - 2)):
             return
         orphans = [each for each in self._orphans.values() if self._is_untouched(each)]
         never: list[Tensor] = [
@@ -226,7 +289,7 @@ class OwnershipDetector:
         all_of_it = len(never) == len(window.ids)
         if all_of_it and not twins - shapes:
             stale = replaced = never
-        if stale:
+        if stale and (replaced or not _are_held(stale, event.optimizer)):
             self._tell(window, event, stale, (), stale=True, replaced=bool(replaced))
         trained = window.ids & self._reached
         roots = _outermost(modules)
@@ -362,6 +425,23 @@ def _modules_and_owned() -> tuple[list[nn.Module], set[int]]:
         elif issubclass(kind, Optimizer) and "param_groups" in thing.__dict__:
             owned.update(map(id, parameters_of(thing)))
     return modules, owned
+
+
+def _are_held(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
+    """Return whether the program can still use them without this optimizer, as far as asked."""
+    containers = [optimizer.state, optimizer.param_groups, *optimizer.param_groups]
+    containers += [group["params"] for group in optimizer.param_groups]
+    asked = (*parameters[:_ASKED], parameters[-1])
+    skip = {id(parameters), id(asked), *map(id, containers)}
+    frames = RunningFrames()
+    try:
+        # Not in an expression of its own, whose frame would hold it too.
+        for each in asked:
+            if owner_of(each, frames, skip=skip) is not None:
+                return True
+    finally:
+        frames.forget()
+    return False
 
 
 def _names_of_unowned(parameters: Sequence[Tensor]) -> tuple[str, ...]:

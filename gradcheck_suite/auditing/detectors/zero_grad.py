@@ -164,7 +164,7 @@ class MisplacedZeroGradDetector:
             seen.windows = 0
 
     def _count_empty(self, window: Window, seen: _Seen, turn: Turn, event: StepFinished) -> None:
-        if turn.backward_inside or not none_left(window.parameters()):
+        if turn.backward_inside or turn.failed or not none_left(window.parameters()):
             seen.empty = 0
             return
         if seen.blank_at is not None and seen.blank_at == turn.site:
