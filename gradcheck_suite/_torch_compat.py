@@ -465,6 +465,23 @@ def flattened(tensors: Sequence[Tensor]) -> Tensor:
     return cast("Tensor", flatten(tensors))
 
 
+def optimizer_was_made() -> bool:
+    """Return whether this process has ever made an optimizer; True where that can't be told.
+
+    Torch marks the ``step`` of a class, as ``hooked``, when the first optimizer of it is made
+    (torch 2.13, ``Optimizer._patch_step_function``).
+    """
+    if not hasattr(torch.optim.Optimizer, "_patch_step_function"):
+        return True
+    waiting: list[type] = [torch.optim.Optimizer]
+    while waiting:
+        kind = waiting.pop()
+        if getattr(getattr(kind, "step", None), "hooked", False):
+            return True
+        waiting.extend(type.__subclasses__(kind))
+    return False
+
+
 def clipping_internals() -> tuple[str, str | None]:
     """Return names in ``torch.nn.utils.clip_grad`` that its functions look up (torch 2.13).
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
+from gradcheck_suite.auditing.homes import Homes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -38,6 +40,7 @@ class Optimizers:
         without_backward: the identities of those that are told of as stepping without a backward.
         bare_at: the number of the last backward that began with no gradient at all.
         replaced: the identities of the parameters that are told of as no longer the model's.
+        homes: in which modules parameters have been found.
     """
 
     def __init__(self, model: nn.Module | None, only: Iterable[Optimizer] | None) -> None:
@@ -48,6 +51,7 @@ class Optimizers:
         self.on_new: Callable[[], object] | None = None
         self.without_backward: set[int] = set()
         self.replaced: set[int] = set()
+        self.homes = Homes()
         self.bare_at = -1
         for optimizer in self._only or ():
             self.note(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -194,3 +195,20 @@ def test_whether_a_transform_runs():
     torch.func.grad(lambda x: seen.append(compat.transform_is_active()) or x * x)(torch.ones(()))
     assert seen == [True]
     assert not compat.transform_is_active()
+
+
+def test_a_process_knows_whether_it_has_made_an_optimizer(monkeypatch):
+    code = """
+import torch
+from gradcheck_suite._torch_compat import optimizer_was_made
+
+class Own(torch.optim.Adam):
+    pass
+
+assert not optimizer_was_made()
+Own([torch.zeros(1, requires_grad=True)])
+assert optimizer_was_made()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.delattr(torch.optim.Optimizer, "_patch_step_function")
+    assert compat.optimizer_was_made()

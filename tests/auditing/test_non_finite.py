@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 import gradcheck_suite as gs
+from gradcheck_suite.auditing.detectors import non_finite
 
 STEPS = 4
 
@@ -148,28 +149,53 @@ def test_a_program_that_looks_before_it_steps_is_left_alone(audited):
     assert audited(loop).findings == ()
 
 
+def looks_of(backwards, *, before=lambda _: None, inside=lambda _: None):
+    calls = 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "look"
+
+    x = torch.randn(3, requires_grad=True)
+    y = x.exp().sin().sum()
+    kept = [before(x)]
+    with gs.audit():
+        kept.append(inside(x))
+        sys.setprofile(count)
+        try:
+            for _ in range(backwards):
+                torch.autograd.grad(y, x, retain_graph=True)
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def make_sgd(x):
+    return torch.optim.SGD([x], lr=0.1)
+
+
 def test_backwards_through_one_graph_do_not_pile_up_hooks():
-    def looks(backwards):
-        calls = 0
-
-        def count(frame, event, _):
-            nonlocal calls
-            calls += event == "call" and frame.f_code.co_name == "look"
-
-        x = torch.randn(3, requires_grad=True)
-        y = x.exp().sin().sum()
-        with gs.audit():
-            sys.setprofile(count)
-            try:
-                for _ in range(backwards):
-                    torch.autograd.grad(y, x, retain_graph=True)
-            finally:
-                sys.setprofile(None)
-        return calls
-
-    once = looks(1)
+    once = looks_of(1, before=make_sgd)
     assert once > 0
-    assert looks(8) == 8 * once
+    assert looks_of(8, before=make_sgd) == 8 * once
+
+
+def test_nodes_are_watched_only_where_an_optimizer_may_step(monkeypatch):
+    made = []
+    monkeypatch.setattr(non_finite, "optimizer_was_made", lambda: bool(made))
+    assert looks_of(1) == 0
+    assert looks_of(1, inside=make_sgd) > 0
+    made.append("before the audit, and unknown to it")
+    assert looks_of(1) > 0
+
+
+def test_the_op_is_told_in_the_first_step_of_an_optimizer_made_before_the_audit(only):
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with gs.audit() as session:
+        (weight - weight.detach()).sqrt().sum().backward()
+        optimizer.step()
+    assert only(session, "GCS604").evidence["operation"] == "Sqrt"
 
 
 def test_each_of_several_optimizers_is_looked_at_after_the_first_steps(audited, only):

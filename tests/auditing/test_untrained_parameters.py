@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -232,3 +234,46 @@ def test_of_very_many_optimizers_the_first_are_looked_at_and_the_others_counted_
     assert len(session.findings) == 16
     (line,) = [line for line in session.report.not_covered if "optimizers beyond" in line]
     assert "beyond the first 16" in line
+
+
+class Partly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Parameter(torch.ones(4))
+        self.unused = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x @ self.used
+
+
+def searches_of(monkeypatch, audited, loop):
+    count = 0
+    original = gc.get_objects
+
+    def search(*args, **kwargs):
+        nonlocal count
+        count += 1
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gc, "get_objects", search)
+        session = audited(loop)
+    return count, sorted(finding.code for finding in session.findings)
+
+
+@pytest.mark.parametrize(("replaced_in", "codes"), [(None, ["GCS403"]), (4, ["GCS308"])])
+def test_the_module_of_an_unused_parameter_is_looked_for_once(
+    monkeypatch, audited, replaced_in, codes
+):
+    def loop():
+        net = Partly()
+        optimizer = sgd(net)
+        for step in range(10):
+            if step == replaced_in:
+                net.unused = nn.Parameter(torch.ones(4))
+            update(optimizer, net(torch.randn(3, 4)).sum())
+
+    searches, found = searches_of(monkeypatch, audited, loop)
+    assert found == codes
+    # Where the module has lost it, that is found out by another search.
+    assert searches == (1 if replaced_in is None else 2)

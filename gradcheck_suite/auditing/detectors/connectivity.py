@@ -370,6 +370,7 @@ class ConnectivityDetector:
                 modules[id(module)] = module
             if owners:
                 module, own_name = owners[0]
+                self._recorder.optimizers.homes.note(parameter, module)
                 path = tree.path(module)
                 up = tree.parent(module)
                 name = own_name if up is None else f"{path}.{own_name}"

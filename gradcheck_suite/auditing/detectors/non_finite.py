@@ -3,7 +3,7 @@
 A step's gradients are looked at in the first steps, in each 64th after, and where the loss of each
 sixteenth is not finite: NaN stays, so that it is seen there even if it came in between. In the
 first backwards each node of the graph also says whether finite gradients went in and others came
-out. What a GradScaler skips never gets here.
+out, unless the process has made no optimizer yet. What a GradScaler skips never gets here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     function_mode_is_active,
     node_sequence_number,
+    optimizer_was_made,
 )
 from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
@@ -125,7 +126,9 @@ class NonFiniteDetector:
         if self._loss is not None:
             self._birth = self._born_in_forward(event.roots)
             return Attention.AWAKE
-        if turn < _CLOSELY:
+        # Nothing is said but of what an optimizer's step uses.
+        steps = self._recorder.optimizers.any_known or optimizer_was_made()
+        if turn < _CLOSELY and steps:
             for node in nodes_of(event):
                 if node.next_functions:
                     self._handles.append(node.register_hook(self._hook(node, self._round)))

@@ -259,8 +259,11 @@ class OwnershipDetector:
             and id(parameter) not in self._reached
             and id(parameter) not in self._told
         ]
-        if orphans or never:
+        homes = self._recorder.optimizers.homes
+        if orphans or not all(map(homes.has, never)):
             self._scan(window, event, orphans, never)
+        elif never:
+            self._scans += 1  # All are at home: a search would say no more.
 
     def _is_untouched(self, orphan: _Orphan) -> bool:
         parameter = orphan.parameter()
@@ -280,6 +283,9 @@ class OwnershipDetector:
         self._scans += 1
         modules, elsewhere = _modules_and_owned()
         homes = {id(each): module for module in modules for each in module._parameters.values()}  # noqa: SLF001 - this module's own, without those of its children
+        for unused in never:
+            if id(unused) in homes:
+                self._recorder.optimizers.homes.note(unused, homes[id(unused)])
         lost = [each for each in orphans if (p := each.parameter()) is not None and id(p) in homes]
         lost = [each for each in lost if id(each.parameter()) not in elsewhere]
         shapes = Counter(_shape(each.parameter()) for each in lost)
