@@ -99,4 +99,55 @@ RECIPES = (
         environment=(("TEST_DEVICE", "cpu"),),
         note="Six of the 35 files of losses.",
     ),
+    Recipe(
+        "linear_operator",
+        "https://github.com/cornellius-gp/linear_operator",
+        "386cff780e1fc17317d3c1ce19604b5637736ca5",
+        ("test",),
+    ),
+    Recipe(
+        "higher",
+        "https://github.com/facebookresearch/higher",
+        "15a247ac06cac0d22601322677daff0dcfff062e",
+        ("tests",),
+        note="Its `testDiffOptCallback` draws without a seed, and now and then fails bare as well.",
+        judgements=(
+            Judgement(
+                "GCS403",
+                "tests/test_optim.py:319",
+                True,
+                (
+                    "right: `_PartiallyUsed` owns `b` and its `forward` leaves it out, which is "
+                    "what its tests are about"
+                ),
+            ),
+        ),
+    ),
+    Recipe(
+        "pytorch_optimizer",
+        "https://github.com/kozistr/pytorch_optimizer",
+        "7a076d2f8f09735e82f9ec1d2d389ec2526bbdbb",
+        ("-o", "addopts=", "tests"),
+        judgements=(
+            Judgement(
+                "GCS307",
+                "pytorch_optimizer/base/optimizer.py:27",
+                True,
+                (
+                    "right: `build_optimizer_parameter` goes through `model.parameters()`, an "
+                    "iterator, twice, so that the second group of Muon and AdaGO is empty; for "
+                    "SpectralSphere the biases are left out on purpose"
+                ),
+            ),
+            Judgement(
+                "GCS303",
+                "tests/test_optimizers.py:228",
+                True,
+                (
+                    "right: the test steps a second time on the gradients that the step before "
+                    "has used, on purpose"
+                ),
+            ),
+        ),
+    ),
 )
