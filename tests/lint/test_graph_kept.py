@@ -10,6 +10,17 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "a part of the loss in a row of a log": """
+def train(model, loader, criterion, opt):
+    history = []
+    for step, (x, y) in enumerate(loader):
+        out = model(x)
+        error, size = criterion(out, y), out.pow(2).mean()
+        opt.zero_grad()
+        (error + size).backward()
+        opt.step()
+        history.append({"step": step, "error": error.item(), "size": size})  # !
+""",
     "dict": """
 def train(model, loader, opt):
     log = {"loss": [], "acc": []}
@@ -135,6 +146,17 @@ def train(model, loader, opt):
 }
 
 _CORRECT = {
+    "numbers and data in a row of a log": """
+def train(model, loader, criterion, opt):
+    history = []
+    for step, (x, y) in enumerate(loader):
+        out = model(x)
+        error, size = criterion(out, y), out.pow(2).mean()
+        opt.zero_grad()
+        (error + size).backward()
+        opt.step()
+        history.append({"step": step, "error": error.item(), "size": size.detach(), "x": x})
+""",
     "attribute of a method without its graph": """
 class T:
     def __init__(self, model):

@@ -34,18 +34,23 @@ def shares_forward(backward: Backward, store: Store) -> bool:
     """
     if store.loops[-1] not in backward.loops or _exclude_each_other(backward, store):
         return False
-    forwards = through_all(backward.values)
-    return (
-        store.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}
-        and bool(store.stored)
-        and all(
-            value.cut is None
-            and value.kind in _WITH_GRAPH
-            and value.through & forwards
-            and not _is_beside_loss(value)
-            for value in store.stored
-        )
-    )
+    if store.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
+        return False
+    return _all_share(store.stored, through_all(backward.values))
+
+
+def _all_share(kept: Values, forwards: frozenset[int]) -> bool:
+    return bool(kept) and all(_shares(value, forwards) for value in kept)
+
+
+def _shares(value: Value, forwards: frozenset[int]) -> bool:
+    """Tell whether a value, or one in a tuple or dictionary, comes from one of these forwards."""
+    if value.cut is not None or _is_beside_loss(value):
+        return False
+    if value.kind in _WITH_GRAPH and value.through & forwards:
+        return True
+    within = (*value.parts, *(held for _, held in value.entries))
+    return any(_all_share(part, forwards) for part in within)
 
 
 def _is_beside_loss(value: Value) -> bool:

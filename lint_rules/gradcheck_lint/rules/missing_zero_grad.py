@@ -25,6 +25,7 @@ from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.model.values import Kind, Origin
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
+from gradcheck_lint.rules._intervals import comes_round, may_be_whole, tests_in
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -107,7 +108,8 @@ class MissingZeroGrad(Rule):
         )
         if not certain:
             # The step happens on fewer paths than backward: a window, perhaps of the whole loop.
-            return None if _zeroes_anywhere(function) else Severity.WARNING
+            is_whole = _zeroes_anywhere(function) and not _repeats_within(loop, leading, effects)
+            return None if is_whole else Severity.WARNING
         is_sure = step.proof is not Proof.OPAQUE and not by_engine and not effects.calls_back
         return Severity.ERROR if is_sure else Severity.WARNING
 
@@ -242,6 +244,21 @@ def train(model, loader, optimizer):
             optimizer.step()
 """,
             lines=(8,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    for epoch in range(3):
+        optimizer.zero_grad()
+        for i, x in enumerate(loader):
+            (model(x).mean() / 4).backward()
+            if (i + 1) % 4 == 0:
+                optimizer.step()
+""",
+            lines=(9,),
             severity=Severity.WARNING,
         ),
     )
@@ -387,6 +404,20 @@ def whole_epoch(model, loader, optimizer, last):
 """,
             why="one step for each pass over the data, zeroed before it",
         ),
+        Valid(
+            """\
+import torch
+
+def parts(model, loader, optimizer):
+    for batch in loader:
+        optimizer.zero_grad()
+        for i, part in enumerate(batch.chunk(4)):
+            (model(part).mean() / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+""",
+            why="the step ends the loop over the parts of a batch",
+        ),
     )
 
 
@@ -512,6 +543,18 @@ def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: Functi
         and value.origin is not Origin.ARGUMENT
         and any(value in bound for name, bound in owner.bindings.items() if "." not in name)
         for value in step.values
+    )
+
+
+def _repeats_within(loop: Loop, step: Event, effects: _Effects) -> bool:
+    """Tell whether a step happens every so many iterations of a loop that has more of them."""
+    if step.loops[-1:] != (loop.identity,) or may_be_whole(loop):
+        return False
+    shared = {arm for backward, _ in effects.backwards for arm in backward.arms}
+    own = [(branch, arm) for branch, arm in step.arms if (branch, arm) not in shared]
+    tests = tests_in(loop.body)
+    return bool(own) and all(
+        arm == 0 and branch in tests and comes_round(tests[branch]) for branch, arm in own
     )
 
 

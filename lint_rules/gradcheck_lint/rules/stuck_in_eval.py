@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
-
-import libcst as cst
+from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.flow import (
     Backward,
-    Block,
-    Branch,
     Call,
     Event,
     GradMode,
@@ -25,9 +20,9 @@ from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import STEP
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._hidden_acts import TRAINING, may_act_unseen
+from gradcheck_lint.rules._intervals import comes_round, tests_in
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -358,9 +353,9 @@ class _Happening:
         if way[0].arms[: len(loop.arms)] != loop.arms or any(known.arms for known in way[1:]):
             return False
         arms = way[0].arms[len(loop.arms) :]
-        tests = _tests(loop.body) if arms else {}
+        tests = tests_in(loop.body) if arms else {}
         return all(
-            arm == 0 and (test := tests.get(branch)) is not None and _comes_round(test)
+            arm == 0 and (test := tests.get(branch)) is not None and comes_round(test)
             for branch, arm in arms
         )
 
@@ -396,42 +391,6 @@ def _followed(item: _Happening) -> Iterator[_Happening]:
 
 
 _MOST_CALLS = 4
-
-
-def _tests(block: Block) -> dict[int, cst.BaseExpression]:
-    """Return the tests of the branches in a loop."""
-    found: dict[int, cst.BaseExpression] = {}
-    for item in block.items:
-        if isinstance(item, Branch):
-            if item.test is not None:
-                found[item.identity] = item.test
-            for arm in item.arms:
-                found.update(_tests(arm))
-        elif isinstance(item, Loop):
-            found.update(_tests(item.body))
-    return found
-
-
-def _comes_round(test: cst.BaseExpression) -> bool:
-    """Tell whether a test holds every so many iterations: ``step % 100 == 0``.
-
-    A number of iterations that may be all of them, such as the length of the data, says nothing.
-    """
-    return any(
-        isinstance(node, cst.BinaryOperation)
-        and isinstance(node.operator, cst.Modulo)
-        and _is_interval(node.right)
-        for node in walk(test)
-    )
-
-
-def _is_interval(node: cst.BaseExpression) -> bool:
-    if integer(node) is not None:
-        return True
-    return _INTERVAL.search(last_word(dotted_name(node) or "").lower()) is not None
-
-
-_INTERVAL: Final = re.compile(r"every|interval|freq|period(?!s)")
 
 
 def _may_switch_back(item: _Happening) -> bool:
