@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, positional
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    boolean,
+    dotted_name,
+    is_literal,
+    keyword,
+    positional,
+)
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, all_are, cut_of
 
 if TYPE_CHECKING:
@@ -35,7 +43,10 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTN
     while waiting:
         term = waiting.pop()
         name = dotted_name(term)
-        if name is not None:
+        gradient = _gradient_within(term, function)
+        if gradient is not None:
+            yield gradient
+        elif name is not None:
             cut = _cut_constant(name, function)
             if cut is not None:
                 yield cut
@@ -55,6 +66,52 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTN
             waiting.append(term.func.value)
 
 
+def is_gradient(node: cst.CSTNode, function: FunctionModel) -> bool:
+    """Tell whether this is a call of ``torch.autograd.grad``."""
+    if not isinstance(node, cst.Call):
+        return False
+    name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
+    return name == "torch.autograd.grad"
+
+
+def _gradient_within(term: cst.BaseExpression, function: FunctionModel) -> cst.Call | None:
+    """Return the call of ``torch.autograd.grad`` that a term is made of, with numbers alone.
+
+    As in ``(grad(out, x)[0].norm(2, dim=1) - 1) ** 2``; None if that has a graph, or may have.
+    """
+    while True:
+        if is_gradient(term, function):
+            assert isinstance(term, cst.Call)
+            asked = keyword(term, "create_graph")
+            is_plain = asked is None or boolean(asked) is False
+            # The fifth in its place is create_graph.
+            is_plain &= len(positional(term)) <= _BEFORE_CREATE_GRAPH
+            return term if is_plain and not any(each.star for each in term.args) else None
+        if isinstance(term, cst.Subscript):
+            term = term.value
+        elif isinstance(term, cst.UnaryOperation):
+            term = term.expression
+        elif isinstance(term, cst.BinaryOperation):
+            left, right = map(_is_number, (term.left, term.right))
+            if left == right:
+                return None
+            term = term.right if left else term.left
+        elif isinstance(term, cst.Call) and isinstance(term.func, cst.Attribute):
+            if not all(_is_number(argument.value) for argument in term.args):
+                return None
+            term = term.func.value
+        else:
+            return None
+
+
+def _is_number(node: cst.BaseExpression) -> bool:
+    """Tell whether this is written out: a literal, or a tuple or list of them."""
+    if isinstance(node, (cst.Tuple, cst.List)):
+        return all(_is_number(element.value) for element in node.elements)
+    return is_literal(node)
+
+
+_BEFORE_CREATE_GRAPH = 4
 _ADDING = frozenset({cst.AddAssign, cst.SubtractAssign})
 
 

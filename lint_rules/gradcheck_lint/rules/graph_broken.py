@@ -13,7 +13,7 @@ from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
-from gradcheck_lint.rules._terms import lost_terms
+from gradcheck_lint.rules._terms import is_gradient, lost_terms
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -59,16 +59,16 @@ class GraphBroken(Rule):
             for cut_node in lost_terms(function, event):
                 if id(cut_node) in reported:
                     continue
-                is_gradient = _is_gradient(cut_node, function)
-                if is_gradient or (is_computed and _copies_computed(cut_node)):
+                of_gradient = is_gradient(cut_node, function)
+                if of_gradient or (is_computed and _copies_computed(cut_node)):
                     reported.add(id(cut_node))
                     text = source_of(tree, cut_node)
                     yield Violation(
                         cut_node,
-                        _OF_GRADIENT.format(text) if is_gradient else _OF_COPY.format(text),
+                        _OF_GRADIENT.format(text) if of_gradient else _OF_COPY.format(text),
                         Severity.WARNING,
                         "pass create_graph=True"
-                        if is_gradient
+                        if of_gradient
                         else "use the computed tensor itself, or torch.stack for a list of them",
                         ((event.node, "the loss is differentiated here"),),
                     )
@@ -174,9 +174,45 @@ def fit(model, inputs, targets, optimizer):
             lines=(12, 21),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import autograd
+
+def train(generator, critic, loader, optimizer):
+    for x, z in loader:
+        mixed = (0.5 * x + 0.5 * generator(z)).detach().requires_grad_(True)
+        out = critic(mixed)
+        loss = out.mean()
+        loss += 10 * ((autograd.grad(out.sum(), mixed)[0].norm(2, dim=1) - 1) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(9,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import autograd
+
+def train(critic, loader, optimizer):
+    for x in loader:
+        x.requires_grad_(True)
+        out = critic(x)
+        slope = autograd.grad(out.sum(), x, create_graph=True)[0].norm()
+        weighed = (autograd.grad(out.sum(), x, retain_graph=True)[0] * out).mean()
+        loss = out.mean() + (slope - 1).pow(2) + weighed
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            why="one has a graph, the other is a weight of what has one",
+        ),
         Valid(
             """\
 import torch.nn.functional as F
@@ -259,14 +295,6 @@ _OF_GRADIENT = (
     "`{}` returns gradients without a graph, because create_graph is not set: this term of the "
     "loss is a constant and penalizes nothing"
 )
-
-
-def _is_gradient(node: cst.CSTNode, function: FunctionModel) -> bool:
-    """Tell whether this is a call of ``torch.autograd.grad``."""
-    if not isinstance(node, cst.Call):
-        return False
-    name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
-    return name == "torch.autograd.grad"
 
 
 _COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "from_numpy"})

@@ -1,0 +1,64 @@
+"""Branches of a loop that are taken every so many iterations."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Block, Branch, Loop
+from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
+
+__all__ = ["comes_round", "may_be_whole", "tests_in"]
+
+
+def tests_in(block: Block) -> dict[int, cst.BaseExpression]:
+    """Return the tests of the branches in a block, by the identity of the branch."""
+    found: dict[int, cst.BaseExpression] = {}
+    for item in block.items:
+        if isinstance(item, Branch):
+            if item.test is not None:
+                found[item.identity] = item.test
+            for arm in item.arms:
+                found.update(tests_in(arm))
+        elif isinstance(item, Loop):
+            found.update(tests_in(item.body))
+    return found
+
+
+def comes_round(test: cst.BaseExpression) -> bool:
+    """Tell whether a test holds every so many iterations: ``step % 100 == 0``.
+
+    A number of iterations that may be all of them, such as the length of the data, says nothing.
+    """
+    return any(
+        isinstance(node, cst.BinaryOperation)
+        and isinstance(node.operator, cst.Modulo)
+        and _is_interval(node.right)
+        for node in walk(test)
+    )
+
+
+def may_be_whole(loop: Loop) -> bool:
+    """Tell whether a loop may have no more iterations than such a test counts to.
+
+    As one over the parts of a batch has, or over a ``range``.
+    """
+    if not isinstance(loop.node, cst.For):
+        return False
+    return any(
+        isinstance(node, cst.Name) and _PARTS.search(node.value.lower()) is not None
+        for part in (loop.node.iter, loop.node.target)
+        for node in walk(part)
+    )
+
+
+def _is_interval(node: cst.BaseExpression) -> bool:
+    if integer(node) is not None:
+        return True
+    return _INTERVAL.search(last_word(dotted_name(node) or "").lower()) is not None
+
+
+_INTERVAL: Final = re.compile(r"every|interval|freq|accum|period(?!s)")
+_PARTS: Final = re.compile(r"range$|micro|chunk|split|accum|sub_?batch|mini_?batch")
