@@ -231,7 +231,8 @@ class LateMistakes:
 
 @pytest.mark.parametrize("rule", [name for name in vars(LateMistakes) if name[0] != "_"])
 def test_a_mistake_that_begins_late_is_found(audited, resting, rule):
-    session = audited(getattr(LateMistakes, rule))
+    # However long the machine lets a checksum of the first steps take.
+    session = audited(getattr(LateMistakes, rule), overhead=math.inf)
     assert rule.replace("_", "-") in [finding.rule for finding in session.findings]
     assert passed_over(session) > 0
 
