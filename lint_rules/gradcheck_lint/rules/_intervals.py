@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Block, Branch, Loop
 from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
 
-__all__ = ["comes_round", "may_be_whole", "tests_in"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["come_round", "may_be_whole"]
 
 
-def tests_in(block: Block) -> dict[int, cst.BaseExpression]:
+def come_round(arms: Iterable[tuple[int, int]], block: Block) -> bool:
+    """Tell whether all of these branches in a block are taken every so many iterations."""
+    arms = tuple(arms)
+    tests = _tests_in(block) if arms else {}
+    return all(
+        arm == 0 and (test := tests.get(branch)) is not None and _comes_round(test)
+        for branch, arm in arms
+    )
+
+
+def _tests_in(block: Block) -> dict[int, cst.BaseExpression]:
     """Return the tests of the branches in a block, by the identity of the branch."""
     found: dict[int, cst.BaseExpression] = {}
     for item in block.items:
@@ -21,13 +34,13 @@ def tests_in(block: Block) -> dict[int, cst.BaseExpression]:
             if item.test is not None:
                 found[item.identity] = item.test
             for arm in item.arms:
-                found.update(tests_in(arm))
+                found.update(_tests_in(arm))
         elif isinstance(item, Loop):
-            found.update(tests_in(item.body))
+            found.update(_tests_in(item.body))
     return found
 
 
-def comes_round(test: cst.BaseExpression) -> bool:
+def _comes_round(test: cst.BaseExpression) -> bool:
     """Tell whether a test holds every so many iterations: ``step % 100 == 0``.
 
     A number of iterations that may be all of them, such as the length of the data, says nothing.

@@ -25,7 +25,7 @@ from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.model.values import Kind, Origin
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
-from gradcheck_lint.rules._intervals import comes_round, may_be_whole, tests_in
+from gradcheck_lint.rules._intervals import come_round, may_be_whole
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -552,10 +552,7 @@ def _repeats_within(loop: Loop, step: Event, effects: _Effects) -> bool:
         return False
     shared = {arm for backward, _ in effects.backwards for arm in backward.arms}
     own = [(branch, arm) for branch, arm in step.arms if (branch, arm) not in shared]
-    tests = tests_in(loop.body)
-    return bool(own) and all(
-        arm == 0 and branch in tests and comes_round(tests[branch]) for branch, arm in own
-    )
+    return bool(own) and come_round(own, loop.body)
 
 
 def _zeroes_anywhere(function: FunctionModel) -> bool:

@@ -22,7 +22,7 @@ from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._hidden_acts import TRAINING, may_act_unseen
-from gradcheck_lint.rules._intervals import comes_round, tests_in
+from gradcheck_lint.rules._intervals import come_round
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -352,12 +352,7 @@ class _Happening:
         way = (*self.calls, self.event)
         if way[0].arms[: len(loop.arms)] != loop.arms or any(known.arms for known in way[1:]):
             return False
-        arms = way[0].arms[len(loop.arms) :]
-        tests = tests_in(loop.body) if arms else {}
-        return all(
-            arm == 0 and (test := tests.get(branch)) is not None and comes_round(test)
-            for branch, arm in arms
-        )
+        return come_round(way[0].arms[len(loop.arms) :], loop.body)
 
 
 def _inside(loop: Loop, function: FunctionModel) -> Iterator[_Happening]:
