@@ -43,6 +43,7 @@ def run() -> tuple[Result, ...]:
 
 
 def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
+    # With gradients, half of what backward would have to do first is done as forward ends.
     def recorded(**options: bool) -> None:
         with gs.record(model, **options):
             model(x).sum()
@@ -52,6 +53,7 @@ def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
             Contender("bare", lambda: model(x).sum()),
             Contender("modules", partial(recorded, saved=False)),
             Contender("modules and saved bytes", recorded),
+            Contender("those, and what gradients need", partial(recorded, backward=True)),
         ],
         rounds=41,
         clock=time.process_time,
@@ -62,7 +64,7 @@ def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         unit="forward (CPU)",
         rows=rows,
         goal=f"at most {FORWARD_GOAL} times the bare forward",
-        met=rows[2].ratio <= FORWARD_GOAL,
+        met=max(row.ratio for row in rows) <= FORWARD_GOAL,
     )
 
 
@@ -75,8 +77,8 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         loss.backward()
         spent["bare"] = time.process_time() - start
 
-    def watched(name: str, *, looks: bool) -> None:
-        with gs.record(modules=False, saved=False, backward=True) as recording:
+    def watched(name: str, *, looks: bool = False, modules: bool = True) -> None:
+        with gs.record(modules=modules, saved=False, backward=True) as recording:
             loss = model(x).sum()
             start = time.process_time()
             loss.backward()
@@ -91,13 +93,12 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         start = time.process_time()
         chosen = sparsely([loss.grad_fn], clearing)
         assert chosen is not None, "a model without hooks"
-        _, watchpoints = chosen
 
         def keep(gradients: tuple[torch.Tensor | None, ...], _: object) -> None:
             kept.extend(gradients)
 
         hook = keep if reads else _nothing
-        remove = add_post_hooks((node, hook) for node in watchpoints.hooked)
+        remove = add_post_hooks((node, hook) for node in chosen.hooked)
         loss.backward()
         remove()
         if reads:
@@ -118,7 +119,8 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
 
     bursts: dict[str, Callable[[], None]] = {
         "bare": bare,
-        "gradients": partial(watched, "gradients", looks=False),
+        "gradients": partial(watched, "gradients"),
+        "no modules": partial(watched, "no modules", modules=False),
         "look": partial(watched, "look", looks=True),
         "empty hooks": partial(hooked, reads=False),
         "one norm": partial(hooked, reads=True),
@@ -135,6 +137,7 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         [
             Contender("bare", partial(timed, "bare")),
             Contender("gradients", partial(timed, "gradients")),
+            Contender("gradients, modules=False", partial(timed, "no modules")),
             Contender("gradients, and a look at them", partial(timed, "look")),
             Contender("the same walk and hooks, empty", partial(timed, "empty hooks")),
             *(floor if x.numel() <= _SMALL else ()),

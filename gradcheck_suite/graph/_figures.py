@@ -49,8 +49,10 @@ _HELD = 1 << 20
 """So many elements are held at most, apart from the gradient that exceeds it."""
 _MANY = 4_096
 """So many gradients are held at most."""
-_SMALL = 1 << 14
-"""Gradients of more elements are measured one by one: copying them would cost more than calls."""
+_SMALL = 1 << 16
+"""Gradients of more bytes are held: copying them would cost more than calls."""
+_ALONE = 1 << 14
+"""Gradients of more elements that were held are measured one by one, for the same reason."""
 _BLOCK = 1 << 17
 """So many elements are put into one block at most: more would leave the cache."""
 MOST_COPIED = 16 << 20
@@ -93,8 +95,8 @@ class _Queued:
 class Figures:
     """Takes gradients as they come, from any thread, and gives their figures when asked.
 
-    Small gradients on the CPU (up to 16,384 elements) are copied at once, so that nobody can change
-    what was seen. The copies wait for somebody to ask, up to 16 MiB of them; when there are more,
+    Small gradients on the CPU (up to 64 KiB) are copied at once, so that nobody can change what was
+    seen. The copies wait for somebody to ask, up to 16 MiB of them; when there are more,
     all of them are worked out there and then.
 
     Others are held for a while, so that torch neither writes into them nor takes them for ``.grad``
@@ -116,6 +118,7 @@ class Figures:
         self._blocks: list[_Block] = []
         self._queued: dict[tuple[torch.device, _Stream], list[_Queued]] = {}
         self._lock = threading.Lock()
+        self._next_row = count().__next__
         self.copied_bytes = 0
         self._take = self._taker()
 
@@ -145,46 +148,45 @@ class Figures:
 
         All that it uses is at hand, and it leaves nothing that Python's collector has to visit.
         """
-        entries, copies, number, hold = self._entries, self._copies, count().__next__, self._hold
+        copies, hold = self._copies, self._hold
         plain, strided = torch.Tensor, torch.strided
 
         def take(node: int, gradients: _Gradients, _given: _Gradients = ()) -> None:
-            last = None
-            row = elements = copied = 0
+            last = dtype = numbers = None
+            copied = 0
             for index, gradient in enumerate(gradients):
                 if gradient is None:
-                    entries.extend((node, index, None, 0))
+                    copies.extend((node, index, None, b""))
                 elif gradient is last:
-                    entries.extend((node, index, row, elements))
+                    copies.extend((node, index, dtype, numbers))
                 elif (
                     type(gradient) is plain
                     and gradient.is_cpu
                     and gradient.layout is strided
                     and not gradient.is_nested
-                    and (elements := gradient.numel()) <= _SMALL
+                    and (size := gradient.nbytes) <= _SMALL
                     and (address := gradient.data_ptr())
                 ):
-                    size = elements * gradient.element_size()
                     if gradient.is_contiguous() or _has_no_gaps(gradient):
                         numbers = memory_of_size[size](address).raw
                     else:
                         numbers = _numbers_in_a_row(gradient, size)
-                    row = number()
-                    copies.extend((row, gradient.dtype, elements, numbers))
-                    entries.extend((node, index, row, elements))
+                    dtype = gradient.dtype
+                    copies.extend((node, index, dtype, numbers))
                     last = gradient
                     copied += size + _COPY
                 else:
-                    hold(node, index, number(), gradient)
+                    hold(node, index, gradient)
             self.copied_bytes += copied
             if self.copied_bytes > MOST_COPIED:
                 self._work_copies_out()
 
         return take
 
-    def _hold(self, node: int, index: int, row: int, gradient: torch.Tensor) -> None:
+    def _hold(self, node: int, index: int, gradient: torch.Tensor) -> None:
         """Hold a gradient for a while."""
         stream = _stream(gradient) if self._has_streams else None
+        row = self._next_row()
         self._held.append((node, index, row, gradient, _version(gradient), stream))
         self._size += _kept_by(gradient)
         if self._size > _HELD or len(self._held) > _MANY:
@@ -313,10 +315,17 @@ class Figures:
         del self._blocks[: len(blocks)]
         self.copied_bytes = 0
         alike: dict[tuple[torch.dtype, int], tuple[list[int], list[bytes]]] = {}
-        for row, dtype, elements, copy in _by_four(copies):
-            rows, numbers = alike.setdefault((dtype, elements), ([], []))
-            rows.append(row)
-            numbers.append(copy)
+        last, row, elements = None, 0, 0
+        for node, index, dtype, copy in _by_four(copies):
+            if dtype is None:
+                self._entries.extend((node, index, None, 0))
+                continue
+            if copy is not last:
+                last, row, elements = copy, self._next_row(), len(copy) // dtype.itemsize
+                rows, numbers = alike.setdefault((dtype, elements), ([], []))
+                rows.append(row)
+                numbers.append(copy)
+            self._entries.extend((node, index, row, elements))
         for (dtype, elements), (rows, numbers) in alike.items():
             with _whatever_it_raises():
                 matrix = torch.frombuffer(bytearray().join(numbers), dtype=dtype)
@@ -454,7 +463,7 @@ def _in_blocks(members: list[_Member]) -> Iterator[Sequence[_Member]]:
     members.sort(key=_size_of)
     start = held = 0
     for at, (elements, _, _) in enumerate(members):
-        if at > start and (elements > _SMALL or held + elements > _BLOCK):
+        if at > start and (elements > _ALONE or held + elements > _BLOCK):
             yield members[start:at]
             start, held = at, 0
         held += elements

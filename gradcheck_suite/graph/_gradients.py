@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,7 @@ from gradcheck_suite._torch_compat import (
     add_post_hooks,
     engine_entry_points,
     inside_backward,
+    next_sequence_number,
     node_sequence_number,
     transform_is_active,
 )
@@ -23,6 +25,7 @@ from gradcheck_suite.graph._figures import MOST_COPIED, Figures
 from gradcheck_suite.graph._roots import FoundRoots, find_roots
 from gradcheck_suite.graph._walk import Links, Walked, collect, collector_paused, in_order
 from gradcheck_suite.graph._watchpoints import (
+    Border,
     Clearing,
     Seen,
     Watchpoints,
@@ -33,7 +36,7 @@ from gradcheck_suite.graph._watchpoints import (
 from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["BackwardWatch", "WatchedBackward"]
 
@@ -47,21 +50,44 @@ _MANY = 5_000
 _ByNumber: TypeAlias = "dict[tuple[int, int], EdgeGradient]"
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What was done for a backward as forward ended, so that it need not be done in its time.
+
+    ``hooked`` are the sequence numbers of the hooked nodes: the nodes themselves would keep the
+    graph of a forward that no backward follows.
+    """
+
+    border: Border
+    figures: Figures
+    hooked: tuple[int, ...]
+    nodes: int
+    unhook: Callable[[], None]
+
+
 @dataclass(slots=True)
 class WatchedBackward:
     """One backward: where it started, what flowed along its edges, and its graph as plain data."""
 
     found: FoundRoots
-    links: Links
     keeps_graph: bool
     is_partial: bool
     watchpoints: Watchpoints
     figures: Figures
-    seen: tuple[Node, ...] = ()
+    ahead: _Ahead | None = None
+    seen: tuple[Node | int, ...] = ()
     failed: bool = False
     graph: AutogradGraph | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sorted: tuple[_ByNumber, _ByNumber] | None = None
+    _links: Links | None = None
+
+    @property
+    def links(self) -> Links:
+        """Return the nodes with what they lead to; none once they have been let go."""
+        if self._links is None:
+            self._links, _ = collect(start.node for start in self.found.starts)
+        return self._links
 
     @property
     def gradients(self) -> _ByNumber:
@@ -80,7 +106,7 @@ class WatchedBackward:
     def let_go(self) -> None:
         """Keep no node alive from now on."""
         self._look()
-        self.links = {}
+        self._links = {}
         self.seen = ()
         self.watchpoints = Watchpoints()
         self.found = FoundRoots((), ())
@@ -97,15 +123,17 @@ class WatchedBackward:
         left: Seen = {}
         entered: Seen = {}
         starts = {start.node for start in self.found.starts}
+        seen = self._seen_nodes()
         for number, index, gradient in self.figures.results():
+            node = seen[~number if number < 0 else number]
+            if node is None:
+                continue
             if number < 0:
-                node = self.seen[~number]
                 if node in starts:
                     self._note(incoming, node, index, gradient)
                 else:
                     entered[node, index] = gradient
                 continue
-            node = self.seen[number]
             links = self.links[node]
             if index < len(links) and links[index][0] is not None:
                 left[node, index] = gradient
@@ -115,6 +143,13 @@ class WatchedBackward:
             self._note(gradients, node, index, gradient)
         return gradients, incoming
 
+    def _seen_nodes(self) -> list[Node | None]:
+        """Return the nodes that were hooked; None for those that this backward did not start."""
+        if not any(isinstance(node, int) for node in self.seen):
+            return [node for node in self.seen if isinstance(node, Node)]
+        known = {node_sequence_number(node): node for node in self.links if self.links[node]}
+        return [known.get(node) if isinstance(node, int) else node for node in self.seen]
+
     @staticmethod
     def _note(kept: _ByNumber, node: Node, index: int, gradient: EdgeGradient) -> None:
         number = node_sequence_number(node)
@@ -123,11 +158,18 @@ class WatchedBackward:
 
 
 class BackwardWatch:
-    """Stands where every backward and autograd.grad of one thread passes through."""
+    """Stands where every backward and autograd.grad of one thread passes through.
+
+    The graph is walked, and its nodes are hooked, as backward begins. For what a
+    module returned that no other called, that is done at once, as long as a backward follows before
+    the next such module is called.
+    """
 
     def __init__(self) -> None:
         self.backwards: list[WatchedBackward] = []
         self.forgotten = 0
+        self._ahead: _Ahead | None = None
+        self._looks_ahead = True
         self._thread = 0
         self._active = False
         self._clearing: Clearing | None = None
@@ -145,6 +187,43 @@ class BackwardWatch:
         """Go away; where somebody else has stepped in since, let everything through."""
         self._active = False
         self._patches.restore()
+        self._forget_ahead()
+
+    def look_ahead(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Prepare for a backward from what a module has returned."""
+        if not (self._active and self._looks_ahead) or self._clearing is None:
+            return
+        if self._ahead is not None:
+            # Modules called one after another: most of the graph would be walked again and again.
+            self._do_not_look_ahead()
+            return
+        # A look at the node of a view that was written to would make one.
+        if any(output._is_view() and output._version for output in outputs):  # noqa: SLF001 - no other way
+            return
+        starts = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        with collector_paused():
+            chosen = sparsely(starts, self._clearing)
+            last = None if next_sequence_number is None else next_sequence_number() - 1
+            if chosen is None or last is None or chosen.nodes > _MANY:
+                self._looks_ahead = False
+                return
+            figures = Figures(has_streams=_has_streams())
+            self._ahead = _Ahead(
+                Border(frozenset(map(_number, starts)), last),
+                figures,
+                tuple(map(_number, chosen.hooked)),
+                chosen.nodes,
+                add_post_hooks(_leaving(figures, chosen.hooked)),
+            )
+
+    def _do_not_look_ahead(self) -> None:
+        self._looks_ahead = False
+        self._forget_ahead()
+
+    def _forget_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.unhook()
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -152,6 +231,8 @@ class BackwardWatch:
             # Those of torch.func are its own: nobody can read the numbers in its wrappers.
             is_theirs = inside_backward() or transform_is_active()
             if not self._active or threading.get_ident() != self._thread or is_theirs:
+                if self._ahead is not None:
+                    self._do_not_look_ahead()
                 return original(outputs, *args, **kwargs)
             with collector_paused():
                 watched = self._prepare(outputs, args)
@@ -194,48 +275,62 @@ class BackwardWatch:
         is_partial = len(args) > _INPUTS and bool(args[_INPUTS])
         chosen = None
         if self._clearing is not None and not is_partial:
-            chosen = sparsely(starts, self._clearing)
+            if self._ahead is not None:
+                chosen = sparsely(starts, self._clearing, self._ahead.border)
+            if chosen is None:
+                self._forget_ahead()
+                chosen = sparsely(starts, self._clearing)
         if chosen is None:
-            links, _ = collect(starts)
-            chosen = links, everywhere(links)
-        links, watchpoints = chosen
+            self._do_not_look_ahead()
+            chosen = everywhere(collect(starts)[0])
+        ahead, self._ahead = self._ahead, None
         watched = WatchedBackward(
             found=found,
-            links=links,
             keeps_graph=len(args) > _KEEP_GRAPH and bool(args[_KEEP_GRAPH]),
             is_partial=is_partial,
-            watchpoints=watchpoints,
-            figures=Figures(has_streams=_has_streams()),
+            watchpoints=chosen,
+            figures=Figures(has_streams=_has_streams()) if ahead is None else ahead.figures,
+            ahead=ahead,
         )
-        if len(watched.links) > _MANY:
+        if chosen.nodes + (0 if ahead is None else ahead.nodes) > _MANY:
             release_without_recursion(watched.walked())
         return watched
 
     def _hook(self, watched: WatchedBackward) -> Callable[[], None]:
         """Hook the nodes to be watched; return what takes all hooks away."""
-        figures, watchpoints = watched.figures, watched.watchpoints
+        figures, hooked, ahead = watched.figures, watched.watchpoints.hooked, watched.ahead
         starts = dict.fromkeys(start.node for start in watched.found.starts)
-        watched.seen = (*watchpoints.hooked, *starts)
-        remove = add_post_hooks(
-            (
-                node,
-                figures.leaving(number, looks_back=looks_back),
-            )
-            for number, (node, looks_back) in enumerate(watchpoints.hooked.items())
-        )
+        before = () if ahead is None else ahead.hooked
+        watched.seen = (*before, *hooked, *starts)
+        remove = add_post_hooks(_leaving(figures, hooked, len(before)))
         handles = [
             node.register_prehook(figures.entering(number))
-            for number, node in enumerate(starts, start=len(watchpoints.hooked))
+            for number, node in enumerate(starts, start=len(before) + len(hooked))
         ]
         if self._clearing is not None:
             self._clearing.add(len(handles))
 
         def unhook() -> None:
             remove()
+            if ahead is not None:
+                ahead.unhook()
             for handle in handles:
                 handle.remove()
 
         return unhook
+
+
+def _leaving(
+    figures: Figures, hooked: Mapping[Node, bool], first: int = 0
+) -> Iterator[tuple[Node, Callable[[Any, Any], None]]]:
+    """Yield nodes with the hooks that take what leaves them, numbered from ``first``."""
+    for number, (node, looks_back) in enumerate(hooked.items(), start=first):
+        yield node, figures.leaving(number, looks_back=looks_back)
+
+
+def _number(node: Node) -> int:
+    number = node_sequence_number(node)
+    return -1 if number is None else number
 
 
 def _has_streams() -> bool:

@@ -60,7 +60,7 @@ def record(
         source: note the line of your code that makes each node, by torch's anomaly mode: forward
             takes about ten times as long.
         backward: measure the gradient on every edge of each backward that runs within. Small
-            gradients (up to 16,384 elements, on the CPU) are copied as backward computes them;
+            gradients (up to 64 KiB, on the CPU) are copied as backward computes them;
             their norms and counts are worked out when you first look (``graph``, ``trace_graph``,
             ``not_recorded``), and are the same whenever that is. After a backward up to 16 MiB of
             copies wait, within one up to 32; when there are more, all are worked out there and
@@ -100,6 +100,8 @@ class Recording:
         self._modules = ModuleWatch() if modules else None
         self._saved = SavedWatch() if saved else None
         self._backward = BackwardWatch() if backward else None
+        if self._modules is not None and self._backward is not None:
+            self._modules.at_end = self._backward.look_ahead
         self._stack = ExitStack()
         self._entered = False
         self._calls: tuple[ModuleCall, ...] = ()

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from gradcheck_suite._torch_compat import (
 from gradcheck_suite.graph.model import ModuleCall
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["CallFacts", "ModuleWatch", "paths_of"]
 
@@ -58,11 +59,13 @@ class ModuleWatch:
     """Hooks round the forward of every module, on one thread.
 
     Modules that run under backward (recomputed by checkpointing) and those that torch.compile
-    traces are left alone. ``elsewhere`` says that modules ran on other threads.
+    traces are left alone. ``elsewhere`` says that modules ran on other threads. ``at_end`` is given
+    the tensors with a graph that a module returned which no other called.
     """
 
     facts: list[CallFacts] = field(default_factory=list)
     elsewhere: bool = False
+    at_end: Callable[[Sequence[torch.Tensor]], None] | None = None
     _open: list[int] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _innermost: list[int | None] = field(default_factory=list)
@@ -132,13 +135,16 @@ class ModuleWatch:
         del self._open[places[-1] :]
         facts = self.facts[closed]
         with without_torch_function():
-            for tensor in _floating_tensors(output):
+            tensors = _floating_tensors(output)
+            for tensor in tensors:
                 requires_grad = tensor.requires_grad
                 facts.output_requires_grad = bool(facts.output_requires_grad) or requires_grad
                 if requires_grad and (memory := _memory(tensor)) is not None:
                     self._made_with_graph[memory] = closed
                     if len(self._made_with_graph) > max(_PRUNE_AT, self._prune_at):
                         self._prune()
+            if not self._open and self.at_end is not None and facts.output_requires_grad:
+                self.at_end(tensors)
         self._mark(self._open[-1] if self._open else None)
 
     def _prune(self) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.graph._walk import Links
     from gradcheck_suite.graph.model import EdgeGradient
 
-__all__ = ["Clearing", "Seen", "Watchpoints", "everywhere", "follow", "sparsely"]
+__all__ = ["Border", "Clearing", "Seen", "Watchpoints", "everywhere", "follow", "sparsely"]
 
 Seen: TypeAlias = "dict[tuple[Node, int], EdgeGradient]"
 
@@ -57,10 +57,34 @@ class Watchpoints:
     Attributes:
         hooked: the nodes to hook, each with whether what it was given is wanted too.
         is_sparse: whether gradients that are not seen follow from those that are.
+        nodes: how many nodes the graph has.
     """
 
     hooked: dict[Node, bool] = field(default_factory=dict)
     is_sparse: bool = False
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a part of the graph begins that was walked before, by sequence numbers.
+
+    Attributes:
+        roots: the nodes that lead into that part.
+        last: the greatest number that a node in it can have.
+    """
+
+    roots: frozenset[int]
+    last: int
+
+    def leaves_out(self, node: Node) -> bool:
+        """Whether a node lies in that part, or is older than it."""
+        number = node_sequence_number(node)
+        return number is None or number <= self.last
+
+    def begins_at(self, node: Node) -> bool:
+        """Whether a node is where that part begins."""
+        return node_sequence_number(node) in self.roots
 
 
 class Clearing:
@@ -83,33 +107,44 @@ class Clearing:
         """Whether no hook has been registered since the beginning."""
         return self._hooks is not None and self._hooks == hooks_registered()
 
-    def covers(self, node: Node) -> bool:
-        """Whether a node was made since the beginning."""
-        number = node_sequence_number(node)
-        return number is not None and self._nodes is not None and number >= self._nodes
+    def covers(self, nodes: Iterable[Node]) -> bool:
+        """Whether all of these nodes were made since the beginning."""
+        first = self._nodes
+        numbers = map(node_sequence_number, nodes)
+        return first is not None and all(
+            number is not None and number >= first for number in numbers
+        )
 
 
 def everywhere(links: Links) -> Watchpoints:
     """Look at what every node returns."""
-    return Watchpoints({node: False for node, found in links.items() if found})
+    return Watchpoints({node: False for node, found in links.items() if found}, nodes=len(links))
 
 
 def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs before each backward
-    starts: Iterable[Node], clearing: Clearing
-) -> tuple[Links, Watchpoints] | None:
-    """Collect the graph as ``collect`` does, and choose about every fourth of its nodes.
+    starts: Iterable[Node], clearing: Clearing, border: Border | None = None
+) -> Watchpoints | None:
+    """Walk the graph as ``collect`` does, and choose about every fourth of its nodes.
 
     Each gradient is made by one node, may be passed on by others, and ends in one that uses it; it
     is seen where the first or the last is hooked. Leaves are not hooked, and what several edges
     lead to is given their sum, so that there it has to be the first.
 
+    What the nodes lead to is not kept: it can be asked for again, and thousands of tuples that
+    outlived this would start Python's collector.
+
+    Args:
+        starts: where backward starts.
+        clearing: began before the graph was made.
+        border: of a part that was walked before, and is not entered again.
+
     Returns:
-        None if somebody may change gradients on the way.
+        None if somebody may change gradients on the way, or if the graph leads into the part that
+        was walked before by another way than its roots.
     """
     if not clearing.has_no_hooks():
         return None
     kinds = _KINDS
-    links: Links = {}
     hooked: dict[Node, bool] = {}
     # Who made the gradient that enters a node; None where several did, or the caller.
     makers: dict[Node, Node | None] = dict.fromkeys(starts)
@@ -117,11 +152,20 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
     either: list[tuple[Node, Node]] = []
     # Nodes that were taken for some that pass on what a single other node made.
     mistaken: list[Node] = []
+    # A node's Python object must stay alive for its identity to last; members of a set do.
+    walked: set[Node] = set()
+    last: list[Node] = []
     pending = [*makers]
+    if border is not None:
+        outside = [node for node in pending if border.leaves_out(node)]
+        if not all(map(border.begins_at, outside)):
+            return None
+        pending = [node for node in pending if node not in outside]
     pending.reverse()
     while pending:
         node = pending.pop()
-        found = links[node] = node.next_functions
+        walked.add(node)
+        found = node.next_functions
         maker = makers[node]
         kind = kinds[type(node)]
         if kind == _MAY_PASS_ON:
@@ -144,13 +188,18 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
                 continue
             kind = kinds[type(target)]
             if kind == _LEAF:
-                links[target] = ()
+                walked.add(target)
                 hooked[maker] = False
                 if maker is not node and _has_hooks(target):
                     # It takes a view for its own, into which its hooks may write.
                     hooked[node] = False
                 continue
             is_last = False
+            if border is not None and border.leaves_out(target):
+                if not border.begins_at(target):
+                    return None
+                hooked[maker] = False
+                continue
             if target not in makers:
                 makers[target] = maker
                 pending.append(target)
@@ -161,12 +210,14 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
             first, makers[target] = makers[target], None
             if first is not None:
                 hooked[first] = False
-                if kind >= _PASSES_ON and target in links:
+                if kind >= _PASSES_ON and target in walked:
                     mistaken.append(target)
-        if is_last and not clearing.covers(node):
-            return None
+        if is_last:
+            last.append(node)
+    if not clearing.covers(last):
+        return None
     for node in mistaken:
-        user = _user_after(node, links, makers)
+        user = _user_after(node, makers)
         if user is None:
             hooked[node] = False
         else:
@@ -174,24 +225,24 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
     for maker, user in either:
         if maker not in hooked:
             hooked[user] = True
-    return links, Watchpoints(hooked, is_sparse=True)
+    return Watchpoints(hooked, is_sparse=True, nodes=len(walked))
 
 
-def _user_after(node: Node, links: Links, makers: Mapping[Node, Node | None]) -> Node | None:
+def _user_after(node: Node, makers: Mapping[Node, Node | None]) -> Node | None:
     """Return the node that uses what another passes on, if it is given nothing else."""
-    while _passes_on(node) and node in links:
-        target = links[node][0][0]
+    while _passes_on(node):
+        target = node.next_functions[0][0]
         if target is None or makers.get(target) is None:
             return None
         node = target
-    return node if links.get(node) and _KINDS[type(node)] == _ORDINARY else None
+    return node if node.next_functions and _KINDS[type(node)] == _ORDINARY else None
 
 
 def follow(links: Links, starts: Collection[Node], seen: Seen, entered: Seen) -> None:
     """Add the gradients that were not seen and that those seen tell.
 
     Args:
-        links: the graph, as ``sparsely`` returns it.
+        links: the graph, as ``collect`` returns it.
         starts: where backward started.
         seen: what left a node, by the node and the index of the input; it is added to.
         entered: what was given to a node, by the node and the index of the output.

@@ -464,7 +464,7 @@ def test_what_is_held_first_tells_the_same(gradients):
     expected = [truth(gradient) for gradient in gradients]
     figures = _figures.Figures()
     for index, gradient in enumerate(gradients):
-        figures._hold(0, index, index, gradient)
+        figures._hold(0, index, gradient)
     figures.finish()
     assert not figures._held
     for gradient in gradients:

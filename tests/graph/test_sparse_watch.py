@@ -258,9 +258,9 @@ class TestHeld:
         held = []
         hold = _figures.Figures._hold
 
-        def note(self, node, index, row, gradient):
+        def note(self, node, index, gradient):
             held.append(weakref.ref(gradient))
-            hold(self, node, index, row, gradient)
+            hold(self, node, index, gradient)
 
         monkeypatch.setattr(_figures.Figures, "_hold", note)
         monkeypatch.setattr(_figures, "_SMALL", 10)

@@ -22,7 +22,7 @@ def plan(make):
     loss = make()
     links, _ = collect([loss.grad_fn])
     found = sparsely([loss.grad_fn], clearing)
-    hooked = None if found is None else [node.name() for node in found[1].hooked]
+    hooked = None if found is None else [node.name() for node in found.hooked]
     return len(everywhere(links).hooked), hooked
 
 
