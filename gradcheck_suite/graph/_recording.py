@@ -195,23 +195,23 @@ class Recording:
         watch = self._modules
         if watch is None:
             return
-        roots = self._named_roots(watch.roots())
+        paths = {} if self._model is None else paths_of([("", self._model)])
+        others = self._named_roots(
+            tuple(module for module in watch.roots() if id(module) not in paths)
+        )
+        roots = others if self._model is None else [("", self._model), *others]
         self._members = tuple(
             (kind, name, weakref.ref(tensor)) for kind, name, tensor in members_of(roots)
         )
-        self._calls = watch.calls(paths_of(roots))
+        self._calls = watch.calls({**paths_of(others), **paths})
         self._facts = tuple(watch.facts)
 
     def _named_roots(
         self, called: tuple[torch.nn.Module, ...]
     ) -> list[tuple[str, torch.nn.Module]]:
-        roots: list[tuple[str, torch.nn.Module]] = []
-        if self._model is not None:
-            roots.append(("", self._model))
-            inside = set(self._model.modules())
-            called = tuple(module for module in called if module not in inside)
-        if not roots and len(called) == 1:
+        if self._model is None and len(called) == 1:
             return [("", called[0])]
+        roots: list[tuple[str, torch.nn.Module]] = []
         taken: set[str] = set()
         for module in called:
             name = kind = type(module).__name__

@@ -57,7 +57,7 @@ class Watchpoints:
     Attributes:
         hooked: the nodes to hook, each with whether what it was given is wanted too.
         is_sparse: whether gradients that are not seen follow from those that are.
-        nodes: how many nodes the graph has.
+        nodes: how many nodes the graph has, or has but leaves.
     """
 
     hooked: dict[Node, bool] = field(default_factory=dict)
@@ -146,14 +146,15 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
         return None
     kinds = _KINDS
     hooked: dict[Node, bool] = {}
-    # Who made the gradient that enters a node; None where several did, or the caller.
+    # Who made the gradient that enters a node; None where several did, or the caller. A node's
+    # Python object must stay alive for its identity to last; keys of a dict do.
     makers: dict[Node, Node | None] = dict.fromkeys(starts)
     # A gradient that is seen after the first node or after the second.
     either: list[tuple[Node, Node]] = []
     # Nodes that were taken for some that pass on what a single other node made.
     mistaken: list[Node] = []
-    # A node's Python object must stay alive for its identity to last; members of a set do.
-    walked: set[Node] = set()
+    # Of those that pass on what they are given, the ones that were walked by.
+    passed: set[Node] = set()
     last: list[Node] = []
     pending = [*makers]
     if border is not None:
@@ -164,7 +165,6 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
     pending.reverse()
     while pending:
         node = pending.pop()
-        walked.add(node)
         found = node.next_functions
         maker = makers[node]
         kind = kinds[type(node)]
@@ -179,8 +179,10 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
                 else:
                     hooked[maker] = False
             maker = node
-        elif maker is None:
-            maker = node
+        else:
+            passed.add(node)
+            if maker is None:
+                maker = node
         # What is older than a node lies behind it, so that a look at the last ones will do.
         is_last = True
         for target, _ in found:
@@ -188,7 +190,6 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
                 continue
             kind = kinds[type(target)]
             if kind == _LEAF:
-                walked.add(target)
                 hooked[maker] = False
                 if maker is not node and _has_hooks(target):
                     # It takes a view for its own, into which its hooks may write.
@@ -210,7 +211,7 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
             first, makers[target] = makers[target], None
             if first is not None:
                 hooked[first] = False
-                if kind >= _PASSES_ON and target in walked:
+                if kind >= _PASSES_ON and target in passed:
                     mistaken.append(target)
         if is_last:
             last.append(node)
@@ -225,7 +226,7 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
     for maker, user in either:
         if maker not in hooked:
             hooked[user] = True
-    return Watchpoints(hooked, is_sparse=True, nodes=len(walked))
+    return Watchpoints(hooked, is_sparse=True, nodes=len(makers))
 
 
 def _user_after(node: Node, makers: Mapping[Node, Node | None]) -> Node | None:
