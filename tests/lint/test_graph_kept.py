@@ -10,6 +10,19 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "a mean that moves, of a sum of losses that begins with 0": """
+def train(model, loader, opt):
+    running = 0.0
+    for xs in loader:
+        loss = 0
+        for x in xs:
+            loss = loss + model(x).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        running = 0.95 * running + 0.05 * loss  # !
+    return running
+""",
     "a part of the loss in a row of a log": """
 def train(model, loader, criterion, opt):
     history = []
@@ -146,6 +159,19 @@ def train(model, loader, opt):
 }
 
 _CORRECT = {
+    "a mean that moves, of a number": """
+def train(model, loader, opt):
+    running = 0.0
+    for xs in loader:
+        loss = 0
+        for x in xs:
+            loss = loss + model(x).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        running = 0.95 * running + 0.05 * float(loss)
+    return running
+""",
     "numbers and data in a row of a log": """
 def train(model, loader, criterion, opt):
     history = []

@@ -10,6 +10,12 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "one finding for what is written to twice in a row": """
+def average(model):
+    w = torch.zeros(3, requires_grad=True)
+    w.mul_(0.9).add_(model.w, alpha=0.1)  # !
+    w.sub_(1)  # !
+""",
     "manual sgd": """
 w = torch.randn(3, 1, requires_grad=True)
 b = torch.zeros(1, requires_grad=True)

@@ -10,6 +10,15 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "a window by a name": """
+def train(model, loader, opt, accum):
+    opt.zero_grad()
+    for i, x in enumerate(loader):
+        is_last = (i + 1) % accum == 0
+        model(x).mean().backward()
+        if is_last:
+            opt.step()  # !
+""",
     "simple main": """
 def main():
     model = nn.Linear(3,1)

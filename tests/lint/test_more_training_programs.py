@@ -103,3 +103,38 @@ def test_a_closure_must_differentiate(differentiate: str, codes: list[str]) -> N
 )
 def test_a_step_of_an_object_of_the_file_is_looked_into(first: str, codes: list[str]) -> None:
     assert _codes(_WRAPPER.format(first=first)) == codes
+
+
+_PENALTY = """
+def penalty(critic, real, fake):
+    mixed = (real + fake).requires_grad_(True)
+    out = critic(mixed)
+    slope = torch.autograd.grad(out, mixed, torch.ones_like(out){options})[0]
+    return ((slope.flatten(1).norm(2, dim=1) - 1) ** 2).mean()
+def train(critic, generator, loader):
+    opt = torch.optim.Adam(critic.parameters())
+    for real in loader:
+        fake = generator(torch.randn(len(real), 8)).detach()
+        loss = {loss}
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "critic(fake).mean() - critic(real).mean() + 10 * penalty(critic, real, fake)",
+        "critic(fake).mean() + penalty(critic, real, fake) * 10 - critic(real).mean()",
+        "critic(fake).mean() + penalty(critic, real, fake)",
+    ],
+)
+def test_a_penalty_that_another_function_returns(loss: str) -> None:
+    assert _codes(_PENALTY.format(options="", loss=loss)) == ["GCS401"]
+    assert _codes(_PENALTY.format(options=", create_graph=True", loss=loss)) == []
+
+
+def test_a_call_that_is_no_term_of_the_loss() -> None:
+    loss = "critic(fake).mean() * (1 + penalty(critic, real, fake))"
+    assert _codes(_PENALTY.format(options="", loss=loss)) == []

@@ -103,7 +103,7 @@ def record_call(
         function is not None and _only_declares_numbers(function)
     ):
         through = frozenset()
-    reading.recorder.event(
+    call = reading.recorder.event(
         Call,
         node,
         reading.state.mode,
@@ -145,6 +145,7 @@ def record_call(
         given = parameters_given(function, arguments.named, is_method=method is not None)
         may_record = reading.surroundings.near.has(function, MODE)
         result = as_seen_by_caller(reading, node, made, returned, given, may_record=may_record)
+        call.result = result
     if is_loss(node):
         return carrying(result, *arguments.positional[:1])
     return result

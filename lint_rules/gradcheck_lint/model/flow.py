@@ -154,11 +154,12 @@ class Forward(Event):
 
 @dataclass(slots=True, eq=False)
 class Attach(Event):
-    """A layer or parameter is put into an attribute or item of an object."""
+    """A layer or parameter is put into an attribute or item of an object, for another."""
 
     path: str = ""
     values: Values = NOTHING
     attached: Values = NOTHING
+    replaced: Values = NOTHING
 
 
 class StoreKind(Enum):
@@ -205,7 +206,8 @@ class Call(Event):
     ``method`` is the name after the last dot of a method call. ``handed`` are the sites of the
     objects that it can reach, ``mentions`` those of the values that flow into it. A function that
     is handed on as a value counts as called, with ``referenced`` True. ``on`` are the objects
-    that a method is called on. ``suspends`` tells that anything may happen meanwhile.
+    that a method is called on. ``suspends`` tells that anything may happen meanwhile. ``result`` is
+    what a function that may be looked into returns.
     """
 
     function: FunctionScope | None = None
@@ -219,6 +221,7 @@ class Call(Event):
     is_constructor: bool = False
     is_used: bool = False
     suspends: bool = False
+    result: Values = NOTHING
 
 
 @dataclass(slots=True, eq=False)

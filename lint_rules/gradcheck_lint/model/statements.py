@@ -149,13 +149,15 @@ class StatementReader:
         reading = self._reading
         if not all_are(values, Kind.MODULE, Kind.LEAF) or not may_hold_layers(reading, base):
             return
+        path = dotted_name(target)
         reading.recorder.event(
             Attach,
             target,
             reading.state.mode,
-            path=dotted_name(target) or self._reading.source_of(target),
+            path=path or self._reading.source_of(target),
             values=base,
             attached=values,
+            replaced=NOTHING if path is None else reading.look_up(path),
         )
 
     def _note_running_sum(

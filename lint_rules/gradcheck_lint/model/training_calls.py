@@ -53,6 +53,10 @@ def read_backward(
     if ordered and not _is_cotangent(reading, ordered[0], arguments):
         # `engine.backward(loss)`: somebody else's backward, with rules of its own.
         return None
+    receiver = _without_numbers(receiver)
+    path = dotted_name(node.func.value)
+    if path is not None and (held := reading.state.names.get(path)) is not None:
+        reading.state.names[path] = _without_numbers(held)
     reading.recorder.event(
         Backward,
         node,
@@ -65,6 +69,11 @@ def read_backward(
         seeded=is_computed(reading, ordered[0] if ordered else keyword(node, "gradient")),
     )
     return reading.recorder.unknown(node, origin=Origin.CALL)
+
+
+def _without_numbers(values: Values) -> Values:
+    """Leave out the 0 that a sum of losses begins with: it has no backward()."""
+    return frozenset(value for value in values if value.kind is not Kind.NUMBER) or values
 
 
 def read_backward_by_engine(

@@ -229,7 +229,7 @@ RULES: Final = (
         "parameter-not-optimized",
         "gradcheck_lint.rules.parameter_not_optimized",
         "ParameterNotOptimized",
-        ((b"optim",), (b"step(",), (b"nn.",)),
+        ((b"optim",), (b"step(", b"parameters("), (b"nn.",)),
     ),
     RuleReference(
         "GCS308",

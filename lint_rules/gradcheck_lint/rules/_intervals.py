@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Block, Branch, Loop
-from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, integer, last_word, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,14 +16,26 @@ if TYPE_CHECKING:
 __all__ = ["come_round", "may_be_whole"]
 
 
-def come_round(arms: Iterable[tuple[int, int]], block: Block) -> bool:
-    """Tell whether all of these branches in a block are taken every so many iterations."""
+def come_round(arms: Iterable[tuple[int, int]], loop: Loop) -> bool:
+    """Tell whether all of these branches in a loop are taken every so many iterations."""
     arms = tuple(arms)
-    tests = _tests_in(block) if arms else {}
+    tests = _tests_in(loop.body) if arms else {}
     return all(
-        arm == 0 and (test := tests.get(branch)) is not None and _comes_round(test)
+        arm == 0 and (test := tests.get(branch)) is not None and _comes_round(_meant(test, loop))
         for branch, arm in arms
     )
+
+
+def _meant(test: cst.BaseExpression, loop: Loop) -> cst.BaseExpression:
+    """Return what a test stands for that is the name of something the loop works out once."""
+    if type(test) is not cst.Name:
+        return test
+    given = [
+        value
+        for target, value in map(assigned_once, walk(loop.node))
+        if target is not None and value is not None and dotted_name(target) == test.value
+    ]
+    return given[0] if len(given) == 1 else test
 
 
 def _tests_in(block: Block) -> dict[int, cst.BaseExpression]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.model.flow import Call
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
@@ -16,7 +17,7 @@ from gradcheck_lint.model.syntax import (
     keyword,
     positional,
 )
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, all_are, cut_of
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, cut_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,14 +44,11 @@ def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTN
     while waiting:
         term = waiting.pop()
         name = dotted_name(term)
-        gradient = _gradient_within(term, function)
-        if gradient is not None:
-            yield gradient
+        cut = _what_cut(term, name, function)
+        if cut is not None:
+            yield cut
         elif name is not None:
-            cut = _cut_constant(name, function)
-            if cut is not None:
-                yield cut
-            elif name not in seen:
+            if name not in seen:
                 seen.add(name)
                 waiting.extend(assigned.get(name, ()))
         elif isinstance(term, cst.BinaryOperation):
@@ -131,10 +129,24 @@ def _assigned(function: FunctionModel) -> dict[str, list[cst.BaseExpression]]:
     return found
 
 
-def _cut_constant(name: str, function: FunctionModel) -> cst.CSTNode | None:
-    """Return what took the graph of all that a name holds away, if it never has one."""
-    held = function.bindings.get(name, NOTHING)
-    return cut_of(held) if all_are(held, Kind.PLAIN) else None
+def _what_cut(
+    term: cst.BaseExpression, name: str | None, function: FunctionModel
+) -> cst.CSTNode | None:
+    """Return what took the graph of a term away, if it never has one, whatever its parts."""
+    gradient = _gradient_within(term, function)
+    if gradient is not None:
+        return gradient
+    if name is not None:
+        values = function.bindings.get(name, NOTHING)
+    else:
+        values = _returned_by(term, function)
+    return cut_of(values) if all_are(values, Kind.PLAIN) else None
+
+
+def _returned_by(node: cst.BaseExpression, function: FunctionModel) -> Values:
+    """Return what a call of a function of this file returns."""
+    calls = (event for event in function.events() if isinstance(event, Call) and event.node is node)
+    return next((call.result for call in calls), NOTHING)
 
 
 def _only_factor(product: cst.BinaryOperation, function: FunctionModel) -> list[cst.BaseExpression]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Attach, Call, Event, Step
+from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
 from gradcheck_lint.model.nearness import STEP, STEPS
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, last_word, walk
+from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -32,9 +33,10 @@ class ParameterNotOptimized(Rule):
     entry = catalogue.PARAMETER_NOT_OPTIMIZED
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function steps, and gives an object an attribute or a layer an item."""
+        """Tell whether an optimizer is made or steps there, and a layer is put somewhere."""
         scope = function.scope
-        if STEPS.isdisjoint(scope.words) or not function.module.near.has_itself(scope, STEP):
+        steps = not STEPS.isdisjoint(scope.words) and function.module.near.has_itself(scope, STEP)
+        if not steps and not ("parameters" in scope.words and _makes_optimizer(scope.words)):
             return False
         return (
             scope.statements is None
@@ -44,7 +46,7 @@ class ParameterNotOptimized(Rule):
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every layer that is attached between making an optimizer and its steps."""
+        """Yield every layer that is attached after an optimizer was made that is used later."""
         events = list(function.events())
         attached = [
             event
@@ -52,32 +54,30 @@ class ParameterNotOptimized(Rule):
             if isinstance(event, Attach)
             and all(has_weights(value, function) for value in event.attached)
         ]
-        steps = [
-            event
-            for event in events
-            if isinstance(event, Step) and all_are(event.values, Kind.OPTIMIZER)
-        ]
-        if not attached or not steps or b"add_param_group" in function.module.source:
+        if not attached or b"param_group" in function.module.source:
             return
+        uses = [*_steps(events), *_kept(function, events)]
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
         for event in attached:
-            for step in steps:
-                if any(_may_add_to(known, step) for known in events):
+            place = order.get(id(event.node), 0)
+            owned = sites(event.values) | sites(event.replaced)
+            if _is_seen_to(function, event, order):
+                continue
+            for use in uses:
+                made = [order.get(id(value.node), len(order)) for value in use.optimizers]
+                if not made or max(made) >= place or events.index(event) > use.place:
                     continue
-                made = [order.get(id(value.node), len(order)) for value in step.values]
-                if events.index(step) < events.index(event) or not made:
+                if any(_may_add_to(known, use.optimizers) for known in events):
                     continue
-                if max(made) < order.get(id(event.node), 0) and sites(event.values) & held_by(
-                    step.values
-                ):
+                if owned & held_by(use.optimizers):
                     how = "added" if isinstance(event.node, cst.Call) else "replaced"
                     yield Violation(
                         event.node,
                         f"`{event.path}` is {how} after the optimizer was made from the model's "
                         "parameters: the new layer gets gradients and is never trained",
-                        Severity.ERROR,
+                        use.severity,
                         "change the model first, then make the optimizer",
-                        ((step.node, "this optimizer still has the old parameters"),),
+                        ((use.node, "this optimizer still has the old parameters"),),
                     )
                     break
 
@@ -135,13 +135,83 @@ def finetune(model, loader, classes):
     )
 
 
-def _may_add_to(event: Event, step: Step) -> bool:
+def _is_seen_to(function: FunctionModel, event: Attach, order: Mapping[int, int]) -> bool:
+    """Tell whether something else is done with a layer than to run it.
+
+    Another optimizer may be given it; it may be a copy, or frozen; or be taken out again.
+    """
+    name = event.path.rpartition(".")[-1]
+    before = order.get(id(event.node), 0)
+    for node in walk(function.module.tree):
+        place = order.get(id(node))
+        if place is not None and place <= before:
+            continue
+        if type(node) is cst.Attribute and node.attr.value in _SEES_TO:
+            if last_word(dotted_name(node.value) or "") == name:
+                return True
+        elif place is not None:
+            target, _ = assigned_once(node)
+            if target is not None and dotted_name(target) == event.path:
+                return True
+    return False
+
+
+_SEES_TO: Final = frozenset(
+    {
+        *("parameters", "named_parameters", "weight", "bias", "requires_grad_", "requires_grad"),
+        *("load_state_dict", "eval", "train", "children", "modules"),
+    }
+)
+
+
+class _Use(NamedTuple):
+    """What is done with an optimizer, after how many events, and how sure it is that it steps."""
+
+    optimizers: Values
+    place: int
+    node: cst.CSTNode
+    severity: Severity
+
+
+def _steps(events: Sequence[Event]) -> Iterator[_Use]:
+    for place, event in enumerate(events):
+        if isinstance(event, Step) and all_are(event.values, Kind.OPTIMIZER):
+            yield _Use(event.values, place, event.node, Severity.ERROR)
+
+
+def _kept(function: FunctionModel, events: Sequence[Event]) -> Iterator[_Use]:
+    """Yield the optimizers that outlive the function: it returns them, or an object has them."""
+    itself = f"{function.scope.first_parameter}."
+    is_method = function.scope.owner is not None
+    returned = [
+        within
+        for event in events
+        if isinstance(event, Return)
+        for value in event.values
+        for within in (value, *chain.from_iterable(value.parts))
+    ]
+    for name, values in function.bindings.items():
+        (only, *others) = values or (None,)
+        if only is None or others or only.kind is not Kind.OPTIMIZER or only.node is None:
+            continue
+        if (is_method and name.startswith(itself)) or any(only.site == r.site for r in returned):
+            yield _Use(values, len(events), only.node, Severity.WARNING)
+
+
+def _makes_optimizer(words: Collection[str]) -> bool:
+    return any(_OPTIMIZER.search(word) is not None for word in words)
+
+
+_OPTIMIZER: Final = re.compile(r"optim|SGD|Adam", re.IGNORECASE)
+
+
+def _may_add_to(event: Event, optimizers: Values) -> bool:
     """Tell whether a call that can't be looked into is handed the optimizer."""
     if not isinstance(event, Call) or event.function is not None or event.harmless:
         return False
     if event.is_used and _makes_schedule(event.node):
         return False
-    return not event.handed.isdisjoint(sites(step.values))
+    return not event.handed.isdisjoint(sites(optimizers))
 
 
 def _makes_schedule(node: cst.CSTNode) -> bool:

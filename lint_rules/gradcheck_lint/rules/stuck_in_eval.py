@@ -352,7 +352,7 @@ class _Happening:
         way = (*self.calls, self.event)
         if way[0].arms[: len(loop.arms)] != loop.arms or any(known.arms for known in way[1:]):
             return False
-        return come_round(way[0].arms[len(loop.arms) :], loop.body)
+        return come_round(way[0].arms[len(loop.arms) :], loop)
 
 
 def _inside(loop: Loop, function: FunctionModel) -> Iterator[_Happening]:
