@@ -10,6 +10,23 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "a list that setdefault makes": """
+class T:
+    def __init__(self, model, opt):
+        self.model, self.opt = model, opt
+        self.losses = {}
+    def fit(self, loader):
+        kept = {}
+        for epoch in range(9):
+            for x in loader:
+                self.opt.zero_grad()
+                loss = self.model(x).mean()
+                loss.backward()
+                self.opt.step()
+                self.losses.setdefault(epoch, []).append(loss)  # !
+                kept.setdefault("all", []).append((epoch, loss))  # !
+        return kept
+""",
     "a mean that moves, of a sum of losses that begins with 0": """
 def train(model, loader, opt):
     running = 0.0
@@ -159,6 +176,20 @@ def train(model, loader, opt):
 }
 
 _CORRECT = {
+    "a list that setdefault makes, of numbers, or for the iteration": """
+def fit(model, opt, loader):
+    losses = {}
+    for epoch in range(9):
+        for x in loader:
+            parts = {}
+            opt.zero_grad()
+            loss = model(x).mean()
+            parts.setdefault("mean", []).append(loss)
+            loss.backward()
+            opt.step()
+            losses.setdefault(epoch, []).append(loss.item())
+    return losses
+""",
     "a mean that moves, of a number": """
 def train(model, loader, opt):
     running = 0.0

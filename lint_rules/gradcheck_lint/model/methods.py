@@ -398,11 +398,7 @@ def _read_append(
     if not arguments.positional or method_of(reading, receiver, node.func.attr.value):
         return None
     stored = arguments.positional[-1]
-    target = node.func.value
-    root = target
-    while isinstance(root, cst.Subscript):
-        root = root.value
-    name = dotted_name(root)
+    name = dotted_name(_container_of(node.func.value))
     if name is not None:
         reading.recorder.event(
             Store,
@@ -422,6 +418,22 @@ def _read_append(
             changes = {"cut": cut, "certain": False} if cut is not None and not value.cut else {}
             reading.state.replace_site(value.site, _emptied(changes))
     return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+
+
+def _container_of(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what holds a list by a key or an index: ``d`` of ``d[k]``, ``d.setdefault(k, [])``."""
+    while True:
+        if isinstance(node, cst.Subscript):
+            node = node.value
+        elif (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "setdefault"
+            and any(isinstance(default, cst.List) for default in positional(node)[1:])
+        ):
+            node = node.func.value
+        else:
+            return node
 
 
 def _read_scale(
