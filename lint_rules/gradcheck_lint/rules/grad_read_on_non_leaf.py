@@ -9,8 +9,16 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import boolean, child_list, dotted_name, keyword, walk
-from gradcheck_lint.model.values import Kind, Value, Values, all_are
+from gradcheck_lint.model.syntax import (
+    boolean,
+    child_list,
+    dotted_name,
+    is_none,
+    keyword,
+    positional,
+    walk,
+)
+from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -46,15 +54,20 @@ class GradReadOnNonLeaf(Rule):
         reads = [
             node for node in nodes if type(node) is cst.Attribute and node.attr.value == "grad"
         ]
-        untested = _compared_with_none(nodes) if reads else set[int]()
+        if not reads:
+            return
+        known = {dotted_name(node) for node in _seen_to(nodes)}
+        cleared = {id(node.target) for node in nodes if type(node) is cst.AssignTarget}
         for node in reads:
             name = node.value.value if type(node.value) is cst.Name else None
             values = function.bindings.get(name or "", frozenset())
-            if name is None or name in seen or not values or id(node) in untested:
+            if name is None or name in seen or not values or id(node) in cleared:
+                continue
+            if f"{name}.grad" in known:
                 continue
             if not is_top and _is_output(values):
                 what = f"`{name}` is the output of a model"
-            elif all_are(values, Kind.HISTORY) and all(map(_is_of_leaf, values)):
+            elif _are_of_leaf(values, function):
                 what = f"`{name}` is computed from a leaf and none itself"
             else:
                 continue
@@ -158,10 +171,13 @@ def _nodes(function: FunctionModel) -> Iterator[cst.CSTNode]:
             waiting.extend(reversed(child_list(node)))
 
 
-def _compared_with_none(nodes: list[cst.CSTNode]) -> set[int]:
-    """Return what is compared, as in ``if x.grad is not None``, and what is assigned to."""
-    found = {id(node.left) for node in nodes if type(node) is cst.Comparison}
-    return found | {id(node.target) for node in nodes if type(node) is cst.AssignTarget}
+def _seen_to(nodes: list[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    """Yield what is compared, as in ``if x.grad is not None``, and what is given a value."""
+    for node in nodes:
+        if type(node) is cst.Comparison:
+            yield node.left
+        elif type(node) is cst.Assign and not is_none(node.value):
+            yield from (each.target for each in node.targets)
 
 
 def _is_output(values: Values) -> bool:
@@ -170,11 +186,25 @@ def _is_output(values: Values) -> bool:
     )
 
 
-def _is_of_leaf(value: Value) -> bool:
-    """Tell whether arithmetic made this of a leaf, and nothing else is known to be in between."""
+def _are_of_leaf(values: Values, function: FunctionModel) -> bool:
+    """Tell whether one operation made each of these of a leaf."""
+    return all_are(values, Kind.HISTORY) and all(_is_of_leaf(value, function) for value in values)
+
+
+def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
     node = value.node
-    return isinstance(node, cst.BinaryOperation) and any(
-        isinstance(inner, cst.Call) and _asks_for_gradient(inner) for inner in walk(node)
+    if isinstance(node, cst.BinaryOperation):
+        operands = [node.left, node.right]
+        if any(isinstance(inner, cst.Call) and _asks_for_gradient(inner) for inner in walk(node)):
+            return True
+    elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        operands = [node.func.value, *positional(node)]
+    else:
+        return False
+    names = (dotted_name(operand) for operand in operands)
+    return any(
+        name is not None and all_are(function.bindings.get(name, NOTHING), Kind.LEAF)
+        for name in names
     )
 
 
@@ -186,11 +216,7 @@ def _asks_for_gradient(node: cst.Call) -> bool:
 def _optimized(function: FunctionModel) -> Iterator[Violation]:
     """Yield every computed tensor that an optimizer is given in a list."""
     bindings = function.bindings
-    computed = {
-        name
-        for name, values in bindings.items()
-        if all_are(values, Kind.HISTORY) and all(map(_is_of_leaf, values))
-    }
+    computed = {name for name, values in bindings.items() if _are_of_leaf(values, function)}
     for node in _nodes(function) if computed else ():
         if not isinstance(node, cst.Call) or not node.args:
             continue
