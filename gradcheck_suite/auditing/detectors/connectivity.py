@@ -327,7 +327,8 @@ class ConnectivityDetector:
         self._look(watched, event.optimizer)
         if watched.watch is not None and watched.steps > 1:
             watched.watch.close()
-        if not self._recorder.backwards or watched.steps > CERTAIN - 1:
+        # Not after the first step: optimizers by the hundred make one and are gone.
+        if not self._recorder.backwards or watched.steps != CERTAIN - 1:
             return
         if watched.missing and not watched.asked:
             watched.asked = True
