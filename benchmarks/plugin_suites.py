@@ -66,7 +66,8 @@ def run_suite(recipe: Recipe, source: Path, *, audited: bool, python: str) -> Ou
             ],
             cwd=source,
             env={
-                **os.environ,
+                # An installed package has its bytecode, whatever this shell says of writing any.
+                **{k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
                 **dict(recipe.environment),
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": str(source / recipe.path),

@@ -57,6 +57,7 @@ def sample_of(tensor: Tensor, most: int) -> Tensor | None:
     usual = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_meta
     if not usual or not tensor.numel():
         return None
-    with torch.no_grad():
-        stride = max(1, tensor.numel() // most)
-        return tensor.detach().reshape(-1)[::stride][:most].clone()
+    plain = tensor.detach()
+    if tensor.numel() <= most:
+        return plain.reshape(-1).clone()
+    return plain.reshape(-1)[:: tensor.numel() // most][:most].clone()
