@@ -112,6 +112,8 @@ OUTPUT_SAVING_CALL: Final = Pattern(
         rb"sqrt_?\s*\(",
         rb"reciprocal_?\s*\(",
         rb"exp_?\s*\((?<!\wexp\()",
+        rb"\b(?<!self\.)relu_?\s*\(",
+        rb"(?:exp2|cumprod|logsumexp|\.tan)\s*\(",
     ),
     enough=(b"igmoid(", b"anh(", b"oftmax(", b"sqrt(", b".exp("),
 )

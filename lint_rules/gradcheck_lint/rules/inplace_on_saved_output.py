@@ -48,7 +48,7 @@ class InplaceOnSavedOutput(Rule):
         for place, event in enumerate(events):
             if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
                 continue
-            makers = [_maker(value.node) for value in event.values]
+            makers = [_maker(value.node, function) for value in event.values]
             if not makers or None in makers or event.expects_error:
                 continue
             if not all(value.kind is Kind.HISTORY or value.through for value in event.values):
@@ -92,6 +92,29 @@ z *= 2
 """,
             lines=(5, 7),
         ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.inner = nn.Linear(size, size)
+        self.relu = nn.LeakyReLU()
+
+    def forward(self, x):
+        y = F.relu(self.inner(x))
+        y += x
+        z = self.inner(y).relu()
+        z.mul_(2)
+        w = self.relu(self.inner(z))
+        w += 1
+        return y + z + w
+""",
+            lines=(13, 15),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -108,7 +131,9 @@ with torch.no_grad():
     z = torch.exp(w)
     z.add_(1)
 p = torch.sigmoid(w)
-(y + p).sum().backward()
+r = nn.functional.leaky_relu(w)
+r += 1
+(y + p + r).sum().backward()
 p.zero_()
 """,
             why="neither saves its output, nothing is recorded, or backward has been there",
@@ -119,11 +144,13 @@ p.zero_()
 _SAVED = frozenset(
     {"sigmoid", "tanh", "exp", "softmax", "log_softmax", "sqrt", "rsqrt", "reciprocal", "expm1"}
 )
+_SAVED_BY_TORCH = frozenset({"relu", "exp2", "tan", "logsumexp", "cumprod"})
+"""Modules go by these names too, which may be of any kind: ``self.relu = nn.LeakyReLU()``."""
 _SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax"})
 
 
 def _is_saver(word: str) -> bool:
-    return word in _SAVED
+    return word in _SAVED or word in _SAVED_BY_TORCH
 
 
 def _is_sequential(word: str) -> bool:
@@ -138,22 +165,28 @@ _OUTPUT_SAVER = Sought(_is_either)
 _SEQUENTIAL = Sought(_is_sequential)
 
 
-def _maker(node: cst.CSTNode | None) -> str | None:
+def _maker(node: cst.CSTNode | None, function: FunctionModel) -> str | None:
     """Return the operation that made a value and needs it again."""
     if not isinstance(node, cst.Call):
         return None
-    last = (dotted_name(node.func) or "").rpartition(".")[2]
+    name = dotted_name(node.func) or ""
+    last = name.rpartition(".")[2]
     if isinstance(node.func, cst.Attribute):
         last = node.func.attr.value
+    if last in _SAVED_BY_TORCH:
+        is_method = isinstance(node.func, cst.Attribute) and not node.args
+        whole = function.module.scopes.resolve_import(name) or ""
+        return last if is_method or whole.startswith("torch.") else None
     return last if last in _SAVED else None
 
 
 def _severity(function: FunctionModel, write: InPlace, later: list[Event]) -> Severity | None:
     """Return how certain it is that a backward goes through what is overwritten; None if not."""
     made = {id(value.node) for value in write.values}
-    if Part.BACKWARD in function.scope.parts:
-        for event in later:
-            if not isinstance(event, Backward) or event.expects_error or exclude(write, event):
+    backwards = [event for event in later if isinstance(event, Backward)]
+    if backwards:
+        for event in backwards:
+            if event.expects_error or exclude(write, event):
                 continue
             reached = carried_by_all(event.values) | mentioned_by(event.values)
             if made <= reached:
@@ -162,9 +195,9 @@ def _severity(function: FunctionModel, write: InPlace, later: list[Event]) -> Se
         return None
     if not function.scope.name.endswith(".forward") or is_for_evaluation(function, write):
         return None
-    for event in later:
-        if isinstance(event, Return) and made <= (
-            carried_by_all(event.values) | mentioned_by(event.values)
+    for returned in later:
+        if isinstance(returned, Return) and made <= (
+            carried_by_all(returned.values) | mentioned_by(returned.values)
         ):
             return Severity.WARNING if write.arms else Severity.ERROR
     return None
