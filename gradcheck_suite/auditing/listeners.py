@@ -120,6 +120,15 @@ class Listeners:
             self._all[kind] = [each for each in listeners if each[0] is not failed]
         self._wake(self._all)
 
+    def replace(self, former: Detector, detectors: Iterable[Detector]) -> None:
+        """Tell these detectors, before all others, and one that stood for them no more."""
+        others, self._all = self._all, {}
+        self.add(detectors, now=False)
+        for kind, listeners in others.items():
+            kept = [each for each in listeners if each[0] is not former]
+            self._all.setdefault(kind, []).extend(kept)
+        self._wake(self._all)
+
     def _wake(self, kinds: Iterable[type[Any]]) -> None:
         asleep, everybody = self._asleep, self._all
         if not asleep:

@@ -39,7 +39,7 @@ from gradcheck_suite.auditing.saved_tensors import SavedTensors
 from gradcheck_suite.auditing.writers import Writers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch import nn
     from torch.optim import Optimizer
@@ -134,6 +134,10 @@ class Recorder:
         # Whoever is there when it starts is woken then.
         self._listeners.add(detectors, now=self.installed)
 
+    def replace(self, former: Detector, detectors: Iterable[Detector]) -> None:
+        """Tell these detectors, before all others, and one that stood for them no more."""
+        self._listeners.replace(former, detectors)
+
     def forget(self) -> None:
         """Let go of all detectors: nothing refers back to an audit that is over."""
         self._listeners.clear()
@@ -185,13 +189,15 @@ class Recorder:
             self._installation = None
         remove_saved_tensors_hooks(self.saved_tensors.hooks)
 
-    def emit(self, event: Event) -> None:
-        """Tell the detectors that read this kind of event, in order."""
+    def emit(self, event: Event, only: Collection[Detector] | None = None) -> None:
+        """Tell the detectors that read this kind of event, or ``only`` these of them, in order."""
         listeners = self._listeners.awake.get(type(event))
         if not listeners:
             return
         if not self.running and not (self.resting and isinstance(event, _HEARD_AT_REST)):
             return
+        if only is not None:
+            listeners = tuple([each for each in listeners if each[0] in only])
         with self._unseen() if function_mode_is_active() else self._lock:
             for detector, handle in listeners:
                 try:

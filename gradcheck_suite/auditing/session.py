@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from gradcheck_suite.auditing.detectors._training import training_detectors
-from gradcheck_suite.auditing.detectors.carried_state import CarriedState
-from gradcheck_suite.auditing.detectors.connectivity import ConnectivityDetector
-from gradcheck_suite.auditing.detectors.doubled_backwards import DoubledBackwardDetector
-from gradcheck_suite.auditing.detectors.function_calls import FunctionCallDetector
-from gradcheck_suite.auditing.detectors.function_contract import FunctionContractDetector
-from gradcheck_suite.auditing.detectors.hand_updates import HandUpdateDetector
-from gradcheck_suite.auditing.detectors.in_place import InPlaceDetector
-from gradcheck_suite.auditing.detectors.lifetime import LifetimeDetector
-from gradcheck_suite.auditing.detectors.non_finite import NonFiniteDetector
-from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
-from gradcheck_suite.auditing.detectors.unused_graphs import UnusedGraphDetector
+from gradcheck_suite.auditing.detectors._all import Unmade, all_detectors
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.installation import kept_in_place
 from gradcheck_suite.auditing.names import ParameterNames
@@ -136,22 +125,8 @@ class Session:
         options: AuditOptions,
     ) -> None:
         self._recorder = Recorder(options, model, optimizers)
-        names = ParameterNames(model)
-        carried = CarriedState(self._recorder)
-        self._in_place = InPlaceDetector(self._recorder, names, carried)
-        self._detectors: tuple[Detector, ...] = (
-            self._in_place,
-            StepProtocolDetector(self._recorder, names),
-            HandUpdateDetector(self._recorder, names),
-            *training_detectors(self._recorder),
-            LifetimeDetector(self._recorder, carried),
-            ConnectivityDetector(self._recorder, names),
-            NonFiniteDetector(self._recorder, names),
-            UnusedGraphDetector(self._recorder),
-            DoubledBackwardDetector(),
-            FunctionContractDetector(self._recorder),
-            FunctionCallDetector(self._recorder),
-        )
+        self._names = ParameterNames(model)
+        self._detectors: tuple[Detector, ...] = ()
         self._stream: FindingStream | None = None
         if options.stream is not None:
             self._stream = FindingStream(
@@ -171,12 +146,21 @@ class Session:
             if _OPEN:
                 _OPEN[-1]._rest()  # noqa: SLF001 - another session
             _OPEN.append(self)
-            self._recorder.subscribe(self._detectors)
+            if self._detectors or self._stream is not None:
+                self._recorder.subscribe(self._detectors or self._make_detectors())
+            else:
+                unmade = Unmade(self._recorder, self._make_detectors)
+                self._recorder.subscribe([unmade])
+                self._recorder.writers.on_indexed = unmade.note_indexed
             if self._stream is not None:
                 self._recorder.subscribe([self._stream])
                 self._stream.begin()
             self._recorder.start()
         return self
+
+    def _make_detectors(self) -> tuple[Detector, ...]:
+        self._detectors = all_detectors(self._recorder, self._names)
+        return self._detectors
 
     def __call__(self, func: Callable[_P, _T]) -> Callable[_P, _T]:
         """Audit each call of ``func``; of a generator or a coroutine, from its start to its end.
@@ -245,6 +229,8 @@ class Session:
             _OPEN.remove(self)
         self._recorder.stop()
         self._recorder.forget()
+        if not self._detectors:
+            self._recorder.writers.on_indexed = None
         if last and _OPEN:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
 
@@ -331,8 +317,6 @@ class Session:
         lines.extend(_rests(recorder))
         if self._rested:
             lines.append(f"what ran inside {_count(self._rested, 'audit')} opened within this one")
-        if self._in_place.left_out:
-            lines.append(f"{self._in_place.left_out} more overwritten tensors, not listed")
         if self._stream is not None and self._stream.trouble is not None:
             lines.append(self._stream.trouble)
         for detector in self._detectors:

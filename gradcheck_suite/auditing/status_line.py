@@ -13,9 +13,9 @@ from gradcheck_suite.auditing.shared_line import open_shared_line
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from gradcheck_suite.auditing.events import Event, Subscriptions
+    from gradcheck_suite.auditing.events import Detector, Event, Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.auditing.shared_line import SharedLine
     from gradcheck_suite.findings import Finding
@@ -98,9 +98,9 @@ class StatusLine:
     def _pause(self, _event: object) -> None:
         self._line.erase()
 
-    def _timed_emit(self, event: Event) -> None:
+    def _timed_emit(self, event: Event, only: Collection[Detector] | None = None) -> None:
         began = perf_counter()
-        self._emit(event)
+        self._emit(event, only)
         self._measured += perf_counter() - began
 
 

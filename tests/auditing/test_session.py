@@ -321,3 +321,34 @@ def test_tensors_that_are_freed_under_us():
                 parameter.grad.untyped_storage().resize_(0)
             del net, optimizer, loss
     assert not [line for line in session.report.not_covered if "bug in" in line]
+
+
+def test_an_audit_of_nothing_makes_no_detectors_and_finds_nothing():
+    with gs.audit() as session:
+        torch.ones(2).add_(1)
+    assert session._detectors == ()
+    assert session.findings == ()
+    assert session.report.not_covered == ("gradients: no backward() ran inside the audit",)
+
+
+def test_an_audit_entered_again_hears_each_event_once():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    session = gs.audit()
+    with session:
+        pass
+    with session:
+        for _ in range(3):
+            weight.sum().backward()
+            optimizer.step()
+    (finding,) = session.findings
+    assert finding.rule == "missing-zero-grad"
+    assert finding.evidence["count"] == 2
+
+
+def test_an_indexed_assignment_is_noted_though_nothing_else_has_happened():
+    with gs.audit() as session:
+        x = torch.zeros(3, requires_grad=True) * 1
+        x[0] = 1.0
+    assert session._detectors
+    assert session._recorder.failures == []

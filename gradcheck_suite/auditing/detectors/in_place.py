@@ -83,6 +83,10 @@ class InPlaceDetector:
             BackwardFinished: self._recorder.watch.after_backward,
         }
 
+    def not_covered(self) -> list[str]:
+        """Return how many are not listed."""
+        return [f"{self.left_out} more overwritten tensors, not listed"] if self.left_out else []
+
     def _note(self, event: SavedTensorModified | SavedTensorCorrupted) -> Attention:
         """Note each use of an overwritten tensor, one for each line and operation that saved."""
         holder = event.holder
