@@ -10,6 +10,33 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "comprehensions over the data": """
+class T:
+    def __init__(self, model):
+        self.model, self.opt = model, torch.optim.SGD(model.parameters())
+    def step(self, x):
+        self.opt.zero_grad()
+        loss = self.model(x).mean()
+        loss.backward()
+        self.opt.step()
+        return loss
+    def fit(self, loader):
+        for epoch in range(9):
+            losses = [self.step(x) for x in loader]  # !
+            total = sum(self.step(x) for x in loader)  # !
+            by_number = {
+                i: self.step(x)  # !
+                for i, x in enumerate(loader)
+            }
+def step(model, opt, x):
+    opt.zero_grad()
+    loss = model(x).mean()
+    loss.backward()
+    opt.step()
+    return loss
+def main(model, opt, loader):
+    return [step(model, opt, x) for x in loader]  # !
+""",
     "a list that setdefault makes": """
 class T:
     def __init__(self, model, opt):
@@ -176,6 +203,25 @@ def train(model, loader, opt):
 }
 
 _CORRECT = {
+    "comprehensions that keep numbers, few losses, or nothing": """
+class T:
+    def __init__(self, model):
+        self.model, self.opt = model, torch.optim.SGD(model.parameters())
+    def step(self, x):
+        self.opt.zero_grad()
+        loss = self.model(x).mean()
+        loss.backward()
+        self.opt.step()
+        return loss
+    def fit(self, loader, parts):
+        numbers = [self.step(x).item() for x in loader]
+        floats = {i: float(self.step(x)) for i, x in enumerate(loader)}
+        total = sum(self.step(x).detach() for x in loader)
+        with torch.no_grad():
+            mean = sum(self.step(x) for x in loader) / len(loader)
+        first, second = [self.step(x) for x in (parts[0], parts[1])]
+        worst = max(self.step(part) for part in parts)
+""",
     "a list that setdefault makes, of numbers, or for the iteration": """
 def fit(model, opt, loader):
     losses = {}

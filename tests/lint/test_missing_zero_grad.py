@@ -10,6 +10,34 @@ _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\
 _MARK = re.compile(r"# !")
 
 _MISTAKES = {
+    "comprehensions and generators that are run to their end": """
+def step(model, opt, x):
+    loss = model(x).mean()
+    loss.backward()
+    opt.step()  # !
+    return loss.item()
+class T:
+    def __init__(self, model):
+        self.model, self.opt = model, torch.optim.SGD(model.parameters())
+    def step(self, x):
+        loss = self.model(x).mean()
+        loss.backward()
+        self.opt.step()  # !
+        return loss.item()
+    def fit(self, loader):
+        return [self.step(x) for x in loader if len(x)]
+def run(model, loader, opt):
+    return sum(step(model, opt, x) for x in list(loader)) / len(loader)
+""",
+    "a dictionary of losses": """
+def step(model, opt, x):
+    loss = model(x).mean()
+    loss.backward()
+    opt.step()  # !
+    return loss.item()
+def run(model, loader, opt):
+    return {i: float(step(model, opt, x)) for i, x in enumerate(loader)}
+""",
     "a window by a name": """
 def train(model, loader, opt, accum):
     opt.zero_grad()
@@ -148,6 +176,70 @@ def run(model, loader, optimizer):
 }
 
 _CORRECT = {
+    "comprehensions whose steps have gradients of their own": """
+def step(model, opt, x):
+    model(x).mean().backward()
+    opt.step()
+def fresh(model, x):
+    opt = torch.optim.SGD(model.parameters())
+    step(model, opt, x)
+    return model
+def many(models, x):
+    return [fresh(model, x) for model in models]
+def pairs(models, opts, x):
+    return [step(model, opt, x) for model, opt in zip(models, opts)]
+def each(models, x):
+    return [step(model, torch.optim.SGD(model.parameters()), x) for model in models]
+def one(model, opt, x):
+    return [step(model, opt, x) for _ in range(1)]
+""",
+    "loops that hand over another optimizer each time": """
+def step(model, opt, x):
+    model(x).mean().backward()
+    opt.step()
+def whole(agent, x):
+    agent.model(x).mean().backward()
+    agent.opt.step()
+def of_parts(agents, x):
+    for agent in agents:
+        step(agent.model, agent.opt, x)
+    for agent in agents:
+        whole(agent, x)
+    for i in range(3):
+        step(agents[i].model, agents[i].opt, x)
+def new(models, x):
+    for model in models:
+        step(model, torch.optim.SGD(model.parameters()), x)
+""",
+    "a generator that is run bit by bit": """
+def step(model, opt, x):
+    model(x).mean().backward()
+    opt.step()
+def run(model, opt, loader):
+    for _ in (step(model, opt, x) for x in loader):
+        opt.zero_grad()
+""",
+    "a comprehension that zeroes": """
+def step(model, opt, x):
+    opt.zero_grad()
+    loss = model(x).mean()
+    loss.backward()
+    opt.step()
+    return loss.item()
+def run(model, opt, loader):
+    return [step(model, opt, x) for x in loader], sum(step(model, opt, x) for x in loader)
+""",
+    "the backwards of a comprehension, and one step": """
+def add(model, x):
+    loss = model(x).mean()
+    loss.backward()
+    return loss.item()
+def run(model, opt, batches):
+    for batch in batches:
+        opt.zero_grad()
+        losses = [add(model, x) for x in batch]
+        opt.step()
+""",
     "closure lambda": """
 def f(model, loader, opts):
     for x in loader:

@@ -16,6 +16,7 @@ from gradcheck_lint.model.arguments import (
     record_call,
 )
 from gradcheck_lint.model.arithmetic import same_graph
+from gradcheck_lint.model.comprehensions import DRAINING
 from gradcheck_lint.model.expressions import container, element_of, read
 from gradcheck_lint.model.flow import Attach, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
@@ -52,6 +53,8 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     if isinstance(node.func, cst.Attribute):
         return read_method(reading, node, node.func)
     callee = without_none(read(reading, node.func))
+    if name in DRAINING and node.args:
+        reading.drained_by = node
     arguments = read_arguments(reading, node)
     is_bound = any(value.kind is not Kind.UNKNOWN for value in callee)
     if name in HARMLESS_BUILTINS and not is_bound:

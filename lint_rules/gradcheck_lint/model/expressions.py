@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine, same_graph
+from gradcheck_lint.model.comprehensions import note_kept, repeating, running
 from gradcheck_lint.model.flow import Block, Call, GradMode, InPlace, ZeroGrad
 from gradcheck_lint.model.items import item_of, only_integer
 from gradcheck_lint.model.knowledge import (
@@ -368,20 +369,33 @@ _MOST_ENTRIES = 24
 def _read_comprehension(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.BaseComp)
     kept = dict(reading.state.names)
-    loop: cst.CompFor | None = node.for_in
-    while loop is not None:
-        bind_target(reading, loop.target, element_of(reading, read(reading, loop.iter), loop))
-        for condition in loop.ifs:
-            read(reading, condition.test)
-        loop = loop.inner_for_in
-    if isinstance(node, cst.DictComp):
-        read(reading, node.key)
-        values = read(reading, node.value)
+    how = running(reading, node)
+    iterated = read(reading, node.for_in.iter)
+    if how is not None:
+        with repeating(reading, node):
+            values = _read_elements(reading, node, iterated)
+            note_kept(reading, node, values, how)
     else:
-        assert isinstance(node, cst.BaseSimpleComp)
-        values = read(reading, node.elt)
+        values = _read_elements(reading, node, iterated)
     reading.state.names = kept
     return container(reading, node, [values])
+
+
+def _read_elements(reading: Reading, node: cst.BaseComp, iterated: Values) -> Values:
+    loop = node.for_in
+    while True:
+        bind_target(reading, loop.target, element_of(reading, iterated, loop))
+        for condition in loop.ifs:
+            read(reading, condition.test)
+        if loop.inner_for_in is None:
+            break
+        loop = loop.inner_for_in
+        iterated = read(reading, loop.iter)
+    if isinstance(node, cst.DictComp):
+        read(reading, node.key)
+        return read(reading, node.value)
+    assert isinstance(node, cst.BaseSimpleComp)
+    return read(reading, node.elt)
 
 
 def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:

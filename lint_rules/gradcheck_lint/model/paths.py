@@ -465,9 +465,14 @@ def _may_matter(called: FunctionModel, walk: _Walk) -> bool:
 
 def bound_parameters(call: Call, called: FunctionModel) -> Binding:
     """Say which sites of the caller the parameters of a called function stand for."""
-    is_method = call.method is not None or bool(called.scope.owner and call.is_constructor)
-    given = parameters_given(called.scope, call.arguments, is_method=is_method)
+    given = values_of_parameters(call, called)
     return {parameter: sites(values) for parameter, values in given.items()}
+
+
+def values_of_parameters(call: Call, called: FunctionModel) -> Mapping[int, Values]:
+    """Say what the parameters of a called function hold, by their sites."""
+    is_method = call.method is not None or bool(called.scope.owner and call.is_constructor)
+    return parameters_given(called.scope, call.arguments, is_method=is_method)
 
 
 def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:

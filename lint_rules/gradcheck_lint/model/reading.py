@@ -74,6 +74,8 @@ class Reading:
         self.bindings: dict[str, Values] = {}
         self.statement_value: cst.CSTNode | None = None
         """The expression that is a statement of its own, so that nobody uses its value."""
+        self.drained_by: cst.Call | None = None
+        """The last call that runs the generator it's handed to its end, as ``sum`` does."""
         self.notes_saves = Part.WRITE in scope.parts
         """Whether what operations save is of interest: only where something is written to."""
         self.own_site = 0

@@ -81,9 +81,9 @@ def targets(node: cst.For | cst.While) -> frozenset[str]:
     return frozenset(bound_names(node.target)) if isinstance(node, cst.For) else frozenset()
 
 
-def runs_once(node: cst.For | cst.While) -> bool:
+def runs_once(node: cst.For | cst.While | cst.CompFor) -> bool:
     """Tell whether a loop is written so that it has at most one iteration."""
-    if not isinstance(node, cst.For):
+    if isinstance(node, cst.While):
         return boolean(node.test) is False
     iterated = node.iter
     if isinstance(iterated, (cst.List, cst.Tuple)):

@@ -52,13 +52,15 @@ def _kept(
     tree = function.module.tree
     what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
     if store.how is StoreKind.ACCUMULATE:
+        target = f"`{store.target}`" if store.target else "this"
         message = (
-            f"`{store.target}` adds up `{what}` with its graph, so the graphs of all "
+            f"{target} adds up `{what}` with its graph, so the graphs of all "
             "iterations stay in memory as long as the sum does"
         )
     else:
+        target = f"`{store.target}`" if store.target else "this comprehension"
         message = (
-            f"`{store.target}` keeps `{what}` with its graph, so the graphs of all "
+            f"{target} keeps `{what}` with its graph, so the graphs of all "
             "iterations stay in memory as long as it does"
         )
     hint = "keep the number alone: `.item()`, or `.detach()` to stay on the device"

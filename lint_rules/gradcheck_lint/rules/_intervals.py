@@ -70,11 +70,12 @@ def may_be_whole(loop: Loop) -> bool:
 
     As one over the parts of a batch has, or over a ``range``.
     """
-    if not isinstance(loop.node, cst.For):
+    each = loop.node.for_in if isinstance(loop.node, cst.BaseComp) else loop.node
+    if not isinstance(each, (cst.For, cst.CompFor)):
         return False
     return any(
         isinstance(node, cst.Name) and _PARTS.search(node.value.lower()) is not None
-        for part in (loop.node.iter, loop.node.target)
+        for part in (each.iter, each.target)
         for node in walk(part)
     )
 

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from gradcheck_lint.model.comprehensions import may_have_comprehension
 from gradcheck_lint.model.flow import (
     Call,
     Clip,
@@ -97,7 +98,8 @@ def _is_candidate(function: FunctionModel) -> bool:
     if matters(function):
         return True
     # A loop that only calls functions of the file: `for x in data: self.step(x)`.
-    return Part.LOOP in function.scope.parts and any(
+    scope = function.scope
+    return (Part.LOOP in scope.parts or may_have_comprehension(scope)) and any(
         isinstance(event, Call) and event.function is not None and event.loops
         for event in function.events()
     )

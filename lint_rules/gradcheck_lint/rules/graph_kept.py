@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from gradcheck_lint.model.comprehensions import may_have_comprehension
 from gradcheck_lint.model.flow import Backward, Call, GradMode, Store, StoreKind
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.scopes import Part
@@ -40,8 +41,8 @@ class GraphKept(Rule):
         scope = function.scope
         if Part.BACKWARD in scope.parts or is_training_step(function):
             return True
-        return (Part.LOOP in scope.parts or scope.owner is not None) and function.module.near.has(
-            scope, BACKWARD
+        return function.module.near.has(scope, BACKWARD) and (
+            Part.LOOP in scope.parts or scope.owner is not None or may_have_comprehension(scope)
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:

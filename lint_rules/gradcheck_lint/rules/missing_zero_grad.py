@@ -22,10 +22,11 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
-from gradcheck_lint.model.syntax import dotted_name, first_word
-from gradcheck_lint.model.values import Kind, Origin
+from gradcheck_lint.model.scopes import FunctionScope
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._intervals import come_round, may_be_whole
+from gradcheck_lint.rules._made_anew import is_made_anew
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
 class _Effects:
     """What one iteration does to gradients, also through functions of the same file.
 
-    Each backward and step comes with the event of this loop's own function that leads to it.
+    Each backward and step comes with the event of this loop's own function that leads to it, each
+    step also with the function that it is in and the calls that lead there.
     """
 
+    scope: FunctionScope
     backwards: list[tuple[Event, Backward]] = field(default_factory=list)
-    steps: list[tuple[Event, Step, FunctionModel]] = field(default_factory=list)
+    steps: list[tuple[Event, Step, FunctionModel, tuple[Call, ...]]] = field(default_factory=list)
     zeroes: list[tuple[ZeroGrad, FunctionModel]] = field(default_factory=list)
     unclear: bool = False
     calls_back: bool = False
@@ -75,14 +78,14 @@ class MissingZeroGrad(Rule):
             effects = _effects_of(loop.body, function)
             if not effects.backwards:
                 continue
-            for leading, step, owner in effects.steps:
+            for leading, step, owner, calls in effects.steps:
                 if id(step) in handled:
                     continue
                 handled.add(id(step))
                 if effects.unclear or loop.runs_once or _is_zeroed(step, owner, effects):
                     continue
                 severity = self._severity(function, loop, leading, effects, step)
-                if severity is None or _is_made_anew(loop, step, owner, function):
+                if severity is None or is_made_anew(loop, step, owner, calls):
                     continue
                 if may_act_unseen(function, ZEROING):
                     continue
@@ -443,7 +446,7 @@ def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
     effects = _effects_of(function.block, function)
     if effects.unclear or not effects.backwards:
         return
-    for _, step, owner in effects.steps:
+    for _, step, owner, _ in effects.steps:
         if not _is_zeroed(step, owner, effects):
             receiver = step.receiver or "the optimizer"
             yield Violation(
@@ -466,9 +469,9 @@ def _is_zeroed(step: Step, owner: FunctionModel, effects: _Effects) -> bool:
 
 
 def _effects_of(block: Block, function: FunctionModel) -> _Effects:
-    effects = _Effects()
+    effects = _Effects(function.scope)
     for event in block.events():
-        _collect(effects, event, event, function, frozenset({id(function.scope)}))
+        _collect(effects, event, event, function, ())
     return effects
 
 
@@ -477,7 +480,7 @@ def _collect(
     leading: Event,
     event: Event,
     function: FunctionModel,
-    seen: frozenset[int],
+    calls: tuple[Call, ...],
     *,
     inner: bool = False,
 ) -> None:
@@ -492,16 +495,16 @@ def _collect(
     elif isinstance(event, Backward):
         effects.backwards.append((leading, event))
     elif isinstance(event, Step):
-        effects.steps.append((leading, event, function))
+        effects.steps.append((leading, event, function, calls))
     elif isinstance(event, Call):
         if event.function is None:
             if event.suspends or (not event.harmless and _may_reset(event, function)):
                 effects.unclear = True
             elif _CALLBACK.search(_name_of(event)) is not None:
                 effects.calls_back = True
-        elif id(event.function) not in seen:
+        elif event.function not in (effects.scope, *(call.function for call in calls)):
             called = function.module.function(event.function)
-            inside = seen | {id(event.function)}
+            inside = (*calls, event)
             for item in called.events():
                 is_inner = inner or bool(item.loops)
                 _collect(effects, leading, item, called, inside, inner=is_inner)
@@ -529,21 +532,6 @@ _CALLBACK: Final = re.compile(r"(?:^|[._])(?:call_?backs?|hooks?|cbs?|on)(?:[._]
 _RESETS: Final = re.compile(
     r"(?:^|[._])(?:reset|zero|clear|clean)(?:_?(?:all|grads?|gradients?|optims?|optimizers?))*_?$"
 )
-
-
-def _is_made_anew(loop: Loop, step: Step, owner: FunctionModel, function: FunctionModel) -> bool:
-    """Tell whether each iteration may have an optimizer of its own."""
-    root = first_word(step.receiver)
-    if root in loop.targets or any(loop.identity in value.loops for value in step.values):
-        return True
-    if owner is function:
-        return False
-    return any(
-        value.kind is Kind.OPTIMIZER
-        and value.origin is not Origin.ARGUMENT
-        and any(value in bound for name, bound in owner.bindings.items() if "." not in name)
-        for value in step.values
-    )
 
 
 def _repeats_within(loop: Loop, step: Event, effects: _Effects) -> bool:
