@@ -127,12 +127,9 @@ class ModuleWatch:
     def _after(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self._is_foreign():
             return
-        # An exception may have passed calls by whose end nobody told.
-        places = [place for place, number in enumerate(self._open) if self._is(number, module)]
-        if not places:
+        closed = self._close(module)
+        if closed is None:
             return
-        closed = self._open[places[-1]]
-        del self._open[places[-1] :]
         facts = self.facts[closed]
         with without_torch_function():
             tensors = _floating_tensors(output)
@@ -147,6 +144,16 @@ class ModuleWatch:
                 self.at_end(tensors)
         self._mark(self._open[-1] if self._open else None)
 
+    def _close(self, module: torch.nn.Module) -> int | None:
+        """Return the number of a module's latest open call, which is open no more."""
+        # An exception may have passed calls by whose end nobody told.
+        for place in range(len(self._open) - 1, -1, -1):
+            closed = self._open[place]
+            if self.facts[closed].module is module:
+                del self._open[place:]
+                return closed
+        return None
+
     def _prune(self) -> None:
         """Forget memory that is gone."""
         self._made_with_graph = {
@@ -155,9 +162,6 @@ class ModuleWatch:
             if not memory.expired()  # type: ignore[no-untyped-call]
         }
         self._prune_at = 2 * len(self._made_with_graph)
-
-    def _is(self, number: int, module: torch.nn.Module) -> bool:
-        return self.facts[number].module is module
 
     def _mark(self, innermost: int | None) -> None:
         assert next_sequence_number is not None
@@ -229,6 +233,8 @@ def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 def _floating_tensors(value: Any) -> list[torch.Tensor]:
     """Find the tensors that may need a gradient in what a module was given or returned."""
+    if type(value) is tuple and len(value) == 1:
+        (value,) = value
     if isinstance(value, torch.Tensor):
         return [value] if _may_need_gradient(value) else []
     found: list[torch.Tensor] = []
