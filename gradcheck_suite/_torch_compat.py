@@ -230,11 +230,17 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     Where the private address of the storage object is missing, the address of the data stands
     in. None for tensors without a storage of their own: sparse tensors and wrapper subclasses.
     """
+    return storage_key_and_bytes(tensor)[0]
+
+
+def storage_key_and_bytes(tensor: Tensor) -> tuple[int, int] | tuple[None, None]:
+    """Return the number that :func:`storage_key` gives, and how many bytes the storage has."""
     try:
         storage = tensor.untyped_storage()
-        return getattr(storage, "_cdata", None) or storage.data_ptr() or None
+        key = getattr(storage, "_cdata", None) or storage.data_ptr()
+        return (key, storage.nbytes()) if key else (None, None)
     except (NotImplementedError, RuntimeError):
-        return None
+        return None, None
 
 
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")

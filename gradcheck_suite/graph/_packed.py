@@ -25,7 +25,7 @@ from gradcheck_suite._torch_compat import (
     push_saved_tensors_hooks,
     remove_saved_tensors_hooks,
     saved_tensors_hooks_are_disabled,
-    storage_key,
+    storage_key_and_bytes,
     top_saved_tensors_hooks,
     version_of,
     without_dispatch_modes,
@@ -223,17 +223,9 @@ class SavedWatch:
         def pack(tensor: torch.Tensor) -> _Kept:
             if len(noted) > _MOST:
                 self._forget_half()
-            key = storage_key(tensor)
-            note(
-                (
-                    position(),
-                    None if tensor.is_nested else tensor.shape,
-                    tensor.dtype,
-                    None if key is None else tensor.untyped_storage().nbytes(),
-                    key,
-                    is_view(tensor),
-                )
-            )
+            key, size = storage_key_and_bytes(tensor)
+            shape = None if tensor.is_nested else tensor.shape
+            note((position(), shape, tensor.dtype, size, key, is_view(tensor)))
             version = version_of(tensor)
             if tensor.is_leaf:
                 return _Kept(tensor, version, None)
