@@ -187,7 +187,7 @@ RULES: Final = (
         "missing-zero-grad",
         "gradcheck_lint.rules.missing_zero_grad",
         "MissingZeroGrad",
-        ((BACKWARD_CALL,), (b"step",), (b"for", b"while", b"def training_step")),
+        ((BACKWARD_CALL,), (b"step", b".grad"), (b"for", b"while", b"def training_step")),
     ),
     RuleReference(
         "GCS302",

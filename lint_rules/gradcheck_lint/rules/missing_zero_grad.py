@@ -22,8 +22,9 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
-from gradcheck_lint.model.scopes import FunctionScope
+from gradcheck_lint.model.scopes import FunctionScope, Part
 from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.rules._hand_steps import unzeroed_hand_steps
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._intervals import come_round, may_be_whole
 from gradcheck_lint.rules._made_anew import is_made_anew
@@ -62,14 +63,28 @@ class MissingZeroGrad(Rule):
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function, or what it calls, differentiates and steps."""
-        near = function.module.near
-        return near.has(function.scope, STEP) and near.has(function.scope, CALLS_BACKWARD)
+        near, scope = function.module.near, function.scope
+        if {Part.BACKWARD, Part.LOOP} <= scope.parts and "grad" in scope.words:
+            return True
+        return near.has(scope, STEP) and near.has(scope, CALLS_BACKWARD)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""
         if function.module.uses_engine:
             yield from _of_training_step(function)
             return
+        for found in unzeroed_hand_steps(function):
+            yield Violation(
+                found.node,
+                f"`{found.name}` is changed by `{found.name}.grad`, which every backward() of this "
+                "loop adds to and nothing zeroes: each step uses the sum of all gradients so far",
+                Severity.WARNING,
+                f"set `{found.name}.grad = None` after the step",
+                (
+                    (found.backward.node, "added to the gradients here, in every iteration"),
+                    (found.loop.node, "the loop that repeats it"),
+                ),
+            )
         handled: set[int] = set()
         for problem in problems(function, self.entry.code):
             handled.add(id(problem.event))
