@@ -43,7 +43,7 @@ def run() -> tuple[Result, ...]:
 
 
 def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
-    # With gradients, half of what backward would have to do first is done as forward ends.
+    # With gradients, most of what backward would have to do first is done as forward ends.
     def recorded(**options: bool) -> None:
         with gs.record(model, **options):
             model(x).sum()
@@ -66,8 +66,8 @@ def _forward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         command="python -m benchmarks.graph_costs",
         unit="forward (CPU)",
         rows=rows,
-        goal=f"modules, also with one of the others, at most {FORWARD_GOAL} times the bare forward",
-        met=max(row.ratio for row in rows[:-1]) <= FORWARD_GOAL,
+        goal=f"each at most {FORWARD_GOAL} times the bare forward",
+        met=max(row.ratio for row in rows) <= FORWARD_GOAL,
     )
 
 
@@ -80,8 +80,10 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         loss.backward()
         spent["bare"] = time.process_time() - start
 
-    def watched(name: str, *, looks: bool = False, modules: bool = True) -> None:
-        with gs.record(modules=modules, saved=False, backward=True) as recording:
+    def watched(
+        name: str, *, looks: bool = False, modules: bool = True, saved: bool = False
+    ) -> None:
+        with gs.record(modules=modules, saved=saved, backward=True) as recording:
             loss = model(x).sum()
             start = time.process_time()
             loss.backward()
@@ -124,6 +126,7 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         "bare": bare,
         "gradients": partial(watched, "gradients"),
         "no modules": partial(watched, "no modules", modules=False),
+        "saved": partial(watched, "saved", saved=True),
         "look": partial(watched, "look", looks=True),
         "empty hooks": partial(hooked, reads=False),
         "one norm": partial(hooked, reads=True),
@@ -141,6 +144,7 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
             Contender("bare", partial(timed, "bare")),
             Contender("gradients", partial(timed, "gradients")),
             Contender("gradients, modules=False", partial(timed, "no modules")),
+            Contender("gradients and saved bytes", partial(timed, "saved")),
             Contender("gradients, and a look at them", partial(timed, "look")),
             Contender("the same walk and hooks, empty", partial(timed, "empty hooks")),
             *(floor if x.numel() <= _SMALL else ()),
@@ -153,8 +157,8 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
         command="python -m benchmarks.graph_costs",
         unit="backward (CPU)",
         rows=rows,
-        goal=f"at most {BACKWARD_GOAL} times the bare backward",
-        met=rows[1].ratio <= BACKWARD_GOAL,
+        goal=f"gradients, however recorded, at most {BACKWARD_GOAL} times the bare backward",
+        met=max(row.ratio for row in rows[1:4]) <= BACKWARD_GOAL,
     )
 
 

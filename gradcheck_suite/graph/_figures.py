@@ -315,13 +315,15 @@ class Figures:
         del self._blocks[: len(blocks)]
         self.copied_bytes = 0
         alike: dict[tuple[torch.dtype, int], tuple[list[int], list[bytes]]] = {}
-        last, row, elements = None, 0, 0
+        last, kind, row, elements = None, None, 0, 0
         for node, index, dtype, copy in _by_four(copies):
             if dtype is None:
                 self._entries.extend((node, index, None, 0))
                 continue
-            if copy is not last:
-                last, row, elements = copy, self._next_row(), len(copy) // dtype.itemsize
+            # Python keeps one object for all copies of a single byte, whatever its dtype.
+            if copy is not last or dtype is not kind:
+                last, kind = copy, dtype
+                row, elements = self._next_row(), len(copy) // dtype.itemsize
                 rows, numbers = alike.setdefault((dtype, elements), ([], []))
                 rows.append(row)
                 numbers.append(copy)

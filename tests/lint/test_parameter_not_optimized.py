@@ -8,7 +8,26 @@ from gradcheck_lint.engine import lint_source
 
 _HEAD = "import copy\nimport torch\nfrom torch import nn, optim\n"
 
+_NET = """
+class Net(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.opt = optim.SGD(self.parameters(), lr=0.1)
+"""
+
 _MISTAKES = {
+    "and its weights are drawn, and rates are read": """
+def train(m, n, loader):
+    opt = optim.SGD(m.parameters(), lr=0.1)
+    m.fc = nn.Linear(8, n)  # !
+    nn.init.xavier_uniform_(m.fc.weight)
+    for x in loader:
+        opt.zero_grad()
+        m(x).sum().backward()
+        opt.step()
+        print(opt.param_groups[0]["lr"])
+""",
     "returned with the model": """
 def build(m, n):
     opt = torch.optim.SGD(m.parameters(), lr=0.1)
@@ -42,12 +61,8 @@ class Trainer:
         self.net(x).sum().backward()
         self.opt.step()
 """,
-    "in the constructor of a model": """
-class Net(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.opt = optim.SGD(self.parameters(), lr=0.1)
+    "in the constructor of a model": _NET
+    + """\
         self.head = nn.Linear(4, n)  # !
 
     def forward(self, x):
@@ -56,6 +71,13 @@ class Net(nn.Module):
 }
 
 _CORRECT = {
+    "a weight of the layer is frozen": """
+def build(m, n):
+    opt = optim.SGD(m.parameters(), lr=0.1)
+    m.probe = nn.Linear(4, n)
+    m.probe.weight.requires_grad_(False)
+    return m, opt
+""",
     "the optimizer comes last": """
 def build(m, n):
     m.fc = nn.Linear(m.fc.in_features, n)
@@ -68,50 +90,30 @@ def build(m, n):
     m.fc = nn.Linear(5, n)
     return m, opt
 """,
-    "an optimizer of its own": """
-class Net(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.opt = optim.SGD(self.parameters(), lr=0.1)
+    "an optimizer of its own": _NET
+    + """\
         self.head = nn.Linear(4, n)
         self.head_opt = optim.SGD(self.head.parameters(), lr=0.1)
 """,
-    "an optimizer of its own in another method": """
-class Net(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.opt = optim.SGD(self.parameters(), lr=0.1)
+    "an optimizer of its own in another method": _NET
+    + """\
         self.head = nn.Linear(4, n)
 
     def probe(self):
         return optim.SGD(self.head.parameters(), lr=0.1)
 """,
-    "frozen": """
-class Net(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.opt = optim.SGD(self.parameters(), lr=0.1)
+    "frozen": _NET
+    + """\
         self.target = nn.Linear(4, 4)
         self.target.requires_grad_(False)
 """,
-    "a copy": """
-class Net(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.opt = optim.SGD(self.parameters(), lr=0.1)
+    "a copy": _NET
+    + """\
         self.target = nn.Linear(4, 4)
         self.target.load_state_dict(self.body.state_dict())
 """,
-    "made again": """
-class Net(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.opt = optim.SGD(self.parameters(), lr=0.1)
+    "made again": _NET
+    + """\
         self.head = nn.Linear(4, n)
         self.opt = optim.SGD(self.parameters(), lr=0.1)
 """,

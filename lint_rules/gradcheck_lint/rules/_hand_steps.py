@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import Backward, can_repeat
 from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, first_word, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from gradcheck_lint.model.flow import Loop
     from gradcheck_lint.model.module import FunctionModel
@@ -120,9 +120,7 @@ def _stepped(node: cst.CSTNode) -> str | None:
     return name if found else None
 
 
-def _is_from_outside(
-    name: str, bound: frozenset[str] | set[str], nodes: Sequence[cst.CSTNode]
-) -> bool:
+def _is_from_outside(name: str, bound: Collection[str], nodes: Sequence[cst.CSTNode]) -> bool:
     """Tell whether a tensor, or what a loop within takes it from, is there before the loop."""
     root = first_word(name)
     if root not in bound:
@@ -135,7 +133,4 @@ def _is_from_outside(
     if len(sources) != 1:
         return False
     names = {inner.value for inner in walk(sources[0]) if type(inner) is cst.Name}
-    return bool(names) and names.isdisjoint(bound - set(_FUNCTIONS))
-
-
-_FUNCTIONS: Final = ("zip", "enumerate", "list")
+    return bool(names) and names.isdisjoint(bound)

@@ -11,7 +11,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
 from gradcheck_lint.model.nearness import STEP, STEPS
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import assigned_once, dotted_name, last_word, walk
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
 
 
+_GROUPS: Final = re.compile(rb"add_param_group|\[\s*[\"']params[\"']\s*\]")
+"""What adds parameters to an optimizer."""
 _ATTACHING: Final = frozenset({"add_module", "register_module", "register_parameter", "setattr"})
 
 
@@ -54,7 +56,7 @@ class ParameterNotOptimized(Rule):
             if isinstance(event, Attach)
             and all(has_weights(value, function) for value in event.attached)
         ]
-        if not attached or b"param_group" in function.module.source:
+        if not attached or _GROUPS.search(function.module.source) is not None:
             return
         uses = [*_steps(events), *_kept(function, events)]
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
@@ -147,7 +149,7 @@ def _is_seen_to(function: FunctionModel, event: Attach, order: Mapping[int, int]
         if place is not None and place <= before:
             continue
         if type(node) is cst.Attribute and node.attr.value in _SEES_TO:
-            if last_word(dotted_name(node.value) or "") == name:
+            if name in (dotted_name(node.value) or "").split("."):
                 return True
         elif place is not None:
             target, _ = assigned_once(node)
@@ -157,10 +159,7 @@ def _is_seen_to(function: FunctionModel, event: Attach, order: Mapping[int, int]
 
 
 _SEES_TO: Final = frozenset(
-    {
-        *("parameters", "named_parameters", "weight", "bias", "requires_grad_", "requires_grad"),
-        *("load_state_dict", "eval", "train", "children", "modules"),
-    }
+    {"parameters", "named_parameters", "requires_grad_", "requires_grad", "load_state_dict"}
 )
 
 
