@@ -82,6 +82,7 @@ class Recorder:
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
         module_calls: who listens to the calls of which module.
+        is_aside: whether hooks on saved tensors are to be put back when the backward has ended.
         left_hooks: why saved tensors are not audited; None where they are.
         running: whether the audit watches now.
         resting: for how many more steps it does not, of its own accord.
@@ -101,7 +102,7 @@ class Recorder:
         self.step = self.turn = 0
         self.optimizer_steps = 0
         self.backwards = 0
-        self.running = self.installed = self.finished = False
+        self.running = self.installed = self.finished = self.is_aside = False
         self.resting = self.passed_over = 0
         self.failures: list[str] = []
         self.hook_regions = 0
@@ -156,6 +157,7 @@ class Recorder:
             return
         self.installed = True
         self.running = self.writers.listening = True
+        self.is_aside = False
         self._began += perf_counter() - self._rested_since
         self._listeners.wake_all()
         self.thread = threading.get_ident()
@@ -168,7 +170,7 @@ class Recorder:
                 "charge"
             )
         else:
-            push_saved_tensors_hooks(self.saved_tensors.hooks)
+            push_saved_tensors_hooks(*self.saved_tensors.hooks)
         self._installation = installation()
         self._installation.begin(self)
         self.watch.begin()
@@ -333,7 +335,7 @@ class Recorder:
         self.resting = 0
         self._rests.end()
         self.running = self.writers.listening = True
-        push_saved_tensors_hooks(self.saved_tensors.hooks)
+        push_saved_tensors_hooks(*self.saved_tensors.hooks)
         self.emit(WatchResumed())
         return True
 

@@ -20,11 +20,13 @@ import torch
 from gradcheck_suite._patches import Patches
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
+    engine_entry_points,
     is_view,
     next_sequence_number,
     push_saved_tensors_hooks,
     remove_saved_tensors_hooks,
     saved_tensors_hooks_are_disabled,
+    step_aside_from_backward,
     storage_key_and_bytes,
     top_saved_tensors_hooks,
     version_of,
@@ -42,20 +44,24 @@ __all__ = ["Packed", "SavedWatch", "unwrap"]
 _MOST = 500_000
 """So many notes are kept at most, some 100 MB of them."""
 
+_CREATE_GRAPH = 2
+"""Where the engine's arguments after the outputs say whether backward makes a graph."""
+
 _Noted: TypeAlias = "tuple[int, torch.Size | None, torch.dtype, int | None, int | None, bool]"
 
 
 class _Kept:
-    """What the graph holds in place of a saved tensor."""
+    """What the graph holds in place of a saved tensor.
+
+    Made for every tensor that autograd saves, so that it is filled from outside: a call of
+    ``__init__`` would take longer than all that.
+    """
 
     __slots__ = ("original", "tensor", "version")
 
-    def __init__(
-        self, tensor: torch.Tensor, version: int, original: weakref.ref[torch.Tensor] | None
-    ) -> None:
-        self.tensor = tensor
-        self.version = version
-        self.original = original
+    tensor: torch.Tensor
+    version: int
+    original: weakref.ref[torch.Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ class SavedWatch:
             return
         if top_saved_tensors_hooks() is not None:
             return
-        push_saved_tensors_hooks(self._hooks)
+        push_saved_tensors_hooks(*self._hooks)
         self.is_watching = True
         self._thread = threading.get_ident()
         self._first = next_sequence_number()
@@ -118,6 +124,7 @@ class SavedWatch:
             (graph, "disable_saved_tensors_hooks", self._stepping_aside),
             (hooks, "__enter__", self._leaving_off),
             (hooks, "__exit__", self._going_on),
+            *((module, entry, self._standing_by) for module, entry in engine_entry_points()),
         ):
             original = getattr(owner, name)
             self._patches.replace(owner, name, functools.wraps(original)(around(original)))
@@ -162,8 +169,9 @@ class SavedWatch:
             return
         if self._left:
             left = self._left.pop()
-            if not self._left:
-                self._away.append((left, next_sequence_number()))
+            now = next_sequence_number()
+            if not self._left and now > left:
+                self._away.append((left, now))
 
     def _leaving_off(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def __enter__(hooks: Any) -> Any:  # noqa: N807 - the name that it stands in for
@@ -179,6 +187,25 @@ class SavedWatch:
             return original(hooks, *error)
 
         return __exit__
+
+    def _standing_by(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Be away while a backward runs, unless it makes a graph of its own."""
+
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            creates = kwargs.get("create_graph") or (
+                args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else True
+            )
+            if creates or self._is_over or not step_aside_from_backward(self._hooks):
+                return original(outputs, *args, **kwargs)
+            self._leave_off()
+            try:
+                return original(outputs, *args, **kwargs)
+            finally:
+                if not self._is_over:
+                    self._go_on()
+                    push_saved_tensors_hooks(*self._hooks)
+
+        return run
 
     def _stepping_aside(
         self, original: Callable[[str], AbstractContextManager[None]]
@@ -198,7 +225,7 @@ class SavedWatch:
             finally:
                 if aside and not self._is_over:
                     self._go_on()
-                    push_saved_tensors_hooks(self._hooks)
+                    push_saved_tensors_hooks(*self._hooks)
 
         return disable_saved_tensors_hooks
 
@@ -226,14 +253,20 @@ class SavedWatch:
             key, size = storage_key_and_bytes(tensor)
             shape = None if tensor.is_nested else tensor.shape
             note((position(), shape, tensor.dtype, size, key, is_view(tensor)))
-            version = version_of(tensor)
+            kept = _Kept()
+            kept.version = version_of(tensor)
             if tensor.is_leaf:
-                return _Kept(tensor, version, None)
+                kept.tensor = tensor
+                kept.original = None
+                return kept
             # The tensor itself would close a cycle through its node that no collector sees.
             if dispatch_mode_is_active():
                 with without_dispatch_modes():
-                    return _Kept(tensor.detach(), version, weakref.ref(tensor))
-            return _Kept(tensor.detach(), version, weakref.ref(tensor))
+                    kept.tensor = tensor.detach()
+            else:
+                kept.tensor = tensor.detach()
+            kept.original = weakref.ref(tensor)
+            return kept
 
         return pack
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph._forwards import OutermostForwards
 from gradcheck_suite.graph._gradients import BackwardWatch
 from gradcheck_suite.graph._leaves import Member, members_of
 from gradcheck_suite.graph._packed import Packed, SavedWatch
@@ -100,8 +101,12 @@ class Recording:
         self._modules = ModuleWatch() if modules else None
         self._saved = SavedWatch() if saved else None
         self._backward = BackwardWatch() if backward else None
-        if self._modules is not None and self._backward is not None:
-            self._modules.at_end = self._backward.look_ahead
+        self._outermost: OutermostForwards | None = None
+        if self._backward is not None:
+            if self._modules is None:
+                self._outermost = OutermostForwards(self._backward.look_ahead)
+            else:
+                self._modules.at_end = self._backward.look_ahead
         self._stack = ExitStack()
         self._entered = False
         self._calls: tuple[ModuleCall, ...] = ()
@@ -122,6 +127,9 @@ class Recording:
             if self._modules is not None:
                 started.callback(self._modules.stop)
                 self._modules.start()
+            if self._outermost is not None:
+                started.callback(self._outermost.stop)
+                self._outermost.start()
             if self._saved is not None:
                 started.callback(self._saved.stop)
                 self._saved.start()

@@ -57,6 +57,8 @@ def find_roots(given: object, *, called: str = _PASSED) -> FoundRoots:
     Raises:
         UsageError: ``given`` is a module or a generator, holds no tensor, or none with a graph.
     """
+    if type(given) is torch.Tensor and given.requires_grad:
+        return FoundRoots((_start_at(called, given),), ())
     _refuse(given, called)
     starts: list[Start] = []
     ignored: list[tuple[str, torch.Tensor]] = []
@@ -65,8 +67,7 @@ def find_roots(given: object, *, called: str = _PASSED) -> FoundRoots:
             if not source.requires_grad:
                 ignored.append((name, source))
                 continue
-            edge = get_gradient_edge(source)
-            start = Start(name, edge.node, edge.output_nr, plain_shape(source), source.dtype)
+            start = _start_at(name, source)
         elif isinstance(source, GradientEdge):
             start = Start(name, source.node, source.output_nr, None, None)
         else:
@@ -75,6 +76,11 @@ def find_roots(given: object, *, called: str = _PASSED) -> FoundRoots:
     if not starts:
         raise UsageError(_nothing_to_trace(given, ignored, called))
     return FoundRoots(tuple(starts), tuple(name for name, _ in ignored))
+
+
+def _start_at(name: str, root: torch.Tensor) -> Start:
+    edge = get_gradient_edge(root)
+    return Start(name, edge.node, edge.output_nr, plain_shape(root), root.dtype)
 
 
 def _refuse(given: object, called: str) -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from gradcheck_suite._torch_compat import (
     inside_backward,
     next_sequence_number,
     without_torch_function,
 )
+from gradcheck_suite.graph._forwards import floating_tensors, hook_every_forward
 from gradcheck_suite.graph.model import ModuleCall
 
 if TYPE_CHECKING:
@@ -33,9 +28,6 @@ __all__ = ["CallFacts", "ModuleWatch", "paths_of"]
 
 _PRUNE_AT = 4_096
 """From so many on, memory that is gone is forgotten."""
-_MEMBERS = 1_000
-"""So many members of a container are looked at: a list of a million numbers holds no tensor."""
-_WARNING_ON_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 @dataclass(slots=True)
@@ -72,30 +64,20 @@ class ModuleWatch:
     _made_with_graph: dict[StorageWeakRef, int] = field(default_factory=dict)
     _prune_at: int = 0
     _thread: int = 0
-    _handles: list[Any] = field(default_factory=list)
-    _filter: Any = None
+    _unhook: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Install the hooks."""
         if next_sequence_number is None:
             return
         self._thread = threading.get_ident()
-        # torch warns of any global hook, whatever it does; these leave compiled modules alone.
-        before = list(warnings.filters)
-        warnings.filterwarnings("ignore", message=_WARNING_ON_HOOKS)
-        self._filter = next((entry for entry in warnings.filters if entry not in before), None)
-        self._handles = [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, always_call=True),
-        ]
+        self._unhook = hook_every_forward(self._before, self._after)
 
     def stop(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._filter is not None and self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list in fact
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
 
     def _is_foreign(self) -> bool:
         if threading.get_ident() == self._thread:
@@ -114,7 +96,7 @@ class ModuleWatch:
             input_requires_grad=False,
         )
         with without_torch_function():
-            for tensor in _floating_tensors(args):
+            for tensor in floating_tensors(args):
                 if tensor.requires_grad:
                     facts.input_requires_grad = True
                 elif facts.cut_from is None and self._made_with_graph:
@@ -132,7 +114,7 @@ class ModuleWatch:
             return
         facts = self.facts[closed]
         with without_torch_function():
-            tensors = _floating_tensors(output)
+            tensors = floating_tensors(output)
             for tensor in tensors:
                 requires_grad = tensor.requires_grad
                 facts.output_requires_grad = bool(facts.output_requires_grad) or requires_grad
@@ -229,28 +211,3 @@ def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError):  # sparse tensors, and subclasses that wrap others
         return None
-
-
-def _floating_tensors(value: Any) -> list[torch.Tensor]:
-    """Find the tensors that may need a gradient in what a module was given or returned."""
-    if type(value) is tuple and len(value) == 1:
-        (value,) = value
-    if isinstance(value, torch.Tensor):
-        return [value] if _may_need_gradient(value) else []
-    found: list[torch.Tensor] = []
-    seen: set[int] = set()
-    pending: list[Any] = [value]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, torch.Tensor):
-            if _may_need_gradient(value):
-                found.append(value)
-        elif isinstance(value, (tuple, list, dict)) and id(value) not in seen:
-            seen.add(id(value))
-            members = value.values() if isinstance(value, dict) else value
-            pending.extend(reversed(tuple(islice(members, _MEMBERS))))
-    return found
-
-
-def _may_need_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -90,7 +90,7 @@ def test_without_the_engines_name_the_public_functions_stand_in(monkeypatch):
 def test_hooks_are_pushed_seen_and_removed_from_below():
     mine = (lambda tensor: tensor, lambda tensor: tensor)
     assert compat.top_saved_tensors_hooks() is None
-    compat.push_saved_tensors_hooks(mine)
+    compat.push_saved_tensors_hooks(*mine)
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         above = compat.top_saved_tensors_hooks()
         assert compat.remove_saved_tensors_hooks(mine)

@@ -298,8 +298,12 @@ class Windows:
 
     def _begin_step(self, event: StepStarted) -> None:
         window = self.stepped = self.of(event.optimizer)
-        if window.fills and all(each.grad is None for each in window.parameters()):
-            self._lose(window, None)
+        if window.fills:
+            for parameter in window.parameters():
+                if parameter.grad is not None:
+                    break
+            else:
+                self._lose(window, None)
         window.stepping = True
         window.stepping_backwards = self._recorder.backwards
 

@@ -11,6 +11,8 @@ import torch
 from gradcheck_suite._torch_compat import (
     engine_entry_points,
     inside_backward,
+    push_saved_tensors_hooks,
+    step_aside_from_backward,
     transform_is_active,
 )
 from gradcheck_suite.auditing.call_sites import exact_call_site
@@ -85,7 +87,7 @@ class BackwardSource(Source):
             generation, before = source.begin(t_outputs, accumulates=accumulates)
             failed = True
             try:
-                result = original(t_outputs, *args, **kwargs)
+                result = source.run_bare(original, t_outputs, args, kwargs, creates=creates)
                 failed = False
             except BaseException as error:
                 source.fail(generation, t_outputs, error)
@@ -115,11 +117,29 @@ class BackwardSource(Source):
         """Run a backward that nobody is told of, unless it fails."""
         index = self.recorder.count_backward()
         self.recorder.clock.tick()
+        creates = _keeps_graph(args, kwargs)[1]
         try:
-            return original(outputs, *args, **kwargs)
+            return self.run_bare(original, outputs, args, kwargs, creates=creates)
         except BaseException as error:
             self.fail(Generation(index, exact_call_site()), outputs, error)
             raise
+
+    def run_bare(
+        self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any, *, creates: bool
+    ) -> Any:
+        """Run the engine, without our hooks on saved tensors where it saves none."""
+        recorder = self.recorder
+        hooks = recorder.saved_tensors.hooks
+        if creates or not step_aside_from_backward(hooks):
+            return original(outputs, *args, **kwargs)
+        recorder.is_aside = True
+        try:
+            return original(outputs, *args, **kwargs)
+        finally:
+            # The backward may have ended the audit, or begun it anew.
+            if recorder.is_aside and recorder.running:
+                push_saved_tensors_hooks(*hooks)
+            recorder.is_aside = False
 
     def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
         """Tell that a backward begins; return what ``end`` needs."""
@@ -203,6 +223,9 @@ def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:
 
 def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
     """Read retain_graph and create_graph from the arguments of the engine's entry point."""
-    retain = args[1] if len(args) > 1 else kwargs.get("keep_graph", kwargs.get("retain_graph"))
-    create = args[2] if len(args) > 2 else kwargs.get("create_graph", False)  # noqa: PLR2004
+    if args[2:]:
+        retain, create = args[1:3]
+    else:
+        retain = args[1] if args[1:] else kwargs.get("keep_graph", kwargs.get("retain_graph"))
+        create = kwargs.get("create_graph", False)
     return bool(retain) or bool(create), bool(create)

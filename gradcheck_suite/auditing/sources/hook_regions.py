@@ -60,7 +60,7 @@ class HookRegions(Source):
                     yield
             finally:
                 if aside and recorder.running:
-                    push_saved_tensors_hooks(hooks)
+                    push_saved_tensors_hooks(*hooks)
 
         functools.update_wrapper(disable_saved_tensors_hooks, original)
         return disable_saved_tensors_hooks
