@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import torch
 
 from gradcheck_suite._torch_compat import storage_key
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.graph._module_tree import Member, members_of, modules_within
 from gradcheck_suite.graph.model import Leaf, TensorType
 
 __all__ = [
-    "Member",
     "ModelNames",
     "leaf_of",
-    "members_of",
     "names_among",
     "names_of",
     "plain_shape",
@@ -47,41 +45,7 @@ def names_of(model: object) -> ModelNames:
             f"model= expected a torch.nn.Module, got {type(model).__name__}; "
             "leave it out to trace tensors without names"
         )
-    return names_among(members_of([("", model)]))
-
-
-Member: TypeAlias = "tuple[str, str, torch.Tensor]"
-"""Kind ("parameter" or "buffer"), name and tensor."""
-
-
-def members_of(roots: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[Member]:
-    """Yield the parameters and buffers of several modules, each with the prefix of its names."""
-    for prefix, root in roots:
-        if not _names_as_usual(root):
-            for name, parameter in root.named_parameters(prefix, remove_duplicate=False):
-                yield "parameter", name, parameter
-            for name, buffer in root.named_buffers(prefix, remove_duplicate=False):
-                yield "buffer", name, buffer
-            continue
-        # The same in one walk over the modules in place of two, which take as long as a forward.
-        modules = [*root.named_modules(prefix=prefix, remove_duplicate=False)]
-        for path, module in modules:
-            for name, parameter in module._parameters.items():  # noqa: SLF001 - torch's own way
-                if parameter is not None:
-                    yield "parameter", f"{path}.{name}" if path else name, parameter
-        for path, module in modules:
-            for name, buffer in module._buffers.items():  # noqa: SLF001 - torch's own way
-                if buffer is not None:
-                    yield "buffer", f"{path}.{name}" if path else name, buffer
-
-
-def _names_as_usual(root: torch.nn.Module) -> bool:
-    """Whether a module leaves it to torch to name what is in it; FSDP, for one, does not."""
-    kind, usual = type(root), torch.nn.Module
-    return all(
-        getattr(kind, name) is getattr(usual, name)
-        for name in ("named_parameters", "named_buffers", "_named_members")
-    )
+    return names_among(members_of(model, modules_within(model)))
 
 
 def names_among(members: Iterable[Member]) -> ModelNames:

@@ -13,10 +13,10 @@ import torch
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.graph._forwards import OutermostForwards
 from gradcheck_suite.graph._gradients import BackwardWatch
-from gradcheck_suite.graph._leaves import Member, members_of
+from gradcheck_suite.graph._module_tree import Member, members_of, modules_within, paths_in
 from gradcheck_suite.graph._packed import Packed, SavedWatch
 from gradcheck_suite.graph._sources import source_lines_noted
-from gradcheck_suite.graph._spans import CallFacts, ModuleWatch, paths_of
+from gradcheck_suite.graph._spans import CallFacts, ModuleWatch
 from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gradcheck_suite.graph._gradients import WatchedBackward
+    from gradcheck_suite.graph._module_tree import Named
     from gradcheck_suite.graph.model import AutogradGraph, EdgeGradient, ModuleCall
 
 __all__ = ["Recording", "record"]
@@ -109,7 +110,8 @@ class Recording:
                 self._modules.at_end = self._backward.look_ahead
         self._stack = ExitStack()
         self._entered = False
-        self._calls: tuple[ModuleCall, ...] = ()
+        self._calls: tuple[ModuleCall, ...] | None = None
+        self._paths: dict[int, str] = {}
         self._called: tuple[weakref.ref[torch.nn.Module] | None, ...] = ()
         self._facts: tuple[CallFacts, ...] = ()
         self._members: tuple[tuple[str, str, weakref.ref[torch.Tensor]], ...] = ()
@@ -203,15 +205,20 @@ class Recording:
         watch = self._modules
         if watch is None:
             return
-        paths = {} if self._model is None else paths_of([("", self._model)])
-        others = self._named_roots(
-            tuple(module for module in watch.roots() if id(module) not in paths)
-        )
-        roots = others if self._model is None else [("", self._model), *others]
+        trees: list[tuple[torch.nn.Module, list[Named]]] = []
+        if self._model is not None:
+            trees.append((self._model, modules_within(self._model)))
+        paths = paths_in(trees)
+        called = tuple(module for module in watch.roots() if id(module) not in paths)
+        others = [(root, modules_within(root, name)) for name, root in self._named_roots(called)]
+        # What lies in the model goes by the model's names.
+        self._paths = {**paths_in(others), **paths}
+        trees += others
         self._members = tuple(
-            (kind, name, weakref.ref(tensor)) for kind, name, tensor in members_of(roots)
+            (kind, name, weakref.ref(tensor))
+            for root, tree in trees
+            for kind, name, tensor in members_of(root, tree)
         )
-        self._calls = watch.calls({**paths_of(others), **paths})
         self._facts = tuple(watch.facts)
 
     def _named_roots(
@@ -260,16 +267,22 @@ class Recording:
     @property
     def calls(self) -> tuple[ModuleCall, ...]:
         """Return the module calls, in their order; within the block those so far."""
+        if self._modules is None:
+            return ()
         if not self.is_over:
             self._name_modules()
-        return self._calls
+            return self._modules.calls(self._paths)
+        with self._describing:
+            if self._calls is None:
+                self._calls = self._modules.calls(self._paths)
+            return self._calls
 
     def calls_in(self, model: torch.nn.Module | None) -> tuple[ModuleCall, ...]:
         """Return the module calls, named by ``model`` as far as they are of modules within it."""
         calls = self.calls
         if model is None or not self._called:
             return calls
-        paths = paths_of([("", model)])
+        paths = paths_in([(model, modules_within(model))])
         modules = (None if known is None else known() for known in self._called)
         return tuple(
             call
@@ -367,4 +380,4 @@ class Recording:
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "running" if self._entered else "not started"
-        return f"<Recording: {state}, {len(self._calls)} module calls>"
+        return f"<Recording: {state}, {len(self._facts)} module calls>"

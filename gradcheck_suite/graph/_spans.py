@@ -22,9 +22,9 @@ from gradcheck_suite.graph._forwards import floating_tensors, hook_every_forward
 from gradcheck_suite.graph.model import ModuleCall
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["CallFacts", "ModuleWatch", "paths_of"]
+__all__ = ["CallFacts", "ModuleWatch"]
 
 _PRUNE_AT = 4_096
 """From so many on, memory that is gone is forgotten."""
@@ -65,6 +65,7 @@ class ModuleWatch:
     _prune_at: int = 0
     _thread: int = 0
     _unhook: Callable[[], None] | None = None
+    _forgotten: list[tuple[int, str]] = field(default_factory=list)
 
     def start(self) -> None:
         """Install the hooks."""
@@ -163,10 +164,10 @@ class ModuleWatch:
         """Describe the calls; ``paths`` gives the names of modules by ``id``."""
         seen: Counter[int] = Counter()
         described: list[ModuleCall] = []
-        for number, facts in enumerate(self.facts):
-            key = id(facts.module)
+        for number, (facts, (key, kind)) in enumerate(
+            zip(self.facts, self._forgotten or map(_known_by, self._called()), strict=True)
+        ):
             seen[key] += 1
-            kind = type(facts.module).__name__
             path = paths.get(key)
             if path is None:
                 above = described[facts.parent].path if facts.parent is not None else ""
@@ -174,6 +175,9 @@ class ModuleWatch:
             parent = None if facts.parent is None else facts.parent + 1
             described.append(ModuleCall(number + 1, path, kind, seen[key], parent))
         return tuple(described)
+
+    def _called(self) -> Iterator[torch.nn.Module | None]:
+        return (facts.module for facts in self.facts)
 
     def roots(self) -> tuple[torch.nn.Module, ...]:
         """Return the modules that were called from outside any other, each once."""
@@ -183,6 +187,7 @@ class ModuleWatch:
     def forget_modules(self) -> tuple[weakref.ref[torch.nn.Module] | None, ...]:
         """Keep no module alive from now on, and return which module each call was of."""
         self._made_with_graph.clear()
+        self._forgotten = list(map(_known_by, self._called()))
         known: dict[int, weakref.ref[torch.nn.Module]] = {}
         modules: list[weakref.ref[torch.nn.Module] | None] = []
         for facts in self.facts:
@@ -195,14 +200,9 @@ class ModuleWatch:
         return tuple(modules)
 
 
-def paths_of(roots: Sequence[tuple[str, torch.nn.Module]]) -> dict[int, str]:
-    """Name every module within ``roots`` by ``id``; each root brings the prefix of its names."""
-    paths: dict[int, str] = {}
-    for prefix, root in roots:
-        for name, module in root.named_modules():
-            joined = ".".join(part for part in (prefix, name) if part)
-            paths.setdefault(id(module), joined)
-    return paths
+def _known_by(module: torch.nn.Module | None) -> tuple[int, str]:
+    """Return what a module is known by when it is gone: its ``id``, and the name of its class."""
+    return id(module), type(module).__name__
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:

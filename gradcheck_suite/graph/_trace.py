@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node as TorchNode
 
     from gradcheck_suite.graph._gradients import WatchedBackward
-    from gradcheck_suite.graph._leaves import Member
+    from gradcheck_suite.graph._module_tree import Member
 
 _LEAF_OP = "AccumulateGrad"
 # What torch puts where no gradient can come from, or where to ask for one is an error.
