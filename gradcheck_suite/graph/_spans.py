@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gradcheck_suite._torch_compat import (
     inside_backward,
     next_sequence_number,
+    storage_key,
     without_torch_function,
 )
 from gradcheck_suite.graph._forwards import floating_tensors, hook_every_forward
@@ -61,7 +62,8 @@ class ModuleWatch:
     _open: list[int] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _innermost: list[int | None] = field(default_factory=list)
-    _made_with_graph: dict[StorageWeakRef, int] = field(default_factory=dict)
+    # By `storage_key`, which no other storage has while there is a weak reference to this one.
+    _made_with_graph: dict[int | None, tuple[int, StorageWeakRef]] = field(default_factory=dict)
     _prune_at: int = 0
     _thread: int = 0
     _unhook: Callable[[], None] | None = None
@@ -101,8 +103,8 @@ class ModuleWatch:
                 if tensor.requires_grad:
                     facts.input_requires_grad = True
                 elif facts.cut_from is None and self._made_with_graph:
-                    memory = _memory(tensor)
-                    facts.cut_from = None if memory is None else self._made_with_graph.get(memory)
+                    made = self._made_with_graph.get(storage_key(tensor))
+                    facts.cut_from = None if made is None else made[0]
         self.facts.append(facts)
         self._open.append(number)
         self._mark(number)
@@ -119,8 +121,9 @@ class ModuleWatch:
             for tensor in tensors:
                 requires_grad = tensor.requires_grad
                 facts.output_requires_grad = bool(facts.output_requires_grad) or requires_grad
-                if requires_grad and (memory := _memory(tensor)) is not None:
-                    self._made_with_graph[memory] = closed
+                if requires_grad and (storage := _storage(tensor)) is not None:
+                    memory = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                    self._made_with_graph[memory.cdata] = closed, memory
                     if len(self._made_with_graph) > max(_PRUNE_AT, self._prune_at):
                         self._prune()
             if not self._open and self.at_end is not None and facts.output_requires_grad:
@@ -140,8 +143,8 @@ class ModuleWatch:
     def _prune(self) -> None:
         """Forget memory that is gone."""
         self._made_with_graph = {
-            memory: made
-            for memory, made in self._made_with_graph.items()
+            address: (made, memory)
+            for address, (made, memory) in self._made_with_graph.items()
             if not memory.expired()  # type: ignore[no-untyped-call]
         }
         self._prune_at = 2 * len(self._made_with_graph)
@@ -205,9 +208,9 @@ def _known_by(module: torch.nn.Module | None) -> tuple[int, str]:
     return id(module), type(module).__name__
 
 
-def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """Return what tensors of one memory have in common, and no later memory at its address."""
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the memory of a tensor; None for one that has none of its own."""
     try:
-        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse tensors, and subclasses that wrap others
         return None
