@@ -91,7 +91,7 @@ class Generations:
         nodes next to the leaves: whatever is kept of the graph reaches back to one of those.
         """
         generation = Generation(index, site, step)
-        waiting = list(roots)
+        waiting = tuple(roots)
         # A program without optimizers has backwards only to count by.
         turn = step or index
         generation.known = getattr(self._newest, "number", 0)
@@ -118,13 +118,15 @@ class Generations:
     def _note_death(self, _: object) -> None:
         self.living -= 1
 
-    def _walk(self, generation: Generation, waiting: list[Node]) -> None:
+    def _walk(self, generation: Generation, waiting: Iterable[Node]) -> None:
         step = generation.step
         known_until = newest = generation.known
-        seen: set[Node] = set()
         edge: list[Node] = list(waiting)
-        while waiting and len(seen) < _WALK_LIMIT:
-            node = waiting.pop()
+        # What a node leads to is asked for once: that takes longer than all else here.
+        following = [(node, node.next_functions) for node in waiting]
+        seen: set[Node] = set()
+        while following and len(seen) < _WALK_LIMIT:
+            node, found = following.pop()
             if node in seen:
                 continue
             seen.add(node)
@@ -142,10 +144,14 @@ class Generations:
                 generation.reused.append(weakref.ref(marked))
                 continue
             inner = False
-            for function, _ in node.next_functions:
-                if function is not None and function.next_functions:
-                    waiting.append(function)
+            for function, _ in found:
+                if function is None:
+                    continue
+                behind = function.next_functions
+                if behind:
                     inner = True
+                    if function not in seen:
+                        following.append((function, behind))
             if not inner:
                 edge.append(node)
         for node in edge:

@@ -52,7 +52,7 @@ from gradcheck_suite.auditing.detectors._module_tree import (
     forward_of,
 )
 from gradcheck_suite.auditing.detectors._source import span_at
-from gradcheck_suite.auditing.detectors._survey import MOST_NODES, survey
+from gradcheck_suite.auditing.detectors._survey import MOST_NODES, SURVEYED, survey
 from gradcheck_suite.auditing.detectors._watched_modules import (
     Call,
     ModuleWatch,
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectivityDetector"]
 
-_SURVEYS = 4
 _MOST_ASKED = 16
 """For so many optimizers the modules of parameters without gradients are looked up: each look goes
 through all that Python keeps, which takes a tenth of a second."""
@@ -170,7 +169,7 @@ class ConnectivityDetector:
     # What backward starts from and reaches.
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        if self._surveys >= _SURVEYS:
+        if self._surveys >= SURVEYED:
             return Attention.ASLEEP
         if event.roots and event.roots[0].grad_fn is not None:
             self._surveys += 1

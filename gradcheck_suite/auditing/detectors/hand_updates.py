@@ -21,7 +21,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._gradients import sample_of
-from gradcheck_suite.auditing.detectors._survey import nodes_under
+from gradcheck_suite.auditing.detectors._survey import SURVEYED, nodes_under, survey
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.names import listed, local_name
 from gradcheck_suite.auditing.unseen import unseen
@@ -131,7 +131,7 @@ class HandUpdateDetector:
         if event.accumulates and not dispatch_mode_is_active():
             if self._followed:
                 unseen(self._look_at_updates, event)
-            self._reached = [weakref.ref(leaf) for leaf in _leaves_under(event.roots)]
+            self._reached = [weakref.ref(leaf) for leaf in _leaves_under(event)]
         return None
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
@@ -213,14 +213,19 @@ class HandUpdateDetector:
         )
 
 
-def _leaves_under(roots: Iterable[Tensor]) -> list[Tensor]:
-    """Return the leaves that a backward from ``roots`` gives gradients, if it is not too large."""
-    nodes = nodes_under(roots, most=_MOST_NODES + 1)
+def _leaves_under(event: BackwardStarted) -> list[Tensor]:
+    """Return the leaves that a backward gives gradients, if its graph is not too large."""
+    if event.number < SURVEYED:
+        # Others ask for the same.
+        found = survey(event)
+        return [] if len(found.nodes) > _MOST_NODES else _plain(found.leaves.values())
+    nodes = nodes_under(event.roots, most=_MOST_NODES + 1)
     if len(nodes) > _MOST_NODES:
         return []
-    leaves: list[Any] = [
-        getattr(node, "variable", None) for node in nodes if not node.next_functions
-    ]
+    return _plain(getattr(node, "variable", None) for node in nodes if not node.next_functions)
+
+
+def _plain(leaves: Iterable[Any]) -> list[Tensor]:
     return [leaf for leaf in leaves if type(leaf) in (torch.Tensor, torch.nn.Parameter)]
 
 
