@@ -205,16 +205,29 @@ def told(recording):
     return edges, numbers
 
 
+@pytest.fixture
+def no_look_ahead(monkeypatch):
+    """Return a function from which on all is done as backward begins."""
+
+    def stop():
+        monkeypatch.setattr(_gradients.BackwardWatch, "look_ahead", lambda *_: None)
+
+    return stop
+
+
+@pytest.mark.parametrize("modules", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_same_figures(program):
-    ahead = recorded(program, modules=True)
-    assert told(ahead) == told(recorded(program, modules=False))
+def test_the_same_figures(program, modules, no_look_ahead):
+    ahead = recorded(program, modules=modules)
+    no_look_ahead()
+    assert told(ahead) == told(recorded(program, modules=True))
     assert all(gradient is not None for *_, gradient in told(ahead)[0])
     assert not ahead.not_recorded
 
 
+@pytest.mark.parametrize("modules", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_same_gradients_as_without(program):
+def test_the_same_gradients_as_without(program, modules):
     def leaves():
         torch.manual_seed(0)
         made = []
@@ -228,14 +241,15 @@ def test_the_same_gradients_as_without(program):
         return [p.grad for module in made for p in module.parameters()]
 
     bare = leaves()
-    with gs.record(backward=True):
+    with gs.record(backward=True, modules=modules):
         watched = leaves()
     for mine, theirs in zip(watched, bare, strict=True):
         assert (mine is None) == (theirs is None)
         assert mine is None or (torch.equal(mine, theirs) and mine.stride() == theirs.stride())
 
 
-def test_what_backward_is_left_with_is_the_loss(monkeypatch):
+@pytest.mark.parametrize("modules", [True, False])
+def test_what_backward_is_left_with_is_the_loss(monkeypatch, modules):
     walked = []
     sparsely = _gradients.sparsely
 
@@ -245,7 +259,7 @@ def test_what_backward_is_left_with_is_the_loss(monkeypatch):
         return found
 
     monkeypatch.setattr(_gradients, "sparsely", note)
-    recorded(two_steps, modules=True)
+    recorded(two_steps, modules=modules)
     first, loss, *_ = walked
     assert walked == [first, loss, first, loss]
     assert loss == 2 < first
@@ -276,13 +290,14 @@ def test_a_forward_that_no_backward_follows_keeps_nothing():
 
 
 @pytest.mark.parametrize("program", [auxiliary_loss, twins])
-def test_no_node_is_hooked_twice(program):
+def test_no_node_is_hooked_twice(program, no_look_ahead):
     def taken(recording):
         (watched,) = recording._backward.backwards
         return len(list(watched.figures.results()))
 
-    with_calls, without = (recorded(program, modules=modules) for modules in (True, False))
-    assert taken(with_calls) == taken(without)
+    ahead = recorded(program, modules=True)
+    no_look_ahead()
+    assert taken(ahead) == taken(recorded(program, modules=True))
 
 
 def test_a_second_backward_adds_nothing_to_the_first():
@@ -344,3 +359,30 @@ def test_a_torch_function_mode_of_the_program_is_not_told():
         return seen.names
 
     assert run(backward=True) == run()
+
+
+def test_a_forward_that_fails_within_leaves_the_outermost_one_known(no_look_ahead):
+    class Fails(nn.Module):
+        def forward(self, _):
+            raise ValueError("not today")
+
+    class Recovers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fails = nn.Sequential(Fails())
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x):
+            try:
+                return self.fails(x)
+            except ValueError:
+                return self.layer(x).tanh()
+
+    def program(x):
+        Recovers()(x).sum().backward()
+
+    ahead = recorded(program, modules=False)
+    (watched,) = ahead._backward.backwards
+    assert watched.ahead is not None
+    no_look_ahead()
+    assert told(ahead) == told(recorded(program, modules=False))
