@@ -215,7 +215,7 @@ def _make(path: Path, what: str) -> None:
             noise = draw.integers(0, 256, (height, width, 3), "uint8")
             Image.fromarray(noise).save(path / f"{number:03}.jpg")
     elif kind == "folder":
-        path.mkdir()
+        path.mkdir(exist_ok=True)
     elif kind == "words":
         known = [f"w{number}" for number in range(60)]
         lines = (" ".join(draw.choice(known, draw.integers(4, 12))) for _ in range(int(rest)))
