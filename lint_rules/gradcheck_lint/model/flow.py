@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import libcst as cst
 
+from gradcheck_lint.model.beginnings import NO_BEGINNING, Beginning
 from gradcheck_lint.model.scopes import FunctionScope
 from gradcheck_lint.model.values import NOTHING, Values
 
@@ -178,6 +179,7 @@ class Store(Event):
     target_values: Values = NOTHING
     stored: Values = NOTHING
     stored_node: cst.CSTNode | None = None
+    beginning: Beginning = NO_BEGINNING
 
 
 @dataclass(slots=True, eq=False)

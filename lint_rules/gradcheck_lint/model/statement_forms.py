@@ -10,6 +10,7 @@ from gradcheck_lint.model.syntax import boolean, bound_names, dotted_name, integ
 
 __all__ = [
     "OPERATORS",
+    "counter_of",
     "is_loader",
     "pattern_names",
     "runs_once",
@@ -52,6 +53,19 @@ def static_truth(test: cst.BaseExpression) -> bool | None:
     if type(test) is cst.Comparison and dotted_name(test.left) == "__name__":
         return True
     return None
+
+
+def counter_of(node: cst.For | cst.While) -> str | None:
+    """Return the name that counts the iterations: by ``range()``, or first of ``enumerate()``."""
+    if type(node) is not cst.For or type(node.iter) is not cst.Call:
+        return None
+    counts = dotted_name(node.iter.func)
+    target: cst.BaseExpression = node.target
+    if counts == "enumerate" and type(target) is cst.Tuple and target.elements:
+        target = target.elements[0].value
+    elif counts != "range":
+        return None
+    return target.value if type(target) is cst.Name else None
 
 
 def is_loader(node: cst.BaseExpression) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine
+from gradcheck_lint.model.beginnings import Beginnings, first_time
 from gradcheck_lint.model.expressions import bind_target, element_of, look_up, read
 from gradcheck_lint.model.flow import (
     Attach,
@@ -27,6 +28,7 @@ from gradcheck_lint.model.methods import may_hold_layers, set_requires_grad
 from gradcheck_lint.model.state import State, as_kind, join_states
 from gradcheck_lint.model.statement_forms import (
     OPERATORS,
+    counter_of,
     is_loader,
     pattern_names,
     runs_once,
@@ -70,6 +72,8 @@ class StatementReader:
         self._reading = reading
         self._breaks: list[list[State]] = []
         self._continues: list[list[State]] = []
+        self._beginnings = Beginnings()
+        self._counter: str | None = None
 
     def read_body(self, body: cst.BaseSuite | cst.Module) -> None:
         """Read every statement of a body."""
@@ -165,7 +169,13 @@ class StatementReader:
     ) -> None:
         """Record ``total = total + loss``, also with weights, also as one of two choices."""
         if type(source) is cst.IfExp:
-            for choice in (source.body, source.orelse):
+            choices = (source.body, source.orelse)
+            first = first_time(source.test, self._counter)
+            if first is not None and first.path in {None, path}:
+                start = choices[first.arm]
+                if (begins := dotted_name(start)) is not None:
+                    self._beginnings.note(path, self._reading.look_up(begins), start)
+            for choice in choices:
                 self._note_running_sum(target, path, choice)
             return
         known = terms(source)
@@ -197,6 +207,7 @@ class StatementReader:
             target_values=held,
             stored=stored,
             stored_node=stored_node,
+            beginning=self._beginnings.of(path),
         )
 
     def _event(self, kind: type[Event], node: cst.CSTNode) -> None:
@@ -342,12 +353,17 @@ class StatementReader:
         before = reading.state.copy()
         arms: list[Block] = []
         ends: list[State] = []
+        first = first_time(node.test, self._counter) if reading.recorder.loops else None
         if static is None:
             self._read_arm(node, node.body, arms, ends)
+            if first is not None and first.arm == 0:
+                self._beginnings.note_arm(first, node.body, reading.state.names)
         reading.state = before
         if node.orelse is not None:
             body = node.orelse if isinstance(node.orelse, cst.If) else node.orelse.body
             self._read_arm(node, body, arms, ends)
+            if first is not None and first.arm == 1 and isinstance(body, cst.BaseSuite):
+                self._beginnings.note_arm(first, body, reading.state.names)
         else:
             arms.append(Block())
             ends.append(before)
@@ -398,6 +414,7 @@ class StatementReader:
         reading, recorder = self._reading, self._reading.recorder
         iterated = read(reading, node.iter) if isinstance(node, cst.For) else NOTHING
         outer_block, outer_loops = recorder.block, recorder.loops
+        outer_counter, self._counter = self._counter, counter_of(node)
         recorder.loops = (*outer_loops, id(node))
         entry = reading.state
         passes = _passes_at(len(recorder.loops))
@@ -424,6 +441,7 @@ class StatementReader:
                 break
             entry = joined
         recorder.block, recorder.loops = outer_block, outer_loops
+        self._counter = outer_counter
         reading.state = entry.copy()
         otherwise = Block()
         if node.orelse is not None:
@@ -454,14 +472,12 @@ class StatementReader:
 
     def _bind_counter(self, node: cst.For) -> None:
         """Let the number of ``for i, x in enumerate(...)`` be another one in each iteration."""
-        if type(node.target) is not cst.Tuple or type(node.iter) is not cst.Call:
-            return
-        counter = node.target.elements[0].value if node.target.elements else None
-        if type(counter) is cst.Name and dotted_name(node.iter.func) == "enumerate":
+        counter = counter_of(node)
+        if counter is not None and type(node.target) is cst.Tuple:
             reading = self._reading
-            if all_are(reading.look_up(counter.value), Kind.NUMBER):
-                number = reading.recorder.value(Kind.NUMBER, counter)
-                reading.state.bind(counter.value, frozenset({number}))
+            if all_are(reading.look_up(counter), Kind.NUMBER):
+                number = reading.recorder.value(Kind.NUMBER, node.target.elements[0].value)
+                reading.state.bind(counter, frozenset({number}))
 
     def _forgotten(self, node: cst.CSTNode, state: State, names: set[str]) -> State:
         """Let names hold something unknown, as it may be after any number of iterations."""

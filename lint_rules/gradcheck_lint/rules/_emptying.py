@@ -149,7 +149,9 @@ def _any_empties(nodes: Iterable[cst.CSTNode], target: str, store: Store | None 
 
 
 def _is_part_of(node: cst.CSTNode, store: Store) -> bool:
-    """Tell whether this is the store itself: `total = total + loss`, `losses[i] = loss`."""
+    """Tell whether this is the store (`total = total + loss`, `losses[i] = loss`) or its start."""
+    if id(node) in store.beginning.nodes:
+        return True
     if isinstance(node, cst.Assign):
         return any(target.target is store.node for target in node.targets)
     return node is store.node

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import StoreKind
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._graph_proofs import always_meets
 from gradcheck_lint.rules._outliving import is_known_container
@@ -121,7 +122,11 @@ def _detached(function: FunctionModel, store: Store, *, safe: bool) -> Fix | Non
         return None
     if any(value.kind in {Kind.CONTAINER, Kind.TUPLE} for value in store.stored):
         return None
+    starts = store.beginning.starts
+    if any(dotted_name(start) is None or not start.deep_equals(node) for start in starts):
+        return None  # what the sum begins with would keep its graph
     text = function.module.code(node)
     if isinstance(node, (cst.BinaryOperation, cst.UnaryOperation)) and not node.lpar:
         text = f"({text})"
-    return Fix((Replacement(node, f"{text}.detach()"),), f"Detach {text}", safe=safe)
+    edits = [Replacement(each, f"{text}.detach()") for each in (*starts, node)]
+    return Fix(tuple(edits), f"Detach {text}", safe=safe)

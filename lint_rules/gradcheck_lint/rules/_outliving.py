@@ -18,7 +18,10 @@ def keeps(store: Store) -> bool:
     if not store.target_values:
         return False
     own = sites(store.target_values)
+    begun = store.beginning.sites
     for value in store.target_values:
+        if value.site in begun:
+            continue
         if value.origin is Origin.BOUNDED or value.kind in {Kind.OPTIMIZER, Kind.MODULE}:
             return False
         if value.kind is Kind.INSTANCE:
@@ -59,7 +62,7 @@ def consumes(backward: Backward, store: Store) -> bool:
 
 
 def _sites_of_sum(values: Values, store: Store) -> frozenset[int]:
-    return sites(values) | {id(store.node)}
+    return (sites(values) - store.beginning.sites) | {id(store.node)}
 
 
 def escapes(function: FunctionModel, store: Store) -> bool:

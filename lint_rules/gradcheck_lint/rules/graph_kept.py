@@ -195,6 +195,43 @@ def train(model, loader, criterion, optimizer):
 import torch
 
 def train(model, loader, optimizer):
+    mean, smooth = None, 0.0
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        mean = loss if mean is None else 0.9 * mean + 0.1 * loss
+        if step == 0:
+            smooth = loss
+        else:
+            smooth = 0.9 * smooth + 0.1 * loss
+    return mean, smooth
+""",
+            lines=(10, 14),
+            fixed="""\
+import torch
+
+def train(model, loader, optimizer):
+    mean, smooth = None, 0.0
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach() if mean is None else 0.9 * mean + 0.1 * loss.detach()
+        if step == 0:
+            smooth = loss.detach()
+        else:
+            smooth = 0.9 * smooth + 0.1 * loss.detach()
+    return mean, smooth
+""",
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
     losses = []
     for x in loader:
         optimizer.zero_grad()
@@ -483,6 +520,30 @@ def train(model, batches, optimizer):
         optimizer.step()
 """,
             why="the sum is the loss",
+        ),
+        Valid(
+            """\
+import torch
+
+def train(model, loader, optimizer):
+    best, mean, last, total = None, None, None, None
+    for step, (x, kind) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        best = loss if best is None or loss < best else best
+        mean = loss.item() if mean is None else 0.9 * mean + 0.1 * loss.item()
+        if kind == 0:
+            last = loss
+        elif last is not None:
+            last = (last + loss) / 2
+        if step % 100 == 0:
+            total = None
+        total = loss if total is None else total + loss
+    return best, mean, last, total
+""",
+            why="one loss, or numbers, or a sum that begins anew now and then",
         ),
         Valid(
             """\
