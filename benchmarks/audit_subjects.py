@@ -126,9 +126,9 @@ def _training(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> C
 
 
 SUBJECTS: dict[str, tuple[Callable[[], Callable[[], None]], int, int, int]] = {
-    "MLP": (_mlp, 500, 15, 500),
-    "ResNet": (_resnet, 12, 15, 240),
-    "transformer": (_transformer, 4, 15, 4),
+    "MLP": (_mlp, 500, 31, 500),
+    "ResNet": (_resnet, 12, 31, 240),
+    "transformer": (_transformer, 4, 31, 4),
 }
 """What makes a step, how many steps a burst does, how many rounds are run, and how many steps each
 mode does before: the 200 after which some may be passed over, but for the longest.

@@ -9,7 +9,73 @@ from gradcheck_lint.engine import lint_source
 _HEADER = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 _MARK = re.compile(r"# !")
 
+_METER = """
+class Meter:
+    def __init__(self):
+        self.total, self.values = 0.0, []
+    def add(self, value):
+        self.total += value
+    def push(self, value):
+        self.values.append(value)
+    def reset(self):
+        self.total, self.values = 0.0, []
+class T:
+    def __init__(self, model, opt):
+        self.model, self.opt = model, opt
+        self.meter, self.losses = Meter(), []
+    def step(self, x):
+        self.opt.zero_grad()
+        loss = self.model(x).mean()
+        loss.backward()
+        self.opt.step()
+"""
+
 _MISTAKES = {
+    "a meter of the object, in a method that a loop runs": _METER
+    + """
+        self.meter.add(loss)  # !
+        self.meter.push(loss)  # !
+        self.losses.append(loss)  # !
+    def fit(self, loader):
+        for epoch in range(9):
+            self.meter.reset()
+            for x in loader:
+                self.step(x)
+""",
+    "a mean that begins where there is none": """
+def train(model, loader, opt):
+    mean = other = late = None
+    for step, x in enumerate(loader):
+        opt.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        opt.step()
+        mean = loss if mean is None else 0.9 * mean + 0.1 * loss  # !
+        other = 0.9 * other + 0.1 * loss if other is not None else loss  # !
+        if not late:
+            late = loss
+        else:
+            late = 0.9 * late + 0.1 * loss  # !
+    return mean, other, late
+""",
+    "a mean that begins in the first iteration": """
+def train(model, loader, opt):
+    mean, number = 0.0, 0.0
+    for step, x in enumerate(loader):
+        opt.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        opt.step()
+        if step == 0:
+            mean = loss
+        else:
+            mean = 0.9 * mean + 0.1 * loss  # !
+        if step > 0:
+            number = number + loss  # !
+        else:
+            number = loss
+    return mean, number
+""",
     "comprehensions over the data": """
 class T:
     def __init__(self, model):
@@ -203,6 +269,70 @@ def train(model, loader, opt):
 }
 
 _CORRECT = {
+    "a meter of an object that the loop makes": _METER
+    + """
+        self.meter.push(loss)
+        self.losses.append(loss)
+def main(model, opt, tasks):
+    for task in tasks:
+        T(model, opt).step(task)
+        made = T(model, opt)
+        made.step(task)
+""",
+    "a meter that is reset as often": _METER
+    + """
+        self.meter.add(loss)
+    def fit(self, loader):
+        for x in loader:
+            self.meter.reset()
+            self.step(x)
+""",
+    "a meter of numbers": _METER
+    + """
+        self.meter.add(loss.item())
+        self.meter.push(loss.detach())
+    def fit(self, loader):
+        for x in loader:
+            self.step(x)
+""",
+    "a meter in a method that nobody runs twice": _METER
+    + """
+        self.meter.add(loss)
+def main(model, opt, x):
+    T(model, opt).step(x)
+""",
+    "one loss, or numbers, or a sum that begins anew": """
+def train(model, loader, opt):
+    best, mean, last, total, early = None, None, None, None, None
+    for step, (x, kind) in enumerate(loader):
+        opt.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        opt.step()
+        best = loss if best is None or loss < best else best
+        mean = loss.item() if mean is None else 0.9 * mean + 0.1 * loss.item()
+        if kind == 0:
+            last = loss
+        elif last is not None:
+            last = (last + loss) / 2
+        if step % 100 == 0:
+            total = None
+        total = loss if total is None else total + loss
+        if early is None:
+            early = loss
+    return best, mean, last, total, early
+""",
+    "a sum of losses that begins where there is none, and is the loss": """
+def train(model, loader, opt):
+    for xs in loader:
+        total = None
+        for x in xs:
+            loss = model(x).mean()
+            total = loss if total is None else total + loss
+        opt.zero_grad()
+        total.backward()
+        opt.step()
+""",
     "comprehensions that keep numbers, few losses, or nothing": """
 class T:
     def __init__(self, model):

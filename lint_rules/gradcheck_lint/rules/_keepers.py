@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
+from gradcheck_lint.model.syntax import dotted_name, last_word
 from gradcheck_lint.model.values import Kind, Origin, Values
+from gradcheck_lint.rules._repeating import lasts_between_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,10 +40,15 @@ class Keeper(NamedTuple):
 
 
 def keepers(function: FunctionModel) -> Iterator[Keeper]:
-    """Yield the calls in loops whose callee, on every path, keeps what it is handed."""
+    """Yield the calls that repeat and whose callee, on every path, keeps what it is handed.
+
+    They repeat in a loop, or in a method that a loop runs, on what its object keeps in between.
+    """
     calls = [event for event in function.events() if isinstance(event, Call)]
     for call in calls:
-        if not call.loops or call.function is None or call.referenced or call.is_constructor:
+        if call.function is None or call.referenced or call.is_constructor:
+            continue
+        if not call.loops and not _is_on_what_the_object_keeps(function, call):
             continue
         names = _names_of(call.function)
         callee = function.module.function(call.function)
@@ -78,7 +85,7 @@ def _outlives(
             return False
         return bool(call.on) and not any(_renews(other, call) for other in calls)
     for index, values in call.arguments:
-        if names.get(index) == store.target:
+        if call.loops and names.get(index) == store.target:
             return bool(values) and all(
                 value.kind is Kind.CONTAINER
                 and value.origin is not Origin.BOUNDED
@@ -88,9 +95,33 @@ def _outlives(
     return False
 
 
+def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
+    """Tell whether a method that repeats calls a method of an attribute, which lasts."""
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    path = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    if path is None:
+        return False
+    return lasts_between_calls(function, path) and not any(
+        last_word(dotted_name(other.node.func.value) or "") == last_word(path)
+        for other in _beside_calls_of(function)
+        if isinstance(other.node, cst.Call) and isinstance(other.node.func, cst.Attribute)
+        if _EMPTIES.search(other.method or "") is not None
+    )
+
+
+def _beside_calls_of(function: FunctionModel) -> Iterator[Call]:
+    """Yield the calls in the innermost loops that call a function."""
+    for caller in function.module.functions():
+        calls = [event for event in caller.events() if isinstance(event, Call)]
+        around = {
+            loop for call in calls if call.function is function.scope for loop in call.loops[-1:]
+        }
+        yield from (call for call in calls if around.intersection(call.loops))
+
+
 def _renews(other: Call, call: Call) -> bool:
     """Tell whether the loop makes the object anew, or may empty it."""
-    if call.loops[-1] not in other.loops:
+    if call.loops and call.loops[-1] not in other.loops:
         return False
     if other.is_constructor:
         return id(other.node) in call.on

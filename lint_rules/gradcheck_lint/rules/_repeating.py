@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def repeats(function: FunctionModel) -> bool:
-    """Tell whether a loop of the file, or Lightning's own, runs a function in each iteration."""
+    """Tell whether a loop of the file, or Lightning's own, runs a function again and again.
+
+    A method counts that is called on one object, not on one that the loop makes each time.
+    """
     module = function.module
     if is_training_step(function):
         return True
@@ -58,7 +61,7 @@ def _repeating(module: ModuleModel) -> Iterator[int]:
             waiting.append(caller.scope)
         for event in caller.events():
             if isinstance(event, Call) and event.function is not None and not event.is_constructor:
-                if event.loops:
+                if event.loops and not _is_on_what_is_made_anew(event, caller):
                     waiting.append(event.function)
                 else:
                     called.setdefault(id(caller.scope), []).append(event.function)
@@ -69,6 +72,17 @@ def _repeating(module: ModuleModel) -> Iterator[int]:
             seen.add(id(scope))
             yield id(scope)
             waiting.extend(called.get(id(scope), ()))
+
+
+def _is_on_what_is_made_anew(call: Call, caller: FunctionModel) -> bool:
+    """Tell whether the loop makes the object whose method it calls."""
+    return bool(call.on) and any(
+        isinstance(event, Call)
+        and event.is_constructor
+        and id(event.node) in call.on
+        and call.loops[-1] in event.loops
+        for event in caller.events()
+    )
 
 
 def differentiated_later(function: FunctionModel) -> Iterator[Backward]:
@@ -103,10 +117,6 @@ def _loss_in(values: Values) -> Values:
 
 def kept_by_object(function: FunctionModel, store: Store) -> bool:
     """Tell whether a method that repeats stores something in its object, and never takes it out."""
-    root, _, attribute = store.target.partition(".")
-    scope = function.scope
-    if scope.owner is None or root != scope.first_parameter or not attribute.isidentifier():
-        return False
     kinds = {Kind.CONTAINER}
     if store.how is StoreKind.ACCUMULATE:
         kinds.add(Kind.NUMBER)
@@ -114,7 +124,16 @@ def kept_by_object(function: FunctionModel, store: Store) -> bool:
         value.kind not in kinds or value.origin is Origin.BOUNDED for value in store.target_values
     ):
         return False
-    if any(_replaces(node, store.target) for node in scope.nodes) or not repeats(function):
+    return lasts_between_calls(function, store.target)
+
+
+def lasts_between_calls(function: FunctionModel, path: str) -> bool:
+    """Tell whether a method repeats, and ``self.<attribute>`` is the same in every call of it."""
+    root, _, attribute = path.partition(".")
+    scope = function.scope
+    if scope.owner is None or root != scope.first_parameter or not attribute.isidentifier():
+        return False
+    if any(_replaces(node, path) for node in scope.nodes) or not repeats(function):
         return False
     return not any(
         loop in value.loops
@@ -122,7 +141,7 @@ def kept_by_object(function: FunctionModel, store: Store) -> bool:
         for event in caller.events()
         if isinstance(event, Call) and event.function is scope
         for loop in event.loops[-1:]
-        for value in caller.bindings.get(store.target, ())
+        for value in caller.bindings.get(path, ())
     )
 
 

@@ -525,30 +525,6 @@ def train(model, batches, optimizer):
             """\
 import torch
 
-def train(model, loader, optimizer):
-    best, mean, last, total = None, None, None, None
-    for step, (x, kind) in enumerate(loader):
-        optimizer.zero_grad()
-        loss = model(x).mean()
-        loss.backward()
-        optimizer.step()
-        best = loss if best is None or loss < best else best
-        mean = loss.item() if mean is None else 0.9 * mean + 0.1 * loss.item()
-        if kind == 0:
-            last = loss
-        elif last is not None:
-            last = (last + loss) / 2
-        if step % 100 == 0:
-            total = None
-        total = loss if total is None else total + loss
-    return best, mean, last, total
-""",
-            why="one loss, or numbers, or a sum that begins anew now and then",
-        ),
-        Valid(
-            """\
-import torch
-
 def train(model, batches, optimizer):
     losses = []
     for x in batches:
