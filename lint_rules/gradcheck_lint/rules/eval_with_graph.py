@@ -43,15 +43,19 @@ class EvalWithGraph(Rule):
             return
         events = list(function.events())
         switched: dict[str, ModeSwitch] = {}
+        trained: set[str] = set()
         for event in events:
             if isinstance(event, ModeSwitch) and event.receiver:
                 if event.training is False:
                     switched[event.receiver] = event
+                    trained = {path for path in trained if not _is_part(path, event.receiver)}
                 else:
-                    switched.pop(event.receiver, None)
+                    for path in [each for each in switched if _is_part(each, event.receiver)]:
+                        del switched[path]
+                    trained.add(event.receiver)
             elif (
                 isinstance(event, (Forward, Call))
-                and (switch := _switched(event, switched, function)) is not None
+                and (switch := _switched(event, switched, trained, function)) is not None
                 and (event.loops or _is_evaluation(function))
                 and event.mode in {GradMode.AMBIENT, GradMode.ENABLED}
             ):
@@ -152,9 +156,64 @@ def evaluate(batches):
             lines=(19,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Diffusion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unet = nn.Linear(3, 3)
+
+    def sample(self, n, steps):
+        self.eval()
+        x = torch.randn(n, 3)
+        for _ in range(steps):
+            x = x - self.unet(x) * 0.1
+        self.train()
+        return x
+""",
+            lines=(13,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Diffusion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unet = nn.Linear(3, 3)
+
+    @torch.no_grad()
+    def sample(self, n, steps):
+        self.eval()
+        x = torch.randn(n, 3)
+        for _ in range(steps):
+            x = x - self.unet(x) * 0.1
+        return x
+
+    def attack(self, x, steps):
+        self.eval()
+        for _ in range(steps):
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.unet(x).sum(), x)
+            x = x + gradient.sign()
+        return x
+
+def fit_head(model, loader, losses):
+    model.eval()
+    model.head.train()
+    for x in loader:
+        losses.add(model.head(x))
+""",
+            why="nothing is recorded, or gradients are wanted, or this part is in training mode",
+        ),
         Valid(
             """\
 import torch
@@ -238,15 +297,19 @@ def main(model, loader):
 
 
 def _switched(
-    event: Forward | Call, switched: dict[str, ModeSwitch], function: FunctionModel
+    event: Forward | Call,
+    switched: dict[str, ModeSwitch],
+    trained: set[str],
+    function: FunctionModel,
 ) -> ModeSwitch | None:
     """Return what put a model that runs into evaluation mode, or the one that it's a wrapper of."""
     if isinstance(event, Call):
         acting = _switched_for_acting(event, switched, function)
         return acting or _switched_for_callee(event, switched, function)
-    known = switched.get(event.receiver)
-    if known is not None:
-        return known
+    whole = next((path for path in switched if _is_part(event.receiver, path)), None)
+    if whole is not None:
+        parts = (path for path in trained if _is_part(event.receiver, path))
+        return None if any(_is_part(path, whole) for path in parts) else switched[whole]
     inside = held_by(event.values) | sites(event.values)
     for switch in switched.values():
         same = sites(switch.values)
@@ -255,6 +318,11 @@ def _switched(
         ):
             return switch
     return None
+
+
+def _is_part(path: str, whole: str) -> bool:
+    """Tell whether `self.unet` is `self`, or a part of it."""
+    return path == whole or path.startswith(f"{whole}.")
 
 
 def _may_be_wrapper(value: Value) -> bool:
