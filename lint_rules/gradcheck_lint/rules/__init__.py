@@ -82,7 +82,7 @@ RULES: Final = (
         "leaf-rebound",
         "gradcheck_lint.rules.leaf_rebound",
         "LeafRebound",
-        ((b"requires_grad", b"Parameter"),),
+        ((b"requires_grad", b"Parameter", b"parameters"),),
     ),
     RuleReference(
         "GCS103",

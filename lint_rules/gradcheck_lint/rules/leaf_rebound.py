@@ -13,6 +13,7 @@ from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, bound_names, dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._lost_updates import lost_updates, may_lose_updates
 from gradcheck_lint.rules._repeating import repeats
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -34,12 +35,23 @@ class LeafRebound(Rule):
         return (
             _may_update(function)
             or _may_update_own(function)
+            or may_lose_updates(function)
             or function.module.near.has_itself(function.scope, _PARAMETER)
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
         yield from _converted(function)
+        if may_lose_updates(function):
+            for update, lost in lost_updates(function):
+                yield Violation(
+                    update,
+                    f"`{lost}` names another tensor from here on, which nobody reads: the "
+                    "parameter keeps its value",
+                    Severity.WARNING,
+                    f"change the parameter itself, under no_grad: `{lost} -= ...`, or "
+                    f"`{lost}.copy_(...)`",
+                )
         if _may_update_own(function):
             yield from _updated_on_self(function)
         if not _may_update(function):
@@ -123,6 +135,25 @@ class Regression:
             lines=(11, 15),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+def fit(model, loss_of, data, lr=0.1):
+    for batch in data:
+        loss_of(model, batch).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p = p - lr * p.grad
+                p.grad = None
+
+def average(model, other, share):
+    for mine, theirs in zip(model.parameters(), other.parameters()):
+        mine = share * mine + (1 - share) * theirs
+""",
+            lines=(8, 13),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -174,6 +205,25 @@ class Scale(nn.Module):
         self.bias = nn.Parameter(torch.ones(3).cuda())
 """,
             why="converted before it becomes a parameter",
+        ),
+        Valid(
+            """\
+import torch
+
+def fast_weights(model, gradients, lr):
+    adapted, penalty = [], 0.0
+    for p, gradient in zip(model.parameters(), gradients):
+        p = p - lr * gradient
+        adapted.append(p)
+    for p in model.parameters():
+        p = p - p.mean()
+        penalty = penalty + p.pow(2).sum()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p -= lr * p.grad
+    return adapted, penalty
+""",
+            why="what is computed is read, or the parameter itself is changed",
         ),
     )
 
