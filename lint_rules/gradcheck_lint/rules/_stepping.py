@@ -289,6 +289,9 @@ def _writes_gradients(function: FunctionModel) -> bool:
                 # `torch.autograd.grad(...)` returns gradients and writes none.
                 name = scopes.resolve_import(dotted_name(node.func) or "")
                 called += name == "torch.autograd.grad"
+            elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Attribute):
+                # `loss.backward`: named, and not called.
+                called += node.value.attr.value == "backward"
         backwards = {
             id(event.node)
             for known in _functions_inside(function)

@@ -85,6 +85,20 @@ def train(model, loader, optimizer):
 """,
             lines=(8,),
         ),
+        Invalid(
+            """\
+import torch
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward
+        optimizer.step()
+""",
+            lines=(9,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
