@@ -54,6 +54,7 @@ from gradcheck_suite._torch_compat.nodes import (
     saved_attributes,
     saved_input_edge,
     saves_under,
+    sequence_numbers,
 )
 from gradcheck_suite._torch_compat.replacing import (
     bound_method_maker,
@@ -67,8 +68,8 @@ from gradcheck_suite._torch_compat.tensors import (
     has_gradient_hooks,
     is_view,
     sparse_coo_parts,
+    storage_address,
     storage_key,
-    storage_key_and_bytes,
     version_of,
 )
 
@@ -114,11 +115,12 @@ __all__ = [
     "saved_input_edge",
     "saved_tensors_hooks_are_disabled",
     "saves_under",
+    "sequence_numbers",
     "sparse_coo_parts",
     "standing_in",
     "step_aside_from_backward",
+    "storage_address",
     "storage_key",
-    "storage_key_and_bytes",
     "teach_torchscript",
     "top_saved_tensors_hooks",
     "transform_is_active",

@@ -20,8 +20,8 @@ __all__ = [
     "has_gradient_hooks",
     "is_view",
     "sparse_coo_parts",
+    "storage_address",
     "storage_key",
-    "storage_key_and_bytes",
     "version_of",
 ]
 
@@ -29,20 +29,24 @@ __all__ = [
 def storage_key(tensor: torch.Tensor) -> int | None:
     """Return a number that is the same for tensors that share memory, while they live (torch 2.13).
 
-    Where the private address of the storage object is missing, the address of the data stands
-    in. None for tensors without a storage of their own: sparse tensors and wrapper subclasses.
+    None for tensors without a storage of their own: sparse tensors and wrapper subclasses.
     """
-    return storage_key_and_bytes(tensor)[0]
-
-
-def storage_key_and_bytes(tensor: Tensor) -> tuple[int, int] | tuple[None, None]:
-    """Return the number that :func:`storage_key` gives, and how many bytes the storage has."""
     try:
-        storage = tensor.untyped_storage()
-        key = getattr(storage, "_cdata", None) or storage.data_ptr()
-        return (key, storage.nbytes()) if key else (None, None)
+        return storage_address(tensor.untyped_storage()) or None
     except (NotImplementedError, RuntimeError):
-        return None, None
+        return None
+
+
+storage_address: Callable[[torch.UntypedStorage], int] = (
+    operator.attrgetter("_cdata")
+    if hasattr(torch.UntypedStorage, "_cdata")
+    else operator.methodcaller("data_ptr")
+)
+"""Return the address of a storage object, which no other has while it lives (torch 2.13).
+
+Where that is missing, the address of the data stands in. Not a function of Python's own, because it
+is called for each saved tensor.
+"""
 
 
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")

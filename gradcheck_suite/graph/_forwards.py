@@ -101,21 +101,17 @@ def floating_tensors(value: Any) -> list[torch.Tensor]:
     if type(value) is tuple and len(value) == 1:
         (value,) = value
     if isinstance(value, torch.Tensor):
-        return [value] if _may_need_gradient(value) else []
+        return [value] if value.is_floating_point() or value.is_complex() else []
     found: list[torch.Tensor] = []
     seen: set[int] = set()
     pending: list[Any] = [value]
     while pending:
         value = pending.pop()
         if isinstance(value, torch.Tensor):
-            if _may_need_gradient(value):
+            if value.is_floating_point() or value.is_complex():
                 found.append(value)
         elif isinstance(value, (tuple, list, dict)) and id(value) not in seen:
             seen.add(id(value))
             members = value.values() if isinstance(value, dict) else value
             pending.extend(reversed(tuple(islice(members, _MEMBERS))))
     return found
-
-
-def _may_need_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

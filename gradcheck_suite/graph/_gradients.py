@@ -18,6 +18,7 @@ from gradcheck_suite._torch_compat import (
     inside_backward,
     next_sequence_number,
     node_sequence_number,
+    sequence_numbers,
     transform_is_active,
 )
 from gradcheck_suite.graph._deep import release_without_recursion
@@ -209,9 +210,9 @@ class BackwardWatch:
                 return
             figures = Figures(has_streams=_has_streams())
             self._ahead = _Ahead(
-                Border(frozenset(map(_number, starts)), last),
+                Border(frozenset(sequence_numbers(starts)), last),
                 figures,
-                tuple(map(_number, chosen.hooked)),
+                sequence_numbers(chosen.hooked),
                 chosen.nodes,
                 add_post_hooks(_leaving(figures, chosen.hooked)),
             )
@@ -326,11 +327,6 @@ def _leaving(
     """Yield nodes with the hooks that take what leaves them, numbered from ``first``."""
     for number, (node, looks_back) in enumerate(hooked.items(), start=first):
         yield node, figures.leaving(number, looks_back=looks_back)
-
-
-def _number(node: Node) -> int:
-    number = node_sequence_number(node)
-    return -1 if number is None else number
 
 
 def _has_streams() -> bool:

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,7 +28,7 @@ from gradcheck_suite._torch_compat import (
     remove_saved_tensors_hooks,
     saved_tensors_hooks_are_disabled,
     step_aside_from_backward,
-    storage_key_and_bytes,
+    storage_address,
     top_saved_tensors_hooks,
     version_of,
     without_dispatch_modes,
@@ -97,9 +98,10 @@ class SavedWatch:
     """
 
     def __init__(self) -> None:
-        self._noted: list[_Noted] = []
+        # A training loop would fill the memory with notes: the oldest are forgotten.
+        self._noted: deque[_Noted] = deque(maxlen=_MOST)
         self.is_watching = False
-        self._first = 0
+        self._began = 0
         self._end: int | None = None
         self._is_over = False
         self._thread = 0
@@ -117,7 +119,7 @@ class SavedWatch:
         push_saved_tensors_hooks(*self._hooks)
         self.is_watching = True
         self._thread = threading.get_ident()
-        self._first = next_sequence_number()
+        self._began = next_sequence_number()
         graph = torch.autograd.graph
         hooks = graph.saved_tensors_hooks
         for owner, name, around in (
@@ -153,10 +155,9 @@ class SavedWatch:
 
     def _ran_at(self, sequence_number: int) -> bool:
         end = self._end
+        first = self._began if len(self._noted) < _MOST else self._noted[0][0]
         return (
-            self.is_watching
-            and self._first <= sequence_number
-            and (end is None or sequence_number < end)
+            self.is_watching and first <= sequence_number and (end is None or sequence_number < end)
         )
 
     def _leave_off(self) -> None:
@@ -236,23 +237,21 @@ class SavedWatch:
             for position, shape, dtype, size, storage, view in self._noted
         )
 
-    def _forget_half(self) -> None:
-        """Forget what was saved long ago: a training loop would fill the memory with notes."""
-        del self._noted[: len(self._noted) // 2]
-        self._first = self._noted[0][0]
-
     def _pack_hook(self) -> Callable[[torch.Tensor], _Kept]:
         note = self._noted.append
         position = next_sequence_number or (lambda: 0)
-
-        noted = self._noted
+        address_of, has_view = storage_address, is_view
 
         def pack(tensor: torch.Tensor) -> _Kept:
-            if len(noted) > _MOST:
-                self._forget_half()
-            key, size = storage_key_and_bytes(tensor)
+            # Runs for every tensor that is saved: each line here is a part of forward.
+            key = size = None
+            try:
+                storage = tensor.untyped_storage()
+                key, size = address_of(storage), storage.nbytes()
+            except (NotImplementedError, RuntimeError):  # no storage of its own
+                pass
             shape = None if tensor.is_nested else tensor.shape
-            note((position(), shape, tensor.dtype, size, key, is_view(tensor)))
+            note((position(), shape, tensor.dtype, size, key, has_view(tensor)))
             kept = _Kept()
             kept.version = version_of(tensor)
             if tensor.is_leaf:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CallFacts", "ModuleWatch"]
 
+_position: Callable[[], int] = next_sequence_number or int
 _PRUNE_AT = 4_096
 """From so many on, memory that is gone is forgotten."""
 
@@ -73,7 +74,7 @@ class ModuleWatch:
         """Install the hooks."""
         if next_sequence_number is None:
             return
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._unhook = hook_every_forward(self._before, self._after)
 
     def stop(self) -> None:
@@ -83,20 +84,22 @@ class ModuleWatch:
             self._unhook = None
 
     def _is_foreign(self) -> bool:
-        if threading.get_ident() == self._thread:
+        if torch.compiler.is_compiling():
+            return True
+        if get_ident() == self._thread:
             return inside_backward()
         self.elsewhere = True
         return True
 
+    # These two run for every call of a module: each line here is a part of forward.
+
     def _before(self, module: torch.nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or self._is_foreign():
+        if self._is_foreign():
             return
+        calls = self._open
         number = len(self.facts)
         facts = CallFacts(
-            module,
-            self._open[-1] if self._open else None,
-            torch.is_grad_enabled(),
-            input_requires_grad=False,
+            module, calls[-1] if calls else None, torch.is_grad_enabled(), input_requires_grad=False
         )
         with without_torch_function():
             for tensor in floating_tensors(args):
@@ -106,37 +109,45 @@ class ModuleWatch:
                     made = self._made_with_graph.get(storage_key(tensor))
                     facts.cut_from = None if made is None else made[0]
         self.facts.append(facts)
-        self._open.append(number)
-        self._mark(number)
+        calls.append(number)
+        self._starts.append(_position())
+        self._innermost.append(number)
 
     def _after(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._is_foreign():
+        if self._is_foreign():
             return
         closed = self._close(module)
         if closed is None:
             return
+        calls = self._open
         facts = self.facts[closed]
         with without_torch_function():
             tensors = floating_tensors(output)
             for tensor in tensors:
-                requires_grad = tensor.requires_grad
-                facts.output_requires_grad = bool(facts.output_requires_grad) or requires_grad
-                if requires_grad and (storage := _storage(tensor)) is not None:
+                if not tensor.requires_grad:
+                    facts.output_requires_grad = bool(facts.output_requires_grad)
+                    continue
+                facts.output_requires_grad = True
+                if (storage := _storage(tensor)) is not None:
                     memory = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                     self._made_with_graph[memory.cdata] = closed, memory
                     if len(self._made_with_graph) > max(_PRUNE_AT, self._prune_at):
                         self._prune()
-            if not self._open and self.at_end is not None and facts.output_requires_grad:
+            if not calls and self.at_end is not None and facts.output_requires_grad:
                 self.at_end(tensors)
-        self._mark(self._open[-1] if self._open else None)
+        self._starts.append(_position())
+        self._innermost.append(calls[-1] if calls else None)
 
     def _close(self, module: torch.nn.Module) -> int | None:
         """Return the number of a module's latest open call, which is open no more."""
+        calls = self._open
+        if calls and self.facts[calls[-1]].module is module:
+            return calls.pop()
         # An exception may have passed calls by whose end nobody told.
-        for place in range(len(self._open) - 1, -1, -1):
-            closed = self._open[place]
+        for place in range(len(calls) - 1, -1, -1):
+            closed = calls[place]
             if self.facts[closed].module is module:
-                del self._open[place:]
+                del calls[place:]
                 return closed
         return None
 
@@ -148,11 +159,6 @@ class ModuleWatch:
             if not memory.expired()  # type: ignore[no-untyped-call]
         }
         self._prune_at = 2 * len(self._made_with_graph)
-
-    def _mark(self, innermost: int | None) -> None:
-        assert next_sequence_number is not None
-        self._starts.append(next_sequence_number())
-        self._innermost.append(innermost)
 
     def call_at(self, sequence_number: int) -> int | None:
         """Return the number (from 0) of the innermost call that made this node, or None."""

@@ -149,8 +149,6 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
     # Who made the gradient that enters a node; None where several did, or the caller. A node's
     # Python object must stay alive for its identity to last; keys of a dict do.
     makers: dict[Node, Node | None] = dict.fromkeys(starts)
-    # A gradient that is seen after the first node or after the second.
-    either: list[tuple[Node, Node]] = []
     # Nodes that were taken for some that pass on what a single other node made.
     mistaken: list[Node] = []
     # Of those that pass on what they are given, the ones that were walked by.
@@ -168,28 +166,22 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
         found = node.next_functions
         maker = makers[node]
         kind = kinds[type(node)]
-        if kind == _MAY_PASS_ON:
-            kind = _PASSES_ON if keeps_its_size(node) else _ORDINARY
-        if kind < _PASSES_ON:
-            if kind == _CUSTOM:
-                hooked[node] = False
-            elif maker is not None:
-                if found:
-                    either.append((maker, node))
-                else:
-                    hooked[maker] = False
-            maker = node
-        else:
+        if kind >= _PASSES_ON and (kind != _MAY_PASS_ON or keeps_its_size(node)):
             passed.add(node)
             if maker is None:
                 maker = node
+        else:
+            if kind == _CUSTOM:
+                hooked[node] = False
+            if maker is not None and (kind == _CUSTOM or not found):
+                hooked[maker] = False
+            maker = node
         # What is older than a node lies behind it, so that a look at the last ones will do.
         is_last = True
         for target, _ in found:
             if target is None:
                 continue
-            kind = kinds[type(target)]
-            if kind == _LEAF:
+            if kinds[type(target)] == _LEAF:
                 hooked[maker] = False
                 if maker is not node and _has_hooks(target):
                     # It takes a view for its own, into which its hooks may write.
@@ -200,19 +192,16 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
                 if not border.begins_at(target):
                     return None
                 hooked[maker] = False
-                continue
-            if target not in makers:
+            elif target not in makers:
                 makers[target] = maker
                 pending.append(target)
-                if kind == _CUSTOM:
-                    hooked[maker] = False
-                continue
-            hooked[maker] = False
-            first, makers[target] = makers[target], None
-            if first is not None:
-                hooked[first] = False
-                if kind >= _PASSES_ON and target in passed:
-                    mistaken.append(target)
+            else:
+                hooked[maker] = False
+                first, makers[target] = makers[target], None
+                if first is not None:
+                    hooked[first] = False
+                    if target in passed:
+                        mistaken.append(target)
         if is_last:
             last.append(node)
     if not clearing.covers(last):
@@ -222,9 +211,10 @@ def sparsely(  # noqa: PLR0912, PLR0915 - one loop over all nodes, which runs be
         if user is None:
             hooked[node] = False
         else:
-            either.append((node, user))
-    for maker, user in either:
-        if maker not in hooked:
+            makers[user] = node
+    # A gradient that is seen after the node that made it or after the one that uses it.
+    for user, first in makers.items():
+        if first is not None and first not in hooked and user not in passed:
             hooked[user] = True
     return Watchpoints(hooked, is_sparse=True, nodes=len(makers))
 

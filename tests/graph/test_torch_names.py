@@ -24,6 +24,8 @@ from gradcheck_suite._torch_compat import (
     node_sequence_number,
     read_saved,
     saved_attribute_names,
+    sequence_numbers,
+    storage_address,
     storage_key,
 )
 
@@ -223,3 +225,20 @@ class TestFlattened:
             monkeypatch.delattr(torch._utils, "_flatten_dense_tensors")
         joined = flattened([torch.ones(2, 2), torch.arange(6.0).view(2, 3).t()])
         assert joined.tolist() == [1, 1, 1, 1, 0, 3, 1, 4, 2, 5]
+
+
+def test_sequence_numbers_of_many_nodes_are_those_of_each():
+    x = torch.ones(2, requires_grad=True)
+    y = (x * 2).exp()
+    leaf = y.grad_fn.next_functions[0][0].next_functions[0][0]
+    nodes = [y.grad_fn, leaf]
+    assert sequence_numbers(nodes) == (node_sequence_number(y.grad_fn), -1)
+    assert sequence_numbers([object()]) == (-1,)
+
+
+def test_a_storage_has_an_address_of_its_own():
+    x, y = torch.ones(3), torch.ones(3)
+    address = storage_address(x.untyped_storage())
+    assert address == storage_address(x[1:].untyped_storage()) == storage_key(x)
+    assert address != storage_address(y.untyped_storage())
+    assert storage_key(torch.ones(2).to_sparse()) is None
