@@ -287,6 +287,27 @@ def main(model, opt, tasks):
             self.meter.reset()
             self.step(x)
 """,
+    "a meter that a helper resets as often": _METER
+    + """
+        self.meter.add(loss)
+        self.report()
+    def report(self):
+        print(float(self.meter.total))
+        self.meter.reset()
+    def fit(self, loader):
+        for x in loader:
+            self.step(x)
+""",
+    "a meter that a helper of the loop resets as often": _METER
+    + """
+        self.meter.push(loss)
+    def begin(self):
+        self.meter.reset()
+    def fit(self, loader):
+        for x in loader:
+            self.begin()
+            self.step(x)
+""",
     "a meter of numbers": _METER
     + """
         self.meter.add(loss.item())

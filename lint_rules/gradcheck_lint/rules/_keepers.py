@@ -110,13 +110,20 @@ def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
 
 
 def _beside_calls_of(function: FunctionModel) -> Iterator[Call]:
-    """Yield the calls in the innermost loops that call a function."""
-    for caller in function.module.functions():
+    """Yield the calls that run as often as a function does, and those that these make."""
+    module = function.module
+    beside = [event for event in function.events() if isinstance(event, Call)]
+    for caller in module.functions():
         calls = [event for event in caller.events() if isinstance(event, Call)]
         around = {
             loop for call in calls if call.function is function.scope for loop in call.loops[-1:]
         }
-        yield from (call for call in calls if around.intersection(call.loops))
+        beside.extend(call for call in calls if around.intersection(call.loops))
+    for call in beside:
+        yield call
+        if call.function is not None and call.function is not function.scope:
+            called = module.function(call.function).events()
+            yield from (event for event in called if isinstance(event, Call))
 
 
 def _renews(other: Call, call: Call) -> bool:
