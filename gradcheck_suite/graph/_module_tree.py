@@ -37,7 +37,7 @@ def modules_within(root: torch.nn.Module, prefix: str = "") -> list[Named]:
             continue
         seen.add(id(module))
         if type(module).named_modules is not usual:
-            found += module.named_modules(prefix=path)
+            found += module.named_modules(prefix=path, remove_duplicate=False)
             continue
         found.append((path, module))
         children = module._modules  # noqa: SLF001 - torch's own way

@@ -57,7 +57,7 @@ class Looped(nn.Module):
         return self.inner[0](self.layer(x))
 
 
-@pytest.mark.parametrize("make", [tied, nested, bare, lambda: nn.Sequential(Extra(nn.PReLU()))])
+@pytest.mark.parametrize("make", [tied, nested, bare, lambda: nn.Sequential(Extra(*tied()))])
 @pytest.mark.parametrize("prefix", ["", "model"])
 def test_modules_have_torchs_names(make, prefix):
     module = make()
