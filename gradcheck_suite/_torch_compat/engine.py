@@ -26,6 +26,7 @@ __all__ = [
     "engine_entry_points",
     "hooks_registered",
     "inside_backward",
+    "keeps_and_makes_graph",
     "push_saved_tensors_hooks",
     "remove_saved_tensors_hooks",
     "saved_tensors_hooks_are_disabled",
@@ -61,6 +62,16 @@ def engine_entry_points() -> tuple[tuple[ModuleType, str], ...]:
     if hasattr(torch.autograd, name) and hasattr(torch.autograd.graph, name):
         return (torch.autograd, name), (torch.autograd.graph, name)
     return (torch.autograd, "backward"), (torch.autograd, "grad")
+
+
+def keeps_and_makes_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
+    """Read retain_graph and create_graph from what an entry point is given after the outputs."""
+    if args[2:]:
+        retain, create = args[1:3]
+    else:
+        retain = args[1] if args[1:] else kwargs.get("keep_graph", kwargs.get("retain_graph"))
+        create = kwargs.get("create_graph", False)
+    return bool(retain) or bool(create), bool(create)
 
 
 def add_post_hooks(

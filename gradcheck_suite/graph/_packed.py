@@ -23,6 +23,7 @@ from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     engine_entry_points,
     is_view,
+    keeps_and_makes_graph,
     next_sequence_number,
     push_saved_tensors_hooks,
     remove_saved_tensors_hooks,
@@ -44,9 +45,6 @@ __all__ = ["Packed", "SavedWatch", "unwrap"]
 
 _MOST = 500_000
 """So many notes are kept at most, some 100 MB of them."""
-
-_CREATE_GRAPH = 2
-"""Where the engine's arguments after the outputs say whether backward makes a graph."""
 
 _Noted: TypeAlias = "tuple[int, torch.Size | None, torch.dtype, int | None, int | None, bool]"
 
@@ -193,10 +191,8 @@ class SavedWatch:
         """Be away while a backward runs, unless it makes a graph of its own."""
 
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            creates = kwargs.get("create_graph") or (
-                args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else True
-            )
-            if creates or self._is_over or not step_aside_from_backward(self._hooks):
+            _, makes = keeps_and_makes_graph(args, kwargs)
+            if makes or self._is_over or not step_aside_from_backward(self._hooks):
                 return original(outputs, *args, **kwargs)
             self._leave_off()
             try:

@@ -212,3 +212,20 @@ assert optimizer_was_made()
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.delattr(torch.optim.Optimizer, "_patch_step_function")
     assert compat.optimizer_was_made()
+
+
+def test_what_a_backward_keeps_and_makes_is_read_where_torch_hands_it_over(monkeypatch):
+    read = []
+
+    def run(_outputs, *args, **kwargs):
+        read.append(compat.keeps_and_makes_graph(args, kwargs))
+        return (torch.zeros(3),)
+
+    for owner, name in compat.engine_entry_points():
+        monkeypatch.setattr(owner, name, run)
+    x = torch.randn(3, requires_grad=True)
+    x.sum().backward()
+    x.sum().backward(retain_graph=True)
+    torch.autograd.grad(x.sum(), x, create_graph=True)
+    assert read == [(False, False), (True, False), (True, True)]
+    assert compat.keeps_and_makes_graph((), {"retain_graph": True}) == (True, False)

@@ -11,6 +11,7 @@ import torch
 from gradcheck_suite._torch_compat import (
     engine_entry_points,
     inside_backward,
+    keeps_and_makes_graph,
     push_saved_tensors_hooks,
     step_aside_from_backward,
     transform_is_active,
@@ -82,7 +83,7 @@ class BackwardSource(Source):
                 return original(t_outputs, *args, **kwargs)
             if not recorder.step and recorder.passes_over_backward():
                 return source.run_unwatched(original, t_outputs, args, kwargs)
-            keeps, creates = _keeps_graph(args, kwargs)
+            keeps, creates = keeps_and_makes_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
             generation, before = source.begin(t_outputs, accumulates=accumulates)
             failed = True
@@ -117,7 +118,7 @@ class BackwardSource(Source):
         """Run a backward that nobody is told of, unless it fails."""
         index = self.recorder.count_backward()
         self.recorder.clock.tick()
-        creates = _keeps_graph(args, kwargs)[1]
+        creates = keeps_and_makes_graph(args, kwargs)[1]
         try:
             return self.run_bare(original, outputs, args, kwargs, creates=creates)
         except BaseException as error:
@@ -219,13 +220,3 @@ def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:
         else:
             has_leaf = True
     return nodes, tensors, has_leaf
-
-
-def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
-    """Read retain_graph and create_graph from the arguments of the engine's entry point."""
-    if args[2:]:
-        retain, create = args[1:3]
-    else:
-        retain = args[1] if args[1:] else kwargs.get("keep_graph", kwargs.get("retain_graph"))
-        create = kwargs.get("create_graph", False)
-    return bool(retain) or bool(create), bool(create)
