@@ -17,8 +17,12 @@ from gradcheck_lint.model.provenance import Write
 from gradcheck_lint.model.scopes import FunctionScope, Part
 from gradcheck_lint.rules import RULES, RuleReference, load_rules
 from gradcheck_lint.rules._signs import (
+    CONVERTED_PARAMETER,
+    GRADIENT,
     LEAF_WORD,
+    LOOP_OVER_PARAMETERS,
     OPTIMIZER_NAME,
+    PARAMETER_ALIAS,
     SUBSCRIPT_WRITE,
     WRITE_IN_PLACE,
     Signs,
@@ -139,6 +143,14 @@ def test_a_filter_that_is_too_strict_would_be_seen(monkeypatch: pytest.MonkeyPat
         (LEAF_WORD, "x.requires_grad_()"),
         (LEAF_WORD, "x.requires_grad = True"),
         (LEAF_WORD, "layer. weight"),
+        (CONVERTED_PARAMETER, "self.w = nn.Parameter(torch.ones(3)).cuda()"),
+        (CONVERTED_PARAMETER, "self.w = (nn.Parameter(torch.ones(3))\n    * 2)"),
+        (CONVERTED_PARAMETER, "self.w = 0.1 * (\n    torch.nn.Parameter(torch.ones(3)))"),
+        (CONVERTED_PARAMETER, "self.w = Parameter(f(')'), x) / 2"),
+        (CONVERTED_PARAMETER, "self.w = Parameter(x  # one)\n) / 2"),
+        (PARAMETER_ALIAS, "from torch.nn import Parameter as P"),
+        (GRADIENT, "w = w - lr * w . grad"),
+        (LOOP_OVER_PARAMETERS, "for a, b in zip(\n    x.parameters(),\n y.parameters()):"),
         (OPTIMIZER_NAME, "from torch import optim as o"),
         (OPTIMIZER_NAME, "self.gen_optimizer.step()"),
         (OPTIMIZER_NAME, "scaler.step(self.optimizer)"),
@@ -159,6 +171,11 @@ def test_signs_are_seen(sign: Pattern, source: str) -> None:
         (WRITE_IN_PLACE, "if a <= b or a >= c: super().__init__()"),
         (WRITE_IN_PLACE, "out = layer(x)"),
         (LEAF_WORD, "x.requires_grad_(False)"),
+        (CONVERTED_PARAMETER, "self.w = nn.Parameter(torch.ones(3) * (2 - x))\nself.b = 1"),
+        (CONVERTED_PARAMETER, "def f(w: nn.Parameter, x): return w * x"),
+        (PARAMETER_ALIAS, "from torch.nn import Parameter"),
+        (GRADIENT, "torch.no_grad(); x.grad_fn; x.gradient"),
+        (LOOP_OVER_PARAMETERS, "def forward(x): optimizer = SGD(model.parameters())"),
         (OPTIMIZER_NAME, "# optimized for speed; scheduler.step()"),
     ],
 )
@@ -167,7 +184,11 @@ def test_signs_are_no_wider_than_they_must_be(sign: Pattern, source: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["optim", "step(", "x,#", "x: [", ",a:[", "x[ ", "step( optim.", "]= ", "out=,\n"]
+    "text",
+    [
+        *("optim", "step(", "x,#", "x: [", ",a:[", "x[ ", "step( optim.", "]= ", "out=,\n"),
+        *("Parameter(", "Parameter()\n", "Parameter(()", "(Parameter()", "parameters("),
+    ],
 )
 def test_looking_for_signs_takes_no_longer_on_hostile_text(text: str) -> None:
     signs = Signs((text * 20_000).encode())

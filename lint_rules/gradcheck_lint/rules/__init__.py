@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gradcheck_lint.rules._signs import (
     BACKWARD_CALL,
+    CONVERTED_PARAMETER,
     FACTORY_CALL,
     FUNCTION_CLASS,
+    GRADIENT,
     LEAF_WORD,
+    LOOP_OVER_PARAMETERS,
     OPTIMIZER_NAME,
     OUTPUT_SAVING_CALL,
+    PARAMETER_ALIAS,
     STEP_CALL,
     SUBSCRIPT_WRITE,
     TRAINING_STEP,
@@ -82,7 +86,10 @@ RULES: Final = (
         "leaf-rebound",
         "gradcheck_lint.rules.leaf_rebound",
         "LeafRebound",
-        ((b"requires_grad", b"Parameter", b"parameters"),),
+        (
+            (b"requires_grad", b"Parameter", b"parameters"),
+            (CONVERTED_PARAMETER, PARAMETER_ALIAS, GRADIENT, LOOP_OVER_PARAMETERS),
+        ),
     ),
     RuleReference(
         "GCS103",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+_Confirms: TypeAlias = "Callable[[re.Match[bytes]], bool]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +29,8 @@ class Pattern:
     """Words of which each match has one: they are looked for first, a hundred times as fast."""
     enough: tuple[bytes, ...] = ()
     """Words that are matches themselves."""
-    is_assignment: bool = False
-    """Leaves out what looks like an assignment to an item and is none."""
+    confirms: _Confirms | None = None
+    """Leaves out matches that only look like what is meant; whatever it can't tell stays."""
 
 
 BACKWARD_CALL: Final = Pattern((rb"backward\s*\((?<!def backward\()",), words=(b"backward",))
@@ -78,11 +80,6 @@ WRITE_IN_PLACE: Final = Pattern(
 )
 """``inplace=True``, ``x.add_(``, ``x +=``, ``out=``."""
 
-SUBSCRIPT_WRITE: Final = Pattern(
-    (rb"\]\s*(?:[-+*/@%&|^]|//|\*\*|<<|>>)?=[^=]",), is_assignment=True
-)
-"""``x[i] =``, ``x[i] +=``; a tensor has no items under the names of strings."""
-
 LEAF_WORD: Final = Pattern(
     (
         rb"requires_grad\w*\s*[=(]\s*(?!False\b)",
@@ -120,6 +117,85 @@ OUTPUT_SAVING_CALL: Final = Pattern(
 """A call of an operation or module that saves its output for backward."""
 
 
+def _may_assign(match: re.Match[bytes]) -> bool:
+    """Tell whether ``...] =`` may end the target of an assignment.
+
+    It can't inside of parentheses, as in ``def f(sizes: list[int] = ()):``, nor where the line
+    is an annotated name. Whatever looks otherwise may.
+    """
+    source, bracket = match.string, match.start()
+    inside = source[max(0, bracket - 99) : bracket].rstrip()
+    if inside.endswith((b"'", b'"')):
+        return False
+    before = source[source.rfind(b"\n", 0, bracket) + 1 : bracket + 1]
+    if b"#" in before or b"'" in before or b'"' in before:
+        return True
+    if before.count(b"(") > before.count(b")"):
+        return False
+    name, colon, annotation = before.partition(b":")
+    return (
+        not colon
+        or _compiled(rb"\s*\w+\s*").fullmatch(name) is None
+        or name.strip() in _ONE_LINE_BLOCKS
+        or annotation.count(b"[") != annotation.count(b"]")
+    )
+
+
+_ONE_LINE_BLOCKS: Final = frozenset({b"else", b"try", b"finally"})
+
+SUBSCRIPT_WRITE: Final = Pattern(
+    (rb"\]\s*(?:[-+*/@%&|^]|//|\*\*|<<|>>)?=[^=]",), confirms=_may_assign
+)
+"""``x[i] =``, ``x[i] +=``; a tensor has no items under the names of strings."""
+
+
+def _may_be_operand(match: re.Match[bytes]) -> bool:
+    """Tell whether a call may be an operand, or what a method is called of."""
+    source = match.string
+    if _IN_ARITHMETIC.search(source[max(0, match.start() - _NEAR) : match.start()]):
+        return True
+    depth = 0
+    # What stands in quotes or comments may have brackets of its own.
+    first = match.end() - 1
+    for found in _compiled(rb"[()\"'#]").finditer(source, first, first + _FAR):
+        if found.group() not in b"()":
+            return True
+        depth += 1 if found.group() == b"(" else -1
+        if depth == 0:
+            return _compiled(rb"[\s\\)]*[-.*+/@%]").match(source, found.end()) is not None
+    return True
+
+
+_NEAR: Final = 200
+_FAR: Final = 1000
+_IN_ARITHMETIC = re.compile(rb"[-*+/@%][\s\\(]*[\w.\s\\]*\Z")
+
+CONVERTED_PARAMETER: Final = Pattern(
+    (rb"Parameter\s*\(",),
+    words=(b"Parameter",),
+    confirms=_may_be_operand,
+)
+"""``nn.Parameter(...).cuda()``, ``0.1 * nn.Parameter(...)``."""
+
+PARAMETER_ALIAS: Final = Pattern((rb"Parameter\s+as\b",), words=(b"Parameter",))
+"""``from torch.nn import Parameter as P``."""
+
+
+def _may_be_iterated(match: re.Match[bytes]) -> bool:
+    """Tell whether a loop may begin shortly before."""
+    before = match.string[max(0, match.start() - _FAR) : match.start()]
+    return b"for" in before and _compiled(rb"\bfor\b").search(before) is not None
+
+
+LOOP_OVER_PARAMETERS: Final = Pattern(
+    (rb"parameters\s*\(",), words=(b"parameters",), confirms=_may_be_iterated
+)
+"""``for p in model.parameters():``, and whatever else has a ``for`` not far before."""
+
+GRADIENT: Final = Pattern((rb"\.[\s\\]*grad\b",), words=(b"grad",))
+"""``x.grad``."""
+
+
 class Signs:
     """The signs in one source, each looked for once."""
 
@@ -150,43 +226,12 @@ class Signs:
             return True
         if sign.words and not any(word in source for word in sign.words):
             return False
-        if sign.is_assignment:
+        if sign.confirms is not None:
             return any(
-                _any_assigns(_compiled(expression).finditer(source), source)
+                any(map(sign.confirms, _compiled(expression).finditer(source)))
                 for expression in sign.expressions
             )
         return any(_compiled(expression).search(source) for expression in sign.expressions)
-
-
-def _any_assigns(matches: Iterator[re.Match[bytes]], source: bytes) -> bool:
-    return any(_may_assign(source, match) for match in matches)
-
-
-def _may_assign(source: bytes, match: re.Match[bytes]) -> bool:
-    """Tell whether ``...] =`` may end the target of an assignment.
-
-    It can't inside of parentheses, as in ``def f(sizes: list[int] = ()):``, nor where the line
-    is an annotated name. Whatever looks otherwise may.
-    """
-    bracket = match.start()
-    inside = source[max(0, bracket - 99) : bracket].rstrip()
-    if inside.endswith((b"'", b'"')):
-        return False
-    before = source[source.rfind(b"\n", 0, bracket) + 1 : bracket + 1]
-    if b"#" in before or b"'" in before or b'"' in before:
-        return True
-    if before.count(b"(") > before.count(b")"):
-        return False
-    name, colon, annotation = before.partition(b":")
-    return (
-        not colon
-        or _compiled(rb"\s*\w+\s*").fullmatch(name) is None
-        or name.strip() in _ONE_LINE_BLOCKS
-        or annotation.count(b"[") != annotation.count(b"]")
-    )
-
-
-_ONE_LINE_BLOCKS: Final = frozenset({b"else", b"try", b"finally"})
 
 
 @cache

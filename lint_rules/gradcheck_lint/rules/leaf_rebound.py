@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -36,12 +37,13 @@ class LeafRebound(Rule):
             _may_update(function)
             or _may_update_own(function)
             or may_lose_updates(function)
-            or function.module.near.has_itself(function.scope, _PARAMETER)
+            or _may_convert(function)
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
-        yield from _converted(function)
+        if _may_convert(function):
+            yield from _converted(function)
         if may_lose_updates(function):
             for update, lost in lost_updates(function):
                 yield Violation(
@@ -246,6 +248,22 @@ def _may_update_own(function: FunctionModel) -> bool:
         return False
     text = scope.text
     return text is None or not set(_GRADIENT_OF.findall(text)).isdisjoint(_BOUND.findall(text))
+
+
+def _may_convert(function: FunctionModel) -> bool:
+    """Tell whether a method computes what it puts on an attribute, perhaps of a parameter."""
+    scope = function.scope
+    if scope.owner is None or not function.module.near.has_itself(scope, _PARAMETER):
+        return False
+    return scope.statements is None or any(
+        isinstance(source, ast.BinOp)
+        or (
+            isinstance(source, ast.Call)
+            and isinstance(source.func, ast.Attribute)
+            and source.func.attr in _CONVERSIONS
+        )
+        for _, source in scope.attribute_bindings
+    )
 
 
 def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
