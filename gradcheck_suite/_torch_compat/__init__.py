@@ -41,6 +41,8 @@ from gradcheck_suite._torch_compat.modules import (
 )
 from gradcheck_suite._torch_compat.nodes import (
     HOOKED,
+    NO_SEQUENCE_NUMBER,
+    Following,
     HookedType,
     RawSaved,
     custom_function_class,
@@ -55,6 +57,7 @@ from gradcheck_suite._torch_compat.nodes import (
     saved_attributes,
     saved_input_edge,
     saves_under,
+    sequence_number_of,
     sequence_numbers,
 )
 from gradcheck_suite._torch_compat.replacing import (
@@ -76,6 +79,8 @@ from gradcheck_suite._torch_compat.tensors import (
 
 __all__ = [
     "HOOKED",
+    "NO_SEQUENCE_NUMBER",
+    "Following",
     "HookedType",
     "Hooks",
     "RawSaved",
@@ -117,6 +122,7 @@ __all__ = [
     "saved_input_edge",
     "saved_tensors_hooks_are_disabled",
     "saves_under",
+    "sequence_number_of",
     "sequence_numbers",
     "sparse_coo_parts",
     "standing_in",

@@ -5,21 +5,24 @@
 # (torch's stubs leave some of them out)
 from __future__ import annotations
 
+import operator
 import weakref
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.autograd.graph import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
-    from torch.autograd.graph import Node
 
 __all__ = [
     "HOOKED",
+    "NO_SEQUENCE_NUMBER",
+    "Following",
     "HookedType",
     "RawSaved",
     "custom_function_class",
@@ -34,8 +37,13 @@ __all__ = [
     "saved_attributes",
     "saved_input_edge",
     "saves_under",
+    "sequence_number_of",
     "sequence_numbers",
 ]
+
+
+Following: TypeAlias = "tuple[tuple[Node | None, int], ...]"
+"""What a node leads to: its ``next_functions``."""
 
 
 def node_sequence_number(node: Node) -> int | None:
@@ -48,10 +56,20 @@ def node_sequence_number(node: Node) -> int | None:
     if number is None:
         return None
     value: int = number()
-    return None if value == _NO_SEQUENCE_NUMBER else value
+    return None if value == NO_SEQUENCE_NUMBER else value
 
 
-_NO_SEQUENCE_NUMBER = 2**64 - 1
+NO_SEQUENCE_NUMBER = 2**64 - 1
+
+sequence_number_of: Callable[[Node], int] = (
+    operator.methodcaller("_sequence_nr")
+    if hasattr(Node, "_sequence_nr")
+    else lambda _: NO_SEQUENCE_NUMBER
+)
+"""Return what ``node_sequence_number`` does, or ``NO_SEQUENCE_NUMBER`` (torch 2.13).
+
+Not a function of Python's own, because it is called for each node of many graphs.
+"""
 
 
 def sequence_numbers(nodes: Iterable[Node]) -> tuple[int, ...]:
@@ -64,7 +82,7 @@ def sequence_numbers(nodes: Iterable[Node]) -> tuple[int, ...]:
         found = [node._sequence_nr() for node in asked]
     except AttributeError:
         return (-1,) * len(asked)
-    return tuple([-1 if number == _NO_SEQUENCE_NUMBER else number for number in found])
+    return tuple([-1 if number == NO_SEQUENCE_NUMBER else number for number in found])
 
 
 next_sequence_number: Callable[[], int] | None = getattr(

@@ -67,8 +67,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
     from torch.amp import GradScaler
+    from torch.autograd.graph import Node
     from torch.optim import Optimizer
 
+    from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.packed import Holder
     from gradcheck_suite.findings import Finding
@@ -156,6 +158,7 @@ class BackwardStarted(NamedTuple):
         roots: what it starts from.
         accumulates: whether it adds to ``.grad`` (``backward``), or returns gradients.
         found_out: what a detector has worked out of the roots, for those that ask after it.
+        following: what some of the nodes below the roots lead to, while detectors are told.
     """
 
     number: int
@@ -164,6 +167,7 @@ class BackwardStarted(NamedTuple):
     roots: tuple[Tensor, ...]
     accumulates: bool
     found_out: dict[object, Any]
+    following: dict[Node, Following]
 
 
 class BackwardFinished(NamedTuple):

@@ -12,13 +12,19 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._torch_compat import node_metadata, node_sequence_number
+from gradcheck_suite._torch_compat import (
+    NO_SEQUENCE_NUMBER,
+    node_metadata,
+    node_sequence_number,
+    sequence_number_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch.autograd.graph import Node
 
+    from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.clock import Birth, Clock
 
@@ -83,12 +89,24 @@ class Generations:
         self._newest = threading.local()
 
     def open(
-        self, index: int, roots: Iterable[Node], site: CallSite | None, step: int
+        self,
+        index: int,
+        roots: Iterable[Node],
+        site: CallSite | None,
+        step: int,
+        following: dict[Node, Following],
     ) -> Generation:
         """Mark the graph under ``roots`` as used by backward number ``index``.
 
         The roots are marked each time. In the first steps, and in every eighth after, so are the
         nodes next to the leaves: whatever is kept of the graph reaches back to one of those.
+
+        Args:
+            index: the number of the backward.
+            roots: the nodes that it starts from.
+            site: where it was called.
+            step: the number of optimizer steps finished by then.
+            following: filled with what the nodes that are looked at lead to.
         """
         generation = Generation(index, site, step)
         waiting = tuple(roots)
@@ -96,7 +114,7 @@ class Generations:
         turn = step or index
         generation.known = getattr(self._newest, "number", 0)
         if turn < _EVERY_TURN_UNTIL or turn % _TURNS == 0:
-            self._walk(generation, waiting)
+            self._walk(generation, waiting, following)
         else:
             newest = generation.known
             for node in waiting:
@@ -118,25 +136,27 @@ class Generations:
     def _note_death(self, _: object) -> None:
         self.living -= 1
 
-    def _walk(self, generation: Generation, waiting: Iterable[Node]) -> None:
+    def _walk(
+        self, generation: Generation, roots: Iterable[Node], following: dict[Node, Following]
+    ) -> None:
         step = generation.step
         known_until = newest = generation.known
-        edge: list[Node] = list(waiting)
+        edge: list[Node] = list(roots)
         # What a node leads to is asked for once: that takes longer than all else here.
-        following = [(node, node.next_functions) for node in waiting]
-        seen: set[Node] = set()
-        while following and len(seen) < _WALK_LIMIT:
-            node, found = following.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            number = node_sequence_number(node)
-            if number is not None and number > newest:
-                newest = number
+        following.update((node, node.next_functions) for node in edge)
+        waiting = list(following)
+        left = _WALK_LIMIT
+        while waiting and left:
+            node = waiting.pop()
+            left -= 1
+            number = sequence_number_of(node)
             # A node younger than all that were looked at before bears no mark, and asking for one
             # would make it a dictionary.
-            is_new = number is not None and number > known_until
-            marked = None if is_new else node_metadata(node).get(MARK)
+            marked = None
+            if known_until < number < NO_SEQUENCE_NUMBER:
+                newest = max(newest, number)
+            else:
+                marked = node_metadata(node).get(MARK)
             if isinstance(marked, Generation):
                 # Higher derivatives and inner loops reuse graphs within one step, as they should.
                 link = 1 if marked.step < step else 0
@@ -144,14 +164,15 @@ class Generations:
                 generation.reused.append(weakref.ref(marked))
                 continue
             inner = False
-            for function, _ in found:
+            for function, _ in following[node]:
                 if function is None:
                     continue
-                behind = function.next_functions
-                if behind:
-                    inner = True
-                    if function not in seen:
-                        following.append((function, behind))
+                behind = following.get(function)
+                if behind is None:
+                    behind = following[function] = function.next_functions
+                    if behind:
+                        waiting.append(function)
+                inner = inner or bool(behind)
             if not inner:
                 edge.append(node)
         for node in edge:

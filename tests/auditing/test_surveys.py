@@ -26,9 +26,9 @@ def test_each_graph_is_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[int] = []
     walk = _survey._walk
 
-    def counted(roots: Iterable[torch.Tensor]) -> _survey.Survey:
+    def counted(roots: Iterable[torch.Tensor], known: Any) -> _survey.Survey:
         walks.append(1)
-        return walk(roots)
+        return walk(roots, known)
 
     monkeypatch.setattr(_survey, "_walk", counted)
     x = torch.ones(3, requires_grad=True)
@@ -60,7 +60,7 @@ def test_a_survey_keeps_nothing_of_the_graph() -> None:
 def test_a_survey_and_a_plain_walk_meet_the_same_nodes() -> None:
     x = torch.ones(3, requires_grad=True)
     y = (x.exp() * x.sin() + x.round()).sum()
-    event: Any = BackwardStarted(0, None, 0, (y,), True, {})
+    event: Any = BackwardStarted(0, None, 0, (y,), True, {}, {})
     plain = set(_survey.nodes_of(event))
     found = _survey.survey(event)
     assert _survey.survey(event) is found
@@ -68,3 +68,36 @@ def test_a_survey_and_a_plain_walk_meet_the_same_nodes() -> None:
     assert found.leaves == {id(x): x}
     assert found.sloped == {id(x)}
     assert found.flat == {"round"}
+
+
+def test_a_survey_asks_no_node_again_what_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_on: list[Any] = []
+    known_then: list[set[Any]] = []
+    walk = _survey._walk
+
+    def looked_at(roots: Iterable[torch.Tensor], known: Any) -> _survey.Survey:
+        handed_on.append(known)
+        known_then.append(set(known))
+        return walk(roots, known)
+
+    monkeypatch.setattr(_survey, "_walk", looked_at)
+    x = torch.ones(3, requires_grad=True)
+    y = (x.exp() * x.sin()).sum()
+    nodes = _survey.nodes_under((y,))
+    with gs.audit():
+        y.backward()
+    assert known_then == [set(nodes)]
+    assert handed_on == [{}]  # the event keeps no graph
+    y = (x.exp() * x.sin()).sum()
+    event: Any = BackwardStarted(0, None, 0, (y,), True, {}, {y.grad_fn: ()})
+    assert _survey.survey(event).nodes == {y.grad_fn}
+
+
+def test_a_way_without_zero_slope_counts_however_late_it_is_met() -> None:
+    x, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    y = (x.round() + x.exp() + z.round().exp()).sum()
+    event: Any = BackwardStarted(0, None, 0, (y,), True, {}, {})
+    found = _survey.survey(event)
+    assert found.sloped == {id(x)}
+    assert set(found.leaves) == {id(x), id(z)}
+    assert found.nodes == set(_survey.nodes_under((y,)))

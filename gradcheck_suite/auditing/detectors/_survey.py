@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,9 @@ from torch.autograd.graph import Node
 from gradcheck_suite._torch_compat import custom_function_class
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
+    from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.events import BackwardStarted
 
 __all__ = ["MOST_NODES", "SURVEYED", "Survey", "nodes_of", "nodes_under", "survey"]
@@ -56,7 +56,7 @@ def survey(event: BackwardStarted) -> Survey:
     """Return what lies under the roots of a backward, looked at once however many ask."""
     found: Survey | None = event.found_out.get(Survey)
     if found is None:
-        found = event.found_out[Survey] = _walk(event.roots)
+        found = event.found_out[Survey] = _walk(event.roots, event.following)
     return found
 
 
@@ -79,22 +79,38 @@ def nodes_under(roots: Iterable[Tensor], most: int = MOST_NODES) -> Collection[N
     return seen
 
 
-def _walk(roots: Iterable[Tensor]) -> Survey:
+def _walk(roots: Iterable[Tensor], known: Mapping[Node, Following]) -> Survey:
     found = Survey()
+    behind_flat: list[Node] = []
     # A node may be met both ways; the better one counts, so those come first.
-    waiting: deque[tuple[Node, bool]] = deque(
-        (node, True) for root in roots if (node := root.grad_fn) is not None
-    )
+    starts = [node for root in roots if (node := root.grad_fn) is not None]
+    _look(found, starts[::-1], known, behind_flat, sloped=True)
+    _look(found, behind_flat, known, behind_flat, sloped=False)
+    return found
+
+
+def _look(
+    found: Survey,
+    waiting: list[Node],
+    known: Mapping[Node, Following],
+    behind_flat: list[Node],
+    *,
+    sloped: bool,
+) -> None:
+    # Few kinds of nodes make up a graph: whether one is flat, and of which custom Function.
+    kinds: dict[type[Node], tuple[bool, type | None]] = {}
     seen = found.nodes
     while waiting:
-        node, sloped = waiting.popleft()
+        node = waiting.pop()
         if node in seen:
             continue
         if len(seen) >= MOST_NODES:
             found.complete = False
-            break
+            return
         seen.add(node)
-        following = node.next_functions
+        following = known.get(node)
+        if following is None:
+            following = node.next_functions
         # Most nodes have no such attribute, and to find that out takes as long as all else here.
         leaf = None if following else getattr(node, "variable", None)
         if leaf is not None:
@@ -102,22 +118,26 @@ def _walk(roots: Iterable[Tensor]) -> Survey:
             if sloped:
                 found.sloped.add(id(leaf))
             continue
-        name = type(node).__name__
-        if name in _FLAT:
-            found.flat.add(name.removesuffix("Backward0").lower())
-            sloped = False
-        custom = custom_function_class(node)
+        kind = type(node)
+        facts = kinds.get(kind)
+        if facts is None:
+            facts = kinds[kind] = (kind.__name__ in _FLAT, custom_function_class(node))
+        flat, custom = facts
+        next_ones = [function for function, _ in following if function is not None]
+        if flat:
+            found.flat.add(kind.__name__.removesuffix("Backward0").lower())
+            behind_flat += next_ones
+        else:
+            waiting += next_ones
         if custom is not None:
-            found.custom.append(node)
-            # The one name that all of AOTAutograd's graphs have.
-            found.compiled = found.compiled or name == "CompiledFunctionBackward"
-        for function, _ in following:
-            if function is None:
-                continue
-            if custom is not None and (direct := getattr(function, "variable", None)) is not None:
-                found.functions[id(direct)] = custom
-            if sloped:
-                waiting.appendleft((function, True))
-            else:
-                waiting.append((function, False))
-    return found
+            _note_custom(found, node, custom, next_ones)
+
+
+def _note_custom(found: Survey, node: Node, custom: type, next_ones: Iterable[Node]) -> None:
+    found.custom.append(node)
+    # The one name that all of AOTAutograd's graphs have.
+    found.compiled = found.compiled or type(node).__name__ == "CompiledFunctionBackward"
+    for function in next_ones:
+        direct = getattr(function, "variable", None)
+        if direct is not None:
+            found.functions[id(direct)] = custom

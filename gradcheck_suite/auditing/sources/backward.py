@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from gradcheck_suite._patches import Patches
+    from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.optimizers import GradientState
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -153,14 +154,18 @@ class BackwardSource(Source):
         try:
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
-            generation = recorder.generations.open(index, nodes, site, recorder.step)
-            started = BackwardStarted(index, site, generation.chain, tensors, accumulates, {})
+            following: dict[Node, Following] = {}
+            generation = recorder.generations.open(index, nodes, site, recorder.step, following)
+            chain = generation.chain
+            started = BackwardStarted(index, site, chain, tensors, accumulates, {}, following)
             if self._tells_starts:
                 recorder.emit(started)
                 if generation.reused:
                     recorder.emit(GraphReused(started))
                 if has_leaf:
                     recorder.emit(LeafBackwardStarted(started))
+            # Who keeps the event keeps no graph by it.
+            following.clear()
             found = unseen(recorder.optimizers.gradients)
             if found[1] is None:
                 recorder.optimizers.bare_at = index
