@@ -97,6 +97,28 @@ class _Watched:
         return self.original.__reduce_ex__(protocol)
 
 
+class _WatchedAssignment(_Watched):
+    """Stand in for ``Tensor.__setitem__``, which loops call for one element after another."""
+
+    def __call__(self, tensor: Any, index: Any, value: Any, /) -> Any:
+        writers = _acting.writers
+        try:
+            result = self.original(tensor, index, value)
+        except RuntimeError as error:
+            if writers is not None:
+                writers.refused(tensor, self._name, error)
+            raise
+        if writers is None:
+            return result
+        caller = _running_frame(1)
+        if writers.last() is tensor and writers.runs_again(self._name, caller):
+            if writers.on_indexed is not None:
+                writers.assigned_again(tensor)
+        elif writers.listening and not _is_compiling():
+            writers.note(tensor, self._name, caller)
+        return result
+
+
 _is_compiling = torch.compiler.is_compiling
 _running_frame = sys._getframe  # noqa: SLF001 - the only cheap way
 
@@ -147,7 +169,8 @@ def _stand_in(owner: object, name: str) -> tuple[Callable[..., Any], _StandIn, o
         if owner is torch.Tensor and name in _OPERATORS:
             placed = stand_in = _operator(original, name)
         else:
-            placed = stand_in = _Watched(original, name)
+            kind = _WatchedAssignment if name == "__setitem__" else _Watched
+            placed = stand_in = kind(original, name)
             if isinstance(owner, type):
                 placed = bound_method_maker(stand_in)
         made = _MADE[owner, name] = original, stand_in, placed

@@ -62,6 +62,7 @@ class Writers:
         self._writes: OrderedDict[int, list[Write]] = OrderedDict()
         self.last: Callable[[], object] = _nothing
         self._last_operation = ""
+        self._last_site: CallSite | None = None
         self._last_moment: Moment | None = None
         self._saved_by_then = 0
         self._last_code: CodeType | None = None
@@ -140,22 +141,38 @@ class Writers:
         known[storage] = writes
         sequence = self._clock.tick()
         writes.append(_new_tuple(Write, (sequence, name, site, start, end)))
-        if site is None or self._tells or name == "__setitem__":
+        if site is None or self._tells:
             self.last = _nothing
         else:
             self.last = weakref.ref(tensor)
             self._last_operation = name
+            self._last_site = site
             self._last_code, self._last_offset = site[:2]
             self._last_moment = self._clock.moment
             self._saved_by_then = self._saved_tensors.saved
-        if name == "__setitem__" and self.on_indexed is not None and tensor.requires_grad:
-            try:
-                self.on_indexed(tensor, site)
-            except Exception as error:  # noqa: BLE001 - the user's program goes on
-                self.on_indexed = None
-                self._recorder.note_failure("indexed assignments", error)
+        if name == "__setitem__" and self.on_indexed is not None:
+            self._tell_indexed(tensor, site)
         if self._tells:
             self._recorder.emit(Written(tensor, name, sequence, site))
+
+    def assigned_again(self, tensor: Tensor) -> None:
+        """Tell of an indexed assignment that runs again, which writes nothing new."""
+        if not self.listening:
+            return
+        if function_mode_is_active():
+            with without_torch_function():
+                self._tell_indexed(tensor, self._last_site)
+        elif tensor.requires_grad:
+            self._tell_indexed(tensor, self._last_site)
+
+    def _tell_indexed(self, tensor: Tensor, site: CallSite | None) -> None:
+        if self.on_indexed is None or not tensor.requires_grad:
+            return
+        try:
+            self.on_indexed(tensor, site)
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self.on_indexed = None
+            self._recorder.note_failure("indexed assignments", error)
 
     def refused(self, target: object, name: str, error: RuntimeError) -> None:
         """Tell that torch has refused a call of ``name``."""

@@ -108,6 +108,21 @@ def test_a_line_that_writes_again_and_again_costs_a_few_calls_each_time():
     assert c_calls <= 2.2  # the operator itself, and who runs it
 
 
+@pytest.mark.parametrize("needs_gradients", [False, True])
+def test_a_line_that_assigns_one_element_after_another_costs_a_few_calls_each(needs_gradients):
+    values = torch.ones(200, requires_grad=needs_gradients)
+
+    def fill(times):
+        x = torch.zeros(200)
+        for place in range(times):
+            x[place] = values[place]
+
+    calls, c_calls = added_to_each_write(fill)
+    # The stand-in, whether it runs again, and whether it counts; its count, and the mark of it.
+    assert calls <= (6.2 if needs_gradients else 3.2)
+    assert c_calls <= 3.2  # the assignment itself, who runs it, and whether modes see it
+
+
 def test_a_write_into_another_tensor_each_time_costs_a_bounded_number_of_calls():
     def halve(times):
         for _ in range(times):

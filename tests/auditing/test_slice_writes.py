@@ -31,6 +31,33 @@ def test_a_tensor_filled_slice_by_slice(audited, only, line_of, width, severity)
     assert finding.evidence["elements_copied"] == 50 * 50 * width
 
 
+@pytest.mark.parametrize("elements", [20, 60])
+def test_assignments_with_nothing_between_are_all_counted(audited, only, line_of, elements):
+    def loop():
+        scale = torch.ones(elements, requires_grad=True)
+        out = torch.zeros(elements)
+        for place in range(elements):
+            out[place] = scale[place]  # <- here
+        out.sum().backward()
+
+    finding = only(audited(loop), "GCS106")
+    assert finding.location.line == line_of(loop)
+    assert f"`out` ({elements}) was assigned to slice by slice, {elements} times" in finding.message
+
+
+def test_each_of_two_lines_has_its_own_count(audited):
+    def loop():
+        scale = torch.ones(40, requires_grad=True)
+        out = torch.zeros(40)
+        for place in range(20):
+            out[place] = scale[place]
+            out[place + 20] = scale[place]
+        out.sum().backward()
+
+    found = [each for each in audited(loop).findings if each.code == "GCS106"]
+    assert [each.evidence["count"] for each in found] == [20, 20]
+
+
 def stacked():
     cell = torch.nn.Linear(4, 4)
     state, out = torch.zeros(4), []

@@ -164,6 +164,24 @@ def test_a_line_that_writes_into_one_view_after_another_is_named_for_each(line_o
     assert finding.location.line == line_of(step)
 
 
+@pytest.mark.parametrize("saved", range(4))
+def test_an_assignment_that_runs_again_after_a_save_is_named(line_of, saved):
+    def step():
+        rows, weight = torch.zeros(5, 3), torch.rand(3, requires_grad=True)
+        losses = []
+        for row in range(5):
+            rows[row] = 1.0  # <- here
+            if row == saved:
+                losses.append((weight * rows).sum())
+        losses[0].backward()
+
+    options = {"watch_writers": "never"}
+    with gs.audit(**options) as session, pytest.raises(RuntimeError, match="modified by an in"):
+        step()
+    (finding,) = session.findings
+    assert finding.location.line == line_of(step)
+
+
 def test_a_write_is_known_while_no_more_than_500_other_tensors_are_written(line_of):
     def step():
         others = [torch.zeros(1) for _ in range(150 + 500)]

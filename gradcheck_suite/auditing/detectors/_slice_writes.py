@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ __all__ = ["SliceWrites"]
 _COPY_SLICES = "CopySlices"
 _MARK = "gradcheck_suite.slice_writes"
 _LEAST = 16
+_NAMELESS = 2 * _LEAST
+"""After so many assignments to what is no variable, none is looked for."""
 _WORTH_A_WARNING = 1_000_000
 """Elements that backward copies: about a millisecond on one thread of a CPU, torch 2.13."""
 _WALK_LIMIT = 20_000
@@ -34,13 +37,12 @@ _WALK_LIMIT = 20_000
 class _Run:
     """Assignments by one line to slices of one tensor, each on top of the one before."""
 
-    __slots__ = ("__weakref__", "count", "name", "shape", "size")
+    __slots__ = ("__weakref__", "count", "name", "shape")
 
     def __init__(self) -> None:
         self.count = 0
         self.name: str | None = None
         self.shape: tuple[int, ...] = ()
-        self.size = 0
 
 
 class SliceWrites:
@@ -56,29 +58,36 @@ class SliceWrites:
         self._wake = wake
         self._runs: dict[CallSite, _Run] = {}
         self._found: dict[CallSite, Finding] = {}
+        self._last: tuple[CallSite | None, _Run | None] = (None, None)
 
     def note(self, tensor: Tensor, site: CallSite | None) -> None:
         """Note that the line at ``site`` has assigned to a slice or element of ``tensor``."""
+        # Runs for each element that a loop assigns: each line here counts.
         node = tensor.grad_fn
-        if (
-            site is None
-            or site in self._found
-            or node is None
-            or type(node).__name__ != _COPY_SLICES
-        ):
+        if site is None or node is None or type(node).__name__ != _COPY_SLICES:
             return
-        before = node.next_functions[0][0]
-        if all(function is None for function, _ in node.next_functions[1:]):
+        following = node.next_functions
+        for function, _ in following[1:]:
+            if function is not None:
+                break
+        else:
             return  # a constant
-        run = self._runs.get(site)
+        last, run = self._last
+        if last is not site:  # the hash of a site goes through all constants of its code
+            if site in self._found:
+                return
+            run = self._runs.get(site)
+        before = following[0][0]
         if run is None or before is None or type(before).__name__ != _COPY_SLICES:
             if not self._runs:
                 self._wake()
             run = self._runs[site] = _Run()
+        self._last = site, run
         run.count += 1
         if run.count >= _LEAST:
-            run.name = run.name or local_name(tensor)
-            run.shape, run.size = tuple(tensor.shape), tensor.numel()
+            if run.name is None and run.count < _NAMELESS:
+                run.name = local_name(tensor)
+            run.shape = tensor.shape
             node_metadata(node)[_MARK] = weakref.ref(run)
 
     def before_backward(self, event: BackwardStarted) -> Attention | None:
@@ -87,6 +96,7 @@ class SliceWrites:
             return Attention.ASLEEP
         long = {run: site for site, run in self._runs.items() if run.count >= _LEAST}
         self._runs.clear()
+        self._last = (None, None)
         if long:
             self._look_for(long, event)
         return None
@@ -110,7 +120,7 @@ class SliceWrites:
 
     def _tell(self, site: CallSite, run: _Run) -> None:
         shape = "x".join(map(str, run.shape))
-        copied = run.count * run.size
+        copied = run.count * math.prod(run.shape)
         self._found[site] = Finding.of(
             catalogue.SLICE_WRITE_IN_LOOP,
             f"{'a tensor' if run.name is None else f'`{run.name}`'} ({shape}) was assigned to "
@@ -120,7 +130,7 @@ class SliceWrites:
             severity=Severity.WARNING if copied >= _WORTH_A_WARNING else Severity.NOTE,
             location=location_of(site),
             hint="collect the parts in a list and join them with torch.stack or torch.cat",
-            evidence={"count": run.count, "shape": run.shape, "elements_copied": copied},
+            evidence={"count": run.count, "shape": tuple(run.shape), "elements_copied": copied},
         )
 
     def findings(self) -> list[Finding]:
