@@ -151,6 +151,45 @@ def test_a_program_without_steps_is_looked_at_less_closely_in_time():
     assert checksummed(400) < 100
 
 
+def test_looking_through_a_large_graph_collects_no_garbage():
+    def collections_in(run):
+        begun = []
+
+        def note(phase, _info):
+            begun.append(phase == "start")
+
+        gc.collect()
+        gc.callbacks.append(note)
+        try:
+            run()
+        finally:
+            gc.callbacks.remove(note)
+        return sum(begun)
+
+    x = torch.ones(1, requires_grad=True)
+    y = x
+    for _ in range(3_000):
+        y = y + x
+    with gs.audit():
+        assert collections_in(y.backward) <= 2
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_in_a_backward_as_without_an_audit(enabled):
+    states = []
+    x = torch.ones(1, requires_grad=True)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with gs.audit():
+            y = x.exp()
+            y.register_hook(lambda _: states.append(gc.isenabled()))
+            y.backward()
+            states.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert states == [enabled, enabled]
+
+
 def test_an_audit_that_is_over_is_gone_without_the_garbage_collector():
     def audit_a_test():
         with gs.audit() as session:

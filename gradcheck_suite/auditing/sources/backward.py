@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["BackwardSource"]
+
+_STEPS_LOOKED_THROUGH = 8
+"""In so many, the whole graph of each backward is looked at; after that in every eighth."""
 
 
 class BackwardSource(Source):
@@ -86,7 +90,9 @@ class BackwardSource(Source):
                 return source.run_unwatched(original, t_outputs, args, kwargs)
             keeps, creates = keeps_and_makes_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
-            generation, before = source.begin(t_outputs, accumulates=accumulates)
+            is_early = recorder.step < _STEPS_LOOKED_THROUGH
+            begin = source.begin_uncollected if is_early else source.begin
+            generation, before = begin(t_outputs, accumulates=accumulates)
             failed = True
             try:
                 result = source.run_bare(original, t_outputs, args, kwargs, creates=creates)
@@ -142,6 +148,22 @@ class BackwardSource(Source):
             if recorder.is_aside and recorder.running:
                 push_saved_tensors_hooks(*hooks)
             recorder.is_aside = False
+
+    def begin_uncollected(
+        self, outputs: Any, *, accumulates: bool
+    ) -> tuple[Generation, GradientState]:
+        """Do as ``begin``, while garbage collection is paused.
+
+        Each node that is looked at is some objects of Python's, gone again by the end, which would
+        set collections off again and again.
+        """
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return self.begin(outputs, accumulates=accumulates)
+        finally:
+            if was_enabled:
+                gc.enable()
 
     def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
         """Tell that a backward begins; return what ``end`` needs."""
