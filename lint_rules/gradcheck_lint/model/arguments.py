@@ -112,7 +112,7 @@ def record_call(
         handed=held_by(arguments.everything) | held_by(receiver),
         mentions=mentions,
         harmless=harmless or (function is None and _leaves_gradients_alone(node)),
-        arguments=arguments.named if function is not None else (),
+        arguments=arguments.named if function is not None or _is_handed_in(receiver) else (),
         on=held_by(owner or receiver),
         is_constructor=is_constructor,
         is_used=reading.statement_value is not node,
@@ -171,6 +171,11 @@ _NUMBERS = words("float int bool str ndarray")
 _CONTAINERS = words(
     "list List tuple Tuple dict Dict Sequence Iterable Iterator Generator Optional np numpy"
 )
+
+
+def _is_handed_in(receiver: Values) -> bool:
+    """Tell whether a method is called on a parameter, whose class a caller may know."""
+    return bool(receiver) and all(value.origin is Origin.ARGUMENT for value in receiver)
 
 
 def parameters_given(

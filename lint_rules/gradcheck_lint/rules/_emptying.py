@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import FunctionScope
 
+_EMPTIES = re.compile(r"reset|clear|flush|pop|drain|empty|finish|close", re.IGNORECASE)
 _MOST_CALLS: Final = 3
 """How deep functions that a loop calls are looked into."""
 
@@ -48,6 +50,11 @@ def is_emptied(function: FunctionModel, store: Store) -> bool:
         or any(_empties_argument(call, store) for call in calls)
         or _is_emptied_by(calls, function, store.target)
     )
+
+
+def empties(nodes: Iterable[cst.CSTNode], target: str) -> bool:
+    """Tell whether some nodes empty, replace or cut short what has a dotted name."""
+    return _any_empties(nodes, target)
 
 
 def _may_empty(call: Call, store: Store) -> bool:
@@ -114,6 +121,11 @@ def _is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) 
                 (event.function, left - 1) for event in events if isinstance(event, Call)
             )
     return False
+
+
+def is_named_for_emptying(method: str) -> bool:
+    """Tell by its name whether a method may empty its object."""
+    return _EMPTIES.search(method) is not None
 
 
 def is_emptied_anywhere(module: ModuleModel, target: str, maker: FunctionScope | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
@@ -10,6 +9,8 @@ import libcst as cst
 from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
 from gradcheck_lint.model.syntax import dotted_name, last_word
 from gradcheck_lint.model.values import Kind, Origin, Values
+from gradcheck_lint.rules._emptying import is_named_for_emptying
+from gradcheck_lint.rules._handed_in import class_handed_in, lasts_at_callers
 from gradcheck_lint.rules._repeating import lasts_between_calls
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Keeper", "keepers"]
 
-_EMPTIES = re.compile(r"reset|clear|flush|pop|drain|empty|finish|close", re.IGNORECASE)
-
 
 class Keeper(NamedTuple):
     """A call that stores an argument in something that outlives the iteration.
@@ -31,12 +30,14 @@ class Keeper(NamedTuple):
         handed: what is stored.
         argument: which argument that is, by position or by name.
         store: where the function stores it.
+        is_sure: whether it is known for every caller in what the function stores it.
     """
 
     call: Call
     handed: Values
     argument: int | str
     store: Store
+    is_sure: bool = True
 
 
 def keepers(function: FunctionModel) -> Iterator[Keeper]:
@@ -46,21 +47,48 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
     """
     calls = [event for event in function.events() if isinstance(event, Call)]
     for call in calls:
-        if call.function is None or call.referenced or call.is_constructor:
+        if call.function is None:
+            yield from _on_what_is_handed_in(function, call, calls)
+            continue
+        if call.referenced or call.is_constructor:
             continue
         if not call.loops and not _is_on_what_the_object_keeps(function, call):
             continue
-        names = _names_of(call.function)
-        callee = function.module.function(call.function)
-        for store in callee.events():
-            if not isinstance(store, Store) or store.arms or store.mode is GradMode.DISABLED:
-                continue
-            if not _outlives(store, call, calls, callee, names):
-                continue
-            for index, values in call.arguments:
-                name = _name_of(index, names)
-                if name is not None and values and _is_stored(callee.bindings.get(name), store):
-                    yield Keeper(call, values, index, store)
+        for store, index, values in _stored_by(
+            function.module.function(call.function), call, calls
+        ):
+            yield Keeper(call, values, index, store)
+
+
+def _stored_by(
+    callee: FunctionModel, call: Call, calls: list[Call]
+) -> Iterator[tuple[Store, int | str, Values]]:
+    """Yield the stores of a function that outlive a call of it, and which argument they keep."""
+    names = _names_of(callee.scope)
+    for store in callee.events():
+        if not isinstance(store, Store) or store.arms or store.mode is GradMode.DISABLED:
+            continue
+        if not _outlives(store, call, calls, callee, names):
+            continue
+        for index, values in call.arguments:
+            name = _name_of(index, names)
+            if name is not None and values and _is_stored(callee.bindings.get(name), store):
+                yield store, index, values
+
+
+def _on_what_is_handed_in(
+    function: FunctionModel, call: Call, calls: list[Call]
+) -> Iterator[Keeper]:
+    """Yield what a method of an object keeps that the callers of a function hand to it."""
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    name = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    if name is None or call.method is None or not call.arguments:
+        return
+    scope = function.module.scopes.method(class_handed_in(function, name), call.method)
+    if scope is None or not (call.loops or lasts_at_callers(function, name, Kind.INSTANCE)):
+        return
+    for store, index, values in _stored_by(function.module.function(scope), call, calls):
+        yield Keeper(call, values, index, store, is_sure=False)
 
 
 def _is_stored(parameter: Values | None, store: Store) -> bool:
@@ -105,7 +133,7 @@ def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
         last_word(dotted_name(other.node.func.value) or "") == last_word(path)
         for other in _beside_calls_of(function)
         if isinstance(other.node, cst.Call) and isinstance(other.node.func, cst.Attribute)
-        if _EMPTIES.search(other.method or "") is not None
+        if is_named_for_emptying(other.method or "")
     )
 
 
@@ -132,7 +160,7 @@ def _renews(other: Call, call: Call) -> bool:
         return False
     if other.is_constructor:
         return id(other.node) in call.on
-    return bool(other.on & call.on) and _EMPTIES.search(other.method or "") is not None
+    return bool(other.on & call.on) and is_named_for_emptying(other.method or "")
 
 
 def _names_of(scope: FunctionScope) -> dict[int | str, str]:

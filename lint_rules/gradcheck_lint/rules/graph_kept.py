@@ -12,6 +12,7 @@ from gradcheck_lint.model.values import spent_by
 from gradcheck_lint.rules._emptying import is_emptied
 from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store, kept_when_spent
 from gradcheck_lint.rules._graph_proofs import always_meets, proves_graph, shares_forward
+from gradcheck_lint.rules._handed_in import kept_by_caller
 from gradcheck_lint.rules._keepers import keepers
 from gradcheck_lint.rules._outliving import consumes, escapes, is_let_go, keeps
 from gradcheck_lint.rules._repeating import (
@@ -594,7 +595,8 @@ def _by_callees(function: FunctionModel, backwards: list[Backward]) -> Iterator[
     for keeper in keepers(function):
         if (spent := spent_by(keeper.handed)) is not None:
             if _records(keeper.call, keeper.store.how):
-                yield kept_by_callee(function, keeper, spent, certain=not keeper.call.arms)
+                certain = keeper.is_sure and not keeper.call.arms
+                yield kept_by_callee(function, keeper, spent, certain=certain)
             continue
         kept = [
             backward
@@ -603,7 +605,7 @@ def _by_callees(function: FunctionModel, backwards: list[Backward]) -> Iterator[
         ]
         if kept and not any(proof.retains_graph for proof in kept):
             proof = next((known for known in kept if always_meets(known, keeper.call)), kept[0])
-            certain = always_meets(proof, keeper.call)
+            certain = keeper.is_sure and always_meets(proof, keeper.call)
             yield kept_by_callee(function, keeper, proof.node, certain=certain)
 
 
@@ -622,8 +624,9 @@ def _of_object(
     if (spent is None and not proofs) or not _records(store, store.how):
         return
     is_kept = kept_by_object(function, store) or kept_by_closure(function, store)
+    is_kept = (is_kept and not is_emptied(function, store)) or kept_by_caller(function, store)
     is_consumed = any(consumes(backward, store) for backward in backwards)
-    if is_kept and not is_consumed and not is_emptied(function, store):
+    if is_kept and not is_consumed:
         if spent is not None:
             yield kept_when_spent(function, store, spent)
         else:
