@@ -110,7 +110,10 @@ RECIPES = (
         "https://github.com/facebookresearch/higher",
         "15a247ac06cac0d22601322677daff0dcfff062e",
         ("tests",),
-        note="Its `testDiffOptCallback` draws without a seed, and now and then fails bare as well.",
+        note=(
+            "Its tests draw without a seed: `testDiffOptCallback` and `testGradientCorrectness` of "
+            "shared weights now and then fail bare as well."
+        ),
         judgements=(
             Judgement(
                 "GCS403",
