@@ -100,7 +100,7 @@ class _Watched:
 class _WatchedAssignment(_Watched):
     """Stand in for ``Tensor.__setitem__``, which loops call for one element after another."""
 
-    def __call__(self, tensor: Any, index: Any, value: Any, /) -> Any:
+    def __call__(self, tensor: torch.Tensor, index: Any, value: Any, /) -> Any:
         writers = _acting.writers
         try:
             result = self.original(tensor, index, value)
