@@ -50,6 +50,13 @@ def f(x):
         w = w - 0.1 * w.grad
         w = w.detach().requires_grad_()
 """,
+    "GCS102 to the dtype that it has": """\
+class M(nn.Module):
+    def __init__(self, width, device):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(width, device=device)).float()
+        self.v = nn.Parameter(torch.randn(width)).to(torch.float32)
+""",
     "GCS102 parameter again": """\
 def f(x):
     w = nn.Parameter(torch.ones(3))
@@ -212,6 +219,12 @@ class M(nn.Module):
         super().__init__()
         self.w = nn.Parameter(torch.randn(3)).to(d)
         self.v = torch.nn.Parameter(torch.zeros(1)) / 3
+""",
+    "GCS102 to float32 of another dtype": """\
+class M(nn.Module):
+    def __init__(self, array):
+        super().__init__()
+        self.w = nn.Parameter(torch.from_numpy(array)).float()
 """,
     "GCS102 while": """\
 def f(x, y):

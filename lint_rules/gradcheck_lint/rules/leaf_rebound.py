@@ -328,6 +328,26 @@ _PARAMETER = Sought(_is_parameter)
 _CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"})
 
 
+_DEFAULT_DTYPES = frozenset({"torch.float32", "torch.float"})
+_OTHER_DTYPES = frozenset(
+    {"double", "half", "bfloat16", "float16", "float64", "from_numpy", "np", "numpy"}
+)
+
+
+def _asks_for_default(conversion: cst.Call) -> bool:
+    """Tell whether a conversion is one to float32, which leaves a float32 Parameter as it is."""
+    assert isinstance(conversion.func, cst.Attribute)
+    if conversion.func.attr.value == "float":
+        return True
+    return len(conversion.args) == 1 and dotted_name(conversion.args[0].value) in _DEFAULT_DTYPES
+
+
+def _may_be_default(parameter: cst.BaseExpression) -> bool:
+    """Tell whether nothing says that a Parameter is made of anything else than float32."""
+    names = (inner.value for inner in walk(parameter) if isinstance(inner, cst.Name))
+    return _OTHER_DTYPES.isdisjoint(names)
+
+
 def _is_update(node: cst.BaseExpression, name: str) -> bool:
     """Tell whether the value is made of the leaf and of its gradient."""
     if not isinstance(node, cst.BinaryOperation):
@@ -413,6 +433,7 @@ def _converted(function: FunctionModel) -> Iterator[Violation]:
             isinstance(value, cst.Call)
             and isinstance(value.func, cst.Attribute)
             and value.func.attr.value in _CONVERSIONS
+            and not (_asks_for_default(value) and _may_be_default(value.func.value))
         ):
             operands = [value.func.value]
         for operand in operands:
