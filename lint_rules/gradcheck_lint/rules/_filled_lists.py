@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, is_none, positional
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    dotted_name,
+    is_none,
+    positional,
+    walk,
+)
 from gradcheck_lint.rules._layer_kinds import contents
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["appended"]
+__all__ = ["appended", "filled"]
 
 
 def appended(
@@ -24,7 +31,7 @@ def appended(
 ) -> list[cst.BaseExpression]:
     """Return what the method appends to a list that it makes empty, or that has a name."""
     if isinstance(made, cst.Name):
-        return _of_local(made, function)
+        return filled(made, function)
     if not isinstance(made, (cst.List, cst.Dict)) or made.elements:
         return []
     path = dotted_name(target)
@@ -39,9 +46,11 @@ def appended(
             put_in.extend(added)
         elif isinstance(other, (cst.Assign, cst.AugAssign)) and other is not node:
             targets = [other.target] if isinstance(other, cst.AugAssign) else other.targets
-            if any(
-                dotted_name(getattr(item, "target", item)) == path for item in targets
-            ) and not is_none(other.value):
+            if (
+                any(dotted_name(getattr(item, "target", item)) == path for item in targets)
+                and not is_none(other.value)
+                and not _are_exclusive(node, other, function)
+            ):
                 return []
     registered = {
         dotted_name(other.value)
@@ -57,6 +66,16 @@ def appended(
     return found
 
 
+def _are_exclusive(one: cst.CSTNode, other: cst.CSTNode, function: FunctionModel) -> bool:
+    """Tell whether two statements stand in different arms of an ``if``."""
+    return any(
+        any(node is one for node in walk(arms[0])) and any(node is other for node in walk(arms[1]))
+        for branch in body_of(function.scope)
+        if isinstance(branch, cst.If) and branch.orelse is not None
+        for arms in ((branch.body, branch.orelse), (branch.orelse, branch.body))
+    )
+
+
 def _added(node: cst.Call | cst.AugAssign, path: str | None) -> list[cst.BaseExpression]:
     """Return what is put into a list by ``append``, ``extend`` or ``+=``."""
     if isinstance(node, cst.AugAssign):
@@ -67,8 +86,8 @@ def _added(node: cst.Call | cst.AugAssign, path: str | None) -> list[cst.BaseExp
     return contents(handed[0]) if name == f"{path}.extend" and len(handed) == 1 else []
 
 
-def _of_local(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpression]:
-    """Return what fills a list of the method that goes to an attribute and nowhere else."""
+def filled(known: cst.Name, function: FunctionModel) -> list[cst.BaseExpression]:
+    """Return what fills a list of the function that is used here and nowhere else."""
     name, nodes = known.value, body_of(function.scope)
     if any(name in nested.words for nested in function.scope.nested.values()):
         return []

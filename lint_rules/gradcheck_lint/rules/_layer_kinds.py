@@ -14,7 +14,7 @@ from gradcheck_lint.model.values import Kind
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import ClassScope
+    from gradcheck_lint.model.scopes import ClassScope, FunctionScope
     from gradcheck_lint.model.values import Value
 
 _WITHOUT_WEIGHTS = frozenset(
@@ -60,6 +60,11 @@ _LAYER = re.compile(
     r"|Resnet|Head|Expert|Adapter|LSTM|GRU)|^(?:get|make|build|create)_\w*(?:block|layer|conv)"
 )
 
+_NO_LAYER = re.compile(
+    r"Aggr|Pool|Drop|Activation|Loss|Sampl|Transform(?!er)|Metric|Padding|Reshape|Rearrange|Flatten"
+)
+"""Parts of names of what packages called ``nn`` have without weights."""
+
 
 def has_weights(value: Value, function: FunctionModel) -> bool:
     """Tell whether a parameter or layer of torch has something to train, a loss or ReLU not."""
@@ -94,13 +99,31 @@ def contents(node: cst.BaseExpression) -> list[cst.BaseExpression]:
         return [node.value]
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
         return contents(node.left) if isinstance(node.left, cst.List) else []
-    if isinstance(node, cst.Call) and dotted_name(node.func) in {"list", "tuple"}:
-        made = [argument.value for argument in node.args]
-        return [each.elt for each in made if isinstance(each, (cst.ListComp, cst.GeneratorExp))]
+    return _contents_of_call(node) if isinstance(node, cst.Call) else []
+
+
+def _contents_of_call(node: cst.Call) -> list[cst.BaseExpression]:
+    name, made = dotted_name(node.func), [argument.value for argument in node.args]
+    if name in {"list", "tuple"}:
+        return [each for source in made for each in _produced(source)]
+    if name == "dict" and all(argument.keyword is not None for argument in node.args):
+        return made
     return []
 
 
-def kind_of(node: cst.BaseExpression, function: FunctionModel, depth: int = 0) -> str | None:
+def _produced(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the expression that a comprehension, or ``map`` of a lambda, evaluates each time."""
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
+        return [node.elt]
+    if isinstance(node, cst.Call) and dotted_name(node.func) == "map" and node.args:
+        made = node.args[0].value
+        return [made.body] if isinstance(made, cst.Lambda) else []
+    return []
+
+
+def kind_of(  # noqa: PLR0911 - one answer for each way to make one
+    node: cst.BaseExpression, function: FunctionModel, depth: int = 0
+) -> str | None:
     """Say whether an element is a new layer with weights or a parameter; None for neither.
 
     "likely" is a class of another file that has the name of one of torch's layers with weights.
@@ -124,7 +147,12 @@ def kind_of(node: cst.BaseExpression, function: FunctionModel, depth: int = 0) -
         is_module = scopes.derives_from(own, "torch.nn.Module")
         return _kind_of_class(own, function, depth + 1) if is_module else None
     is_likely = f"torch.nn.{last}" in TORCH_MODULES_WITH_WEIGHTS
-    return "likely" if is_likely else _made_by(name, function, depth + 1)
+    if is_likely:
+        return "likely"
+    source = copied(node, function)
+    if source is not None:
+        return _kind_of_copy(source, function, depth + 1)
+    return _made_by(node, function, depth + 1)
 
 
 def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
@@ -147,14 +175,40 @@ def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]
     return found
 
 
-def _made_by(name: str, function: FunctionModel, depth: int) -> str | None:
-    """Return what a function or method of this file returns, if it is always the same."""
+def copied(node: cst.BaseExpression, function: FunctionModel) -> cst.BaseExpression | None:
+    """Return what ``copy.deepcopy`` is called with, None for anything else."""
+    if not isinstance(node, cst.Call) or len(node.args) != 1:
+        return None
+    name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
+    return node.args[0].value if name == "copy.deepcopy" else None
+
+
+def _kind_of_copy(source: cst.BaseExpression, function: FunctionModel, depth: int) -> str | None:
+    made = assignments(function.scope).get(dotted_name(source) or "") or [source]
+    kinds = {kind_of(each, function, depth) for each in made}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def called_function(node: cst.BaseExpression, function: FunctionModel) -> FunctionScope | None:
+    """Return the function or method of this file that is called, None for any other."""
+    name = dotted_name(node.func) if isinstance(node, cst.Call) else None
+    if name is None:
+        return None
     scopes, scope = function.module.scopes, function.scope
     owner, _, method = name.rpartition(".")
     called = scope.nested.get(name) or scopes.top.nested.get(name)
     if owner and owner == scope.first_parameter:
         called = scopes.method(scope.owner, method)
-    if called is None or isinstance(called.node, cst.Module):
+    return None if called is None or isinstance(called.node, cst.Module) else called
+
+
+def _made_by(node: cst.Call, function: FunctionModel, depth: int) -> str | None:
+    """Return what a function or method of this file returns, if it is always the same."""
+    called = called_function(node, function)
+    if called is None:
+        made = assignments(function.scope).get(dotted_name(node.func) or "", [])
+        if len(made) == 1 and isinstance(made[0], cst.Lambda):
+            return kind_of(made[0].body, function, depth)
         return None
     inside = function.module.function(called)
     bound = assignments(called)
@@ -190,8 +244,17 @@ def kind_by_name(node: cst.BaseExpression, function: FunctionModel) -> str | Non
     """Say whether what another file makes has the name of a layer."""
     if not isinstance(node, cst.Call):
         return None
-    name = dotted_name(node.func) or ""
-    qualified = function.module.scopes.resolve_import(name) or ""
+    scopes, name = function.module.scopes, dotted_name(node.func) or ""
+    qualified, last = scopes.resolve_import(name) or "", name.rpartition(".")[2]
+    own = scopes.classes.get(name)
+    if own is not None:
+        # Its base may be a module of another file.
+        is_known = scopes.derives_from(own, "torch.") or not any(
+            map(scopes.resolve_import, own.bases)
+        )
+        return "likely" if not is_known and _LAYER.search(last) else None
     if not qualified or qualified.startswith("torch."):
         return None
-    return "likely" if _LAYER.search(name.rpartition(".")[2]) else None
+    if "nn" in qualified.split(".")[:-1] and last[:1].isupper() and node.args:
+        return None if _NO_LAYER.search(last) else "likely"
+    return "likely" if _LAYER.search(last) else None

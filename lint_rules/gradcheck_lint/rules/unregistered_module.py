@@ -10,6 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name
+from gradcheck_lint.rules._copied_layers import are_copies_of_argument, kinds_returned
 from gradcheck_lint.rules._filled_lists import appended
 from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
 from gradcheck_lint.rules._registering import has_other_base, is_registered, is_run
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class UnregisteredModule(Rule):
@@ -33,16 +33,16 @@ class UnregisteredModule(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function is a constructor that puts a container on an attribute."""
         scope = function.scope
-        if scope.owner is None or not scope.name.endswith("__init__"):
+        if not _constructs(function):
             return False
-        if scope.text is not None and not _puts_container_on_attribute(scope):
+        if scope.text is not None and not _puts_container_on_attribute(function):
             return False
         return function.module.scopes.derives_from(scope.owner, "torch.nn.")
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every plain container of layers that a module's ``__init__`` puts on self."""
         owner, scopes = function.scope.owner, function.module.scopes
-        if owner is None or not function.scope.name.endswith("__init__"):
+        if owner is None or not _constructs(function):
             return
         if not scopes.derives_from(owner, "torch.nn."):
             return
@@ -59,12 +59,7 @@ class UnregisteredModule(Rule):
             assert value is not None
             if type(value) is cst.Name and lists is not None and value.value not in lists:
                 continue
-            elements = contents(value) or appended(node, value, target, function)
-            if not elements:
-                continue
-            kinds = {kind_of(element, function) for element in elements}
-            if not kinds & {"module", "parameter", "likely"} and is_run(target.attr.value, owner):
-                kinds = {kind_by_name(element, function) for element in elements}
+            kinds = _kinds_in(value, node, target, function)
             severity = _severity(kinds)
             if severity is not None and has_other_base(owner, function):
                 severity = Severity.WARNING
@@ -473,16 +468,61 @@ class Network(nn.Module):
     )
 
 
+def _constructs(function: FunctionModel) -> bool:
+    """Tell whether this is the constructor of a class, or a method that it calls on ``self``."""
+    scope = function.scope
+    if scope.owner is None:
+        return False
+    name = scope.name.rpartition(".")[2]
+    if name == "__init__":
+        return True
+    maker = function.module.scopes.method(scope.owner, "__init__")
+    if maker is None or name not in maker.words:
+        return False
+    path = f"{maker.first_parameter}.{name}"
+    return any(
+        isinstance(node, cst.Call) and dotted_name(node.func) == path for node in body_of(maker)
+    )
+
+
+def _kinds_in(
+    value: cst.BaseExpression,
+    node: cst.Assign | cst.AnnAssign,
+    target: cst.Attribute,
+    function: FunctionModel,
+) -> set[str | None]:
+    """Return the kinds of what is in a container that a constructor puts on an attribute."""
+    owner, attribute = function.scope.owner, target.attr.value
+    elements = contents(value) or appended(node, value, target, function)
+    if not elements:
+        return kinds_returned(value, function)
+    kinds = {kind_of(element, function) for element in elements}
+    if kinds & _KINDS or owner is None or not is_run(attribute, owner):
+        return kinds
+    is_written_out = isinstance(value, cst.List) and bool(value.elements)
+    if not is_written_out and are_copies_of_argument(elements, attribute, function):
+        return {"likely"}
+    return {kind_by_name(element, function) for element in elements}
+
+
+_KINDS: Final = frozenset({"module", "parameter", "likely"})
+
 _LIST_END = re.compile(r"=[\s\\]*\[")
 _LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
 
 
-def _puts_container_on_attribute(scope: FunctionScope) -> bool:
+_RETURNED_LIST = re.compile(r"(?m)^\s*return[\s\\(]+(?:\[|\w+[)\s]*$|(?:list|tuple|dict)\()")
+
+
+def _puts_container_on_attribute(function: FunctionModel) -> bool:
     """Tell whether something plain, or the name of a list, is put on an attribute."""
+    scope = function.scope
     sources = [
         source for target, source in scope.attribute_bindings if type(target) is ast.Attribute
     ]
     if any(map(_may_be_container, sources)):
+        return True
+    if any(_may_return_list(source, function) for source in sources):
         return True
     names = {source.id for source in sources if isinstance(source, ast.Name)}
     text = scope.text or ""
@@ -490,12 +530,27 @@ def _puts_container_on_attribute(scope: FunctionScope) -> bool:
     return has_lists and not names.isdisjoint(_LIST.findall(text))
 
 
+def _may_return_list(node: ast.expr, function: FunctionModel) -> bool:
+    """Tell by its text whether a function of the file that is called may return a list."""
+    if not isinstance(node, ast.Call):
+        return False
+    scopes, called = function.module.scopes, None
+    if isinstance(node.func, ast.Name):
+        called = function.scope.nested.get(node.func.id) or scopes.top.nested.get(node.func.id)
+    elif isinstance(node.func, ast.Attribute) and (
+        isinstance(node.func.value, ast.Name)
+        and node.func.value.id == function.scope.first_parameter
+    ):
+        called = scopes.method(function.scope.owner, node.func.attr)
+    return called is not None and _RETURNED_LIST.search(called.text or "") is not None
+
+
 def _may_be_container(node: ast.expr) -> bool:
     """Tell whether this is of a form that is taken for a plain container."""
     if isinstance(node, ast.BinOp):
         return type(node.op) is ast.Mult and type(node.left) is ast.List
     if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in {"list", "tuple"}
+        return isinstance(node.func, ast.Name) and node.func.id in {"list", "tuple", "dict"}
     return type(node) in _DISPLAYS
 
 
@@ -525,12 +580,14 @@ def _is_filled_by_key(value: cst.BaseExpression) -> bool:
 
 def _form(node: cst.BaseExpression) -> str:
     if isinstance(node, cst.Call):
-        return dotted_name(node.func) or "list"
+        name = dotted_name(node.func)
+        return name if name in {"dict", "tuple"} else "list"
     return _FORMS.get(type(node), "list")
 
 
 def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:
-    holder = "Dict" if isinstance(node, (cst.Dict, cst.DictComp)) else "List"
+    is_dict = isinstance(node, (cst.Dict, cst.DictComp)) or _form(node) == "dict"
+    holder = "Dict" if is_dict else "List"
     if kinds == {"parameter"}:
         return "parameters", f"Parameter{holder}"
     return "modules", f"Module{holder}"
