@@ -19,6 +19,8 @@ _MISTAKES = [
     "z = torch.sigmoid(x)",
     "z = x.clone()",
     "z = torch.cat([x, x]) + x",
+    "z = model.features(x)",
+    "z = model.backbone.layer4(x)",
 ]
 
 _CORRECT = [
@@ -32,6 +34,8 @@ _CORRECT = [
     "z = torch.zeros_like(x)\n    z.requires_grad = True",
     "with torch.no_grad():\n        z = x * 2\n    z.requires_grad_()",
     "z = model.prepare(x)",
+    "z = helper.features(x)",
+    "z = model.features()",
     "z = torch.ones(3).type_as(x).requires_grad_()",
     "z = x * 2\n    z.retain_grad()",
     "z = x * 2\n    z.grad = torch.ones(3)",

@@ -138,3 +138,32 @@ def test_a_penalty_that_another_function_returns(loss: str) -> None:
 def test_a_call_that_is_no_term_of_the_loss() -> None:
     loss = "critic(fake).mean() * (1 + penalty(critic, real, fake))"
     assert _codes(_PENALTY.format(options="", loss=loss)) == []
+
+
+_DISTILLATION = """
+def distil(student, teacher, loader, opt, T=4.0{more}):
+    for x, y in loader:
+        opt.zero_grad()
+        with torch.no_grad():
+            soft = F.softmax(teacher(x) / T, dim=1)
+{student}
+        F.kl_div(F.log_softmax(out / {by}, dim=1), soft, reduction="batchmean").backward()
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("student", "by", "more", "codes"),
+    [
+        ("            out = student(x)", "T", "", ["GCS402"]),
+        ("            out = student(x)", "gain", ", gain: float = 1", ["GCS402"]),
+        ("        out = student(x)", "T", "", []),
+        # Other files may give a learned tensor for these.
+        ("            out = student(x)", "gain", ", gain=1.0", []),
+        ("            out = student(x)", "gain", ", gain: torch.Tensor = 1.0", []),
+    ],
+)
+def test_numbers_of_a_signature_have_no_graph(
+    student: str, by: str, more: str, codes: list[str]
+) -> None:
+    assert _codes(_DISTILLATION.format(student=student, by=by, more=more)) == codes

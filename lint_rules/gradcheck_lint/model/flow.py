@@ -181,6 +181,15 @@ class Store(Event):
     stored_node: cst.CSTNode | None = None
     beginning: Beginning = NO_BEGINNING
 
+    @property
+    def loop(self) -> int:
+        """Return the loop that makes more and more: the innermost that makes what is stored.
+
+        A loop around the store alone, as over the entries of a dictionary, puts the same there.
+        """
+        made_in = {loop for value in self.stored for loop in value.loops}
+        return next((loop for loop in reversed(self.loops) if loop in made_in), self.loops[-1])
+
 
 @dataclass(slots=True, eq=False)
 class InPlace(Event):

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 _MODEL_NAME = re.compile(
     r"model|(?:^|_)net[a-z]?(?:$|_|\d)|net$|network|critic|actor|generator|discriminator|encoder"
     r"|decoder|backbone|unet|classifier|policy|(?:^|_)(?:rnn|lstm|gru|cell)(?:$|_|\d)"
+    r"|student|teacher|(?:^|_)(?:mlp|cnn|vae|gan|bert|gpt|vit|head|trunk)(?:$|_|\d)"
+    r"|predictor|projector|embedder|learner|regressor|transformer"
 )
+_ADVERSARIES = frozenset({"G", "D"})
 _NOT_A_MODEL = re.compile(
     r"model_?name|^(?:get|make|create|build|load|init|save)_|_fn$|loader|path"
 )
@@ -50,8 +53,13 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         return True
     if reading.own_site and name in reading.surroundings.models_on_self:
         return True
+    return is_named_as_model(name)
+
+
+def is_named_as_model(name: str) -> bool:
+    """Tell whether the last part of a dotted name is one that people give to models."""
     last = last_word(name)
-    return (
+    return last in _ADVERSARIES or (
         bool(last.islower() or last[:1].islower())
         and _MODEL_NAME.search(last.lower()) is not None
         and not _NOT_A_MODEL.search(last.lower())

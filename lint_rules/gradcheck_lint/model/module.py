@@ -37,6 +37,12 @@ _MOST_CALLS = 4
 _GIVES_PARAMETERS = re.compile(rb"\b(self\.\w+)\.(?:named_)?parameters\(")
 _TARGET_NAME = re.compile(r"y|y_true|(?:\w+_)?(?:targets?|labels?|ground_truth)")
 """How arguments are called that hold what a model is to answer, which has no graph as a rule."""
+_SETTING_NAME = re.compile(
+    r"t|k|n|tau|temp\w*|alpha|beta\d?|gamma|eps\w*|lr|lam\w*|lmbda|margin|sigma|smooth\w*|clip\w*"
+    r"|dim|momentum|decay|threshold|(?:\w+_)?(?:coeff?|scale|steps?|size|rate|ratio|factor|epochs?)",
+    re.IGNORECASE,
+)
+"""How arguments with a number for their default are called that no tensor is given for."""
 _SETS_MODE_FOR_ALL = re.compile(rb"(?m)^\s*[\w.]*\bset_grad_enabled\(")
 
 
@@ -559,4 +565,18 @@ def _argument(reading: Reading, parameter: cst.Param) -> Values:
     kind, origin = Kind.UNKNOWN, Origin.ARGUMENT
     if makes_optimizer(qualified):
         kind = Kind.OPTIMIZER
+    elif _is_setting(parameter, annotation):
+        kind = Kind.NUMBER
     return frozenset({reading.recorder.value(kind, parameter, origin=origin)})
+
+
+def _is_setting(parameter: cst.Param, annotation: cst.BaseExpression | None) -> bool:
+    """Tell whether an argument is a number by its annotation, or by its default and its name."""
+    if annotation is not None:
+        return isinstance(annotation, cst.Name) and annotation.value in {"float", "int", "bool"}
+    default = parameter.default
+    if isinstance(default, cst.UnaryOperation):
+        default = default.expression
+    if not isinstance(default, (cst.Float, cst.Integer)):
+        return False
+    return _SETTING_NAME.fullmatch(parameter.name.value) is not None

@@ -24,6 +24,7 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
+from gradcheck_lint.model.growing import added_to_item, added_to_list, joined_to
 from gradcheck_lint.model.methods import may_hold_layers, set_requires_grad
 from gradcheck_lint.model.state import State, as_kind, join_states
 from gradcheck_lint.model.statement_forms import (
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 _PASSES = ((2, 7), (5, 4))
 """How often loops of up to so many levels are read, since each level multiplies the passes."""
+_GROWN = frozenset({cst.Call, cst.List, cst.BinaryOperation})
 _PATIENCE = 3
 """Names that still change when fewer passes are left count as unknown from then on."""
 
@@ -146,6 +148,8 @@ class StatementReader:
             self._note_attached(target, base, values)
         if path is not None:
             self._note_running_sum(target, path, source)
+            if type(source) in _GROWN and self._reading.recorder.loops:
+                self._note_growth(target, path, values, source)
             self._reading.bind(path, values)
 
     def _note_attached(self, target: cst.BaseExpression, base: Values, values: Values) -> None:
@@ -188,6 +192,23 @@ class StatementReader:
                 values = self._reading.look_up(dotted_name(term) or "")
                 self._store(target, path, values, term, held=held)
 
+    def _note_growth(
+        self,
+        target: cst.BaseExpression,
+        path: str,
+        values: Values,
+        source: cst.BaseExpression,
+    ) -> None:
+        """Record ``seen = torch.cat([seen, x])``, ``losses = losses + [loss]``."""
+        held = self._reading.look_up(path)
+        joined = joined_to(path, source, self._reading.scopes)
+        if joined is not None:
+            self._store(target, path, values, joined, held=held, how=StoreKind.APPEND)
+        for added in added_to_list(path, source) if all_are(held, Kind.CONTAINER) else ():
+            if isinstance(added, (cst.Name, cst.Attribute)):
+                stored = self._reading.look_up(dotted_name(added) or "")
+                self._store(target, path, stored, added, held=held, how=StoreKind.APPEND)
+
     def _store(
         self,
         node: cst.CSTNode,
@@ -226,6 +247,11 @@ class StatementReader:
             self._note_attached(target, base, values)
         path = dotted_name(target.value)
         loops = reading.recorder.loops
+        if path and loops and type(source) is cst.BinaryOperation:
+            for added in added_to_item(target, source, reading.source_of):
+                if isinstance(added, (cst.Name, cst.Attribute)):
+                    stored = reading.look_up(dotted_name(added) or "")
+                    self._store(target, path, stored, added, held=reading.look_up(path))
         if path and loops and any(loops[-1] in value.loops for value in indices):
             held = reading.look_up(path)
             if all_are(held, Kind.CONTAINER):

@@ -38,12 +38,12 @@ def is_emptied(function: FunctionModel, store: Store) -> bool:
     if not store.loops:
         return any(_empties_in(scope, store.target) for scope in _relatives(function))
     for loop in function.loops():
-        if loop.identity == store.loops[-1] and _any_empties(walk(loop.node), store.target, store):
+        if loop.identity == store.loop and _any_empties(walk(loop.node), store.target, store):
             return True
     calls = [
         event
         for event in function.events()
-        if isinstance(event, Call) and store.loops[-1] in event.loops
+        if isinstance(event, Call) and store.loop in event.loops
     ]
     return (
         any(_may_empty(call, store) for call in calls)

@@ -32,7 +32,7 @@ def shares_forward(backward: Backward, store: Store) -> bool:
 
     It has a graph then, unless the loss has its own from elsewhere.
     """
-    if store.loops[-1] not in backward.loops or _exclude_each_other(backward, store):
+    if store.loop not in backward.loops or _exclude_each_other(backward, store):
         return False
     if store.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
         return False

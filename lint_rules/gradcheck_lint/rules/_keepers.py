@@ -11,7 +11,7 @@ from gradcheck_lint.model.syntax import dotted_name, last_word
 from gradcheck_lint.model.values import Kind, Origin, Values
 from gradcheck_lint.rules._emptying import is_named_for_emptying
 from gradcheck_lint.rules._handed_in import class_handed_in, lasts_at_callers
-from gradcheck_lint.rules._repeating import lasts_between_calls
+from gradcheck_lint.rules._repeating import lasts_between_calls, steps_for_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,8 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
         for store, index, values in _stored_by(
             function.module.function(call.function), call, calls
         ):
-            yield Keeper(call, values, index, store)
+            is_sure = bool(call.loops) or not steps_for_others(function)
+            yield Keeper(call, values, index, store, is_sure)
 
 
 def _stored_by(

@@ -26,9 +26,9 @@ def keeps(store: Store) -> bool:
             return False
         if value.kind is Kind.INSTANCE:
             return False
-        if store.loops[-1] in value.loops and not _continues(value.mentions, own, value.site):
+        if store.loop in value.loops and not _continues(value.mentions, own, value.site):
             return False
-    return any(store.loops[-1] not in value.loops for value in store.target_values)
+    return any(store.loop not in value.loops for value in store.target_values)
 
 
 def is_known_container(store: Store) -> bool:
@@ -47,7 +47,7 @@ def _is_of_this_iteration(function: FunctionModel, store: Store) -> bool:
     """Tell whether the loop itself makes the object whose attribute it's stored in."""
     root, _, attribute = store.target.partition(".")
     return bool(attribute) and any(
-        store.loops[-1] in value.loops for value in function.bindings.get(root, ())
+        store.loop in value.loops for value in function.bindings.get(root, ())
     )
 
 

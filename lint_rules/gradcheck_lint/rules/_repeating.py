@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, StoreKind
+from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Step, StoreKind
 from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none
 from gradcheck_lint.model.values import Kind, Origin, Value, Values
 
@@ -30,6 +30,35 @@ def repeats(function: FunctionModel) -> bool:
     if key not in module.memo:
         module.memo[key] = frozenset(_repeating(module))
     return id(function.scope) in module.memo[key]
+
+
+def steps_for_others(function: FunctionModel) -> bool:
+    """Tell whether a method makes one step of training each time that another file calls it.
+
+    It calls backward() and step() once, and nothing in this file calls it.
+    """
+    if function.scope.owner is None:
+        return False
+    ends = {type(event) for event in function.events() if isinstance(event, (Backward, Step))}
+    if len(ends) < 2 or function.scope.name.endswith("__init__"):  # noqa: PLR2004 - one of each
+        return False
+    if any(isinstance(event, (Backward, Step)) and event.loops for event in function.events()):
+        return False
+    return id(function.scope) not in _called(function.module)
+
+
+def _called(module: ModuleModel) -> frozenset[int]:
+    """Return the functions of the file that are called in it."""
+    key = "functions that are called"
+    if key not in module.memo:
+        module.memo[key] = frozenset(
+            id(event.function)
+            for caller in list(module.functions())
+            for event in caller.events()
+            if isinstance(event, Call) and event.function is not None
+        )
+    known: frozenset[int] = module.memo[key]
+    return known
 
 
 def is_training_step(function: FunctionModel) -> bool:
@@ -133,7 +162,9 @@ def lasts_between_calls(function: FunctionModel, path: str) -> bool:
     scope = function.scope
     if scope.owner is None or root != scope.first_parameter or not attribute.isidentifier():
         return False
-    if any(_replaces(node, path) for node in scope.nodes) or not repeats(function):
+    if any(_replaces(node, path) for node in scope.nodes):
+        return False
+    if not repeats(function) and not steps_for_others(function):
         return False
     return not any(
         loop in value.loops

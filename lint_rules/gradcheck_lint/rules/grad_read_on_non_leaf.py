@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.forward import is_named_as_model
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
@@ -180,10 +182,27 @@ def _seen_to(nodes: list[cst.CSTNode]) -> Iterator[cst.CSTNode]:
             yield from (each.target for each in node.targets)
 
 
+_PART = re.compile(
+    r"forward\w*|(?:\w+_)?features?|encode\w*|embed\w*|layer\d+|conv\d*|fc\d*|stem|trunk|blocks?"
+)
+"""What the parts of a model are called whose output depends on its parameters."""
+
+
 def _is_output(values: Values) -> bool:
-    return all(value.kind is Kind.UNKNOWN and value.result_of for value in values) and all(
-        value.cut is None for value in values
+    """Tell whether a model, or a part of one that is called by its name, made each of these."""
+    return all(
+        value.kind is Kind.UNKNOWN
+        and value.cut is None
+        and (value.result_of != 0 or _is_of_part(value.node))
+        for value in values
     )
+
+
+def _is_of_part(node: cst.CSTNode | None) -> bool:
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute or not node.args:
+        return False
+    owner, part = dotted_name(node.func.value), node.func.attr.value
+    return owner is not None and is_named_as_model(owner) and _PART.fullmatch(part) is not None
 
 
 def _are_of_leaf(values: Values, function: FunctionModel) -> bool:

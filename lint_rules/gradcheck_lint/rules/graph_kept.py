@@ -20,6 +20,7 @@ from gradcheck_lint.rules._repeating import (
     is_training_step,
     kept_by_closure,
     kept_by_object,
+    steps_for_others,
 )
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._spent import spent_before
@@ -630,7 +631,8 @@ def _of_object(
         if spent is not None:
             yield kept_when_spent(function, store, spent)
         else:
-            yield kept_by_store(function, store, proofs, certain=True)
+            certain = not steps_for_others(function)
+            yield kept_by_store(function, store, proofs, certain=certain)
 
 
 def _records(at: Store | Call, how: StoreKind) -> bool:
