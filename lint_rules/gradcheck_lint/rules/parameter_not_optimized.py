@@ -14,6 +14,7 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._layer_kinds import has_weights
+from gradcheck_lint.rules._left_out import left_out
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -30,7 +31,7 @@ _ATTACHING: Final = frozenset({"add_module", "register_module", "register_parame
 
 
 class ParameterNotOptimized(Rule):
-    """A layer is put into a model after the optimizer was made of its parameters."""
+    """An optimizer is made without a layer that is trained through, or before it is put in."""
 
     entry = catalogue.PARAMETER_NOT_OPTIMIZED
 
@@ -42,6 +43,7 @@ class ParameterNotOptimized(Rule):
             return False
         return (
             scope.statements is None
+            or Part.BACKWARD in scope.parts
             or bool(scope.attribute_bindings)
             or Part.WRITE in scope.parts
             or not _ATTACHING.isdisjoint(scope.words)
@@ -49,6 +51,7 @@ class ParameterNotOptimized(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
+        yield from left_out(function)
         events = list(function.events())
         attached = [
             event
