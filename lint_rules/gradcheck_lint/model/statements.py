@@ -186,11 +186,7 @@ class StatementReader:
         others = [term for term in known if dotted_name(term) != path]
         if len(known) < 2 or len(others) == len(known) or not others:  # noqa: PLR2004 - two operands
             return
-        held = self._reading.look_up(path)
-        for term in others:
-            if isinstance(term, (cst.Name, cst.Attribute)):
-                values = self._reading.look_up(dotted_name(term) or "")
-                self._store(target, path, values, term, held=held)
+        self._store_named(target, path, others)
 
     def _note_growth(
         self,
@@ -204,10 +200,23 @@ class StatementReader:
         joined = joined_to(path, source, self._reading.scopes)
         if joined is not None:
             self._store(target, path, values, joined, held=held, how=StoreKind.APPEND)
-        for added in added_to_list(path, source) if all_are(held, Kind.CONTAINER) else ():
-            if isinstance(added, (cst.Name, cst.Attribute)):
-                stored = self._reading.look_up(dotted_name(added) or "")
-                self._store(target, path, stored, added, held=held, how=StoreKind.APPEND)
+        if all_are(held, Kind.CONTAINER):
+            self._store_named(target, path, added_to_list(path, source), how=StoreKind.APPEND)
+
+    def _store_named(
+        self,
+        target: cst.BaseExpression,
+        path: str,
+        added: Sequence[cst.BaseExpression],
+        *,
+        how: StoreKind = StoreKind.ACCUMULATE,
+    ) -> None:
+        """Record what is added to a name, of that what has a name itself."""
+        held = self._reading.look_up(path)
+        for term in added:
+            if isinstance(term, (cst.Name, cst.Attribute)):
+                values = self._reading.look_up(dotted_name(term) or "")
+                self._store(target, path, values, term, held=held, how=how)
 
     def _store(
         self,
@@ -248,10 +257,7 @@ class StatementReader:
         path = dotted_name(target.value)
         loops = reading.recorder.loops
         if path and loops and type(source) is cst.BinaryOperation:
-            for added in added_to_item(target, source, reading.source_of):
-                if isinstance(added, (cst.Name, cst.Attribute)):
-                    stored = reading.look_up(dotted_name(added) or "")
-                    self._store(target, path, stored, added, held=reading.look_up(path))
+            self._store_named(target, path, added_to_item(target, source, reading.source_of))
         if path and loops and any(loops[-1] in value.loops for value in indices):
             held = reading.look_up(path)
             if all_are(held, Kind.CONTAINER):

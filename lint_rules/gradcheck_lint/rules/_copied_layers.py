@@ -36,12 +36,11 @@ def kinds_returned(node: cst.BaseExpression, function: FunctionModel) -> set[str
     made = returned[0]
     elements = filled(made, inside) if isinstance(made, cst.Name) else contents(made)
     given = _given(node, called.node)
-    return {
-        kind_of(given.get(dotted_name(copied(each, inside)) or "", each), function)
-        if copied(each, inside) is not None
-        else kind_of(each, inside)
-        for each in elements
-    }
+    kinds: set[str | None] = set()
+    for element in elements:
+        source = given.get(dotted_name(copied(element, inside)) or "")
+        kinds.add(kind_of(element, inside) if source is None else kind_of(source, function))
+    return kinds
 
 
 def _given(call: cst.Call, called: cst.FunctionDef | cst.Module) -> dict[str, cst.BaseExpression]:

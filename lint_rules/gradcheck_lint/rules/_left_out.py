@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Proof, Step
-from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import bound_names, children, dotted_name, walk
+from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are, through_all
 from gradcheck_lint.rules._layer_kinds import kind_of
 from gradcheck_lint.rules._rule import Violation
@@ -84,24 +84,15 @@ def _is_of_known_parameters(node: cst.CSTNode | None, function: FunctionModel) -
 _BUILTINS: Final = frozenset({"list", "filter", "map", "sorted", "reversed", "dict", "tuple"})
 
 
-def _roots(node: cst.CSTNode) -> Iterator[str]:
-    """Yield the names that an expression reads, without those that it binds itself."""
+def _roots(node: cst.CSTNode) -> frozenset[str]:
+    """Return the names that an expression reads, without those that it binds itself."""
     bound: set[str] = set()
-    found: list[str] = []
-    waiting: list[cst.CSTNode] = [node]
-    while waiting:
-        inner = waiting.pop()
-        if isinstance(inner, cst.Name):
-            found.append(inner.value)
-        elif isinstance(inner, (cst.Attribute, cst.Arg)):
-            waiting.append(inner.value)
-        else:
-            if isinstance(inner, cst.CompFor):
-                bound.update(bound_names(inner.target))
-            elif isinstance(inner, cst.Param):
-                bound.add(inner.name.value)
-            waiting.extend(children(inner))
-    return (name for name in found if name not in bound)
+    for inner in walk(node):
+        if isinstance(inner, cst.CompFor):
+            bound.update(bound_names(inner.target))
+        elif isinstance(inner, cst.Param):
+            bound.add(inner.name.value)
+    return names_in(node) - bound
 
 
 def _new_layer(function: FunctionModel, path: str) -> cst.BaseExpression | None:

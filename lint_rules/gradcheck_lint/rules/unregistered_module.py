@@ -497,15 +497,13 @@ def _kinds_in(
     if not elements:
         return kinds_returned(value, function)
     kinds = {kind_of(element, function) for element in elements}
-    if kinds & _KINDS or owner is None or not is_run(attribute, owner):
+    if kinds != {None} or owner is None or not is_run(attribute, owner):
         return kinds
     is_written_out = isinstance(value, cst.List) and bool(value.elements)
     if not is_written_out and are_copies_of_argument(elements, attribute, function):
         return {"likely"}
     return {kind_by_name(element, function) for element in elements}
 
-
-_KINDS: Final = frozenset({"module", "parameter", "likely"})
 
 _LIST_END = re.compile(r"=[\s\\]*\[")
 _LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
