@@ -10,24 +10,31 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from gradcheck_lint.rules._container_signs import CONTAINER_ON_ATTRIBUTE
 from gradcheck_lint.rules._signs import (
     BACKWARD_CALL,
+    CALL_IN_PLACE,
     CONVERTED_PARAMETER,
+    EVALUATION,
     FACTORY_CALL,
     FUNCTION_CLASS,
-    GRADIENT,
     LEAF_WORD,
     LOOP_OVER_PARAMETERS,
     OPTIMIZER_NAME,
     OUTPUT_SAVING_CALL,
     PARAMETER_ALIAS,
     STEP_CALL,
-    SUBSCRIPT_WRITE,
     TRAINING_STEP,
     UNSCALE_CALL,
-    WRITE_IN_PLACE,
+    UPDATE_BY_GRADIENT,
     Pattern,
     Signs,
+)
+from gradcheck_lint.rules._write_signs import (
+    AUGMENTED_WRITE,
+    ITEM_MADE_OF_ITEM,
+    ITEM_MOVED_IN_LOOP,
+    ITEM_WRITE,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +86,7 @@ RULES: Final = (
         "leaf-inplace",
         "gradcheck_lint.rules.leaf_inplace",
         "LeafInplace",
-        ((LEAF_WORD,), (WRITE_IN_PLACE, SUBSCRIPT_WRITE)),
+        ((LEAF_WORD,), (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE)),
     ),
     RuleReference(
         "GCS102",
@@ -88,7 +95,7 @@ RULES: Final = (
         "LeafRebound",
         (
             (b"requires_grad", b"Parameter", b"parameters"),
-            (CONVERTED_PARAMETER, PARAMETER_ALIAS, GRADIENT, LOOP_OVER_PARAMETERS),
+            (CONVERTED_PARAMETER, PARAMETER_ALIAS, UPDATE_BY_GRADIENT, LOOP_OVER_PARAMETERS),
         ),
     ),
     RuleReference(
@@ -98,7 +105,7 @@ RULES: Final = (
         "SavedTensorModified",
         (
             (BACKWARD_CALL, b"def forward"),
-            (WRITE_IN_PLACE, SUBSCRIPT_WRITE),
+            (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE),
             (b"requires_grad", b"nn."),
         ),
     ),
@@ -114,14 +121,14 @@ RULES: Final = (
         "slice-write-in-loop",
         "gradcheck_lint.rules.slice_write_in_loop",
         "SliceWriteInLoop",
-        ((b"for",), (SUBSCRIPT_WRITE,), (FACTORY_CALL,)),
+        ((b"for",), (ITEM_MOVED_IN_LOOP,), (FACTORY_CALL,)),
     ),
     RuleReference(
         "GCS107",
         "slice-read-then-write",
         "gradcheck_lint.rules.slice_read_then_write",
         "SliceReadThenWrite",
-        ((SUBSCRIPT_WRITE,), (FACTORY_CALL, b"nn.", b"def forward")),
+        ((ITEM_MADE_OF_ITEM,), (FACTORY_CALL, b"nn.", b"def forward")),
     ),
     RuleReference(
         "GCS108",
@@ -129,7 +136,7 @@ RULES: Final = (
         "gradcheck_lint.rules.inplace_on_saved_output",
         "InplaceOnSavedOutput",
         (
-            (WRITE_IN_PLACE, SUBSCRIPT_WRITE),
+            (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE),
             (OUTPUT_SAVING_CALL,),
         ),
     ),
@@ -166,7 +173,7 @@ RULES: Final = (
         "eval-with-graph",
         "gradcheck_lint.rules.eval_with_graph",
         "EvalWithGraph",
-        ((b".eval()",), (b"for", b"while", b"eval", b"test", b"valid", b"predict", b"infer")),
+        ((EVALUATION,), (b"for", b"while", b"eval", b"test", b"valid", b"predict", b"infer")),
     ),
     RuleReference(
         "GCS205",
@@ -284,7 +291,7 @@ RULES: Final = (
         "unregistered-module",
         "gradcheck_lint.rules.unregistered_module",
         "UnregisteredModule",
-        ((b"nn",), (b"__init__",), (b"Module",)),
+        ((b"nn",), (b"__init__",), (b"Module",), (CONTAINER_ON_ATTRIBUTE,)),
     ),
     RuleReference(
         "GCS405",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["lost_updates", "may_lose_updates"]
 
 _OF_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
-_BOUND: Final = re.compile(r"(\w+)[\s\\]*=[^=]")
+_MOST_HEADER: Final = 500
 _TARGET: Final = re.compile(r"\bfor\b(.*?)\bin\b", re.DOTALL)
 _WORD: Final = re.compile(r"\w+")
 _LOOPS: Final = (cst.For, cst.While)
@@ -33,8 +33,18 @@ def may_lose_updates(function: FunctionModel) -> bool:
     text = scope.text
     if text is None:
         return True
-    bound = set(_BOUND.findall(text))
-    return any(not bound.isdisjoint(_WORD.findall(target)) for target in _TARGET.findall(text))
+    return any(
+        re.search(rf"\b{name}[\s\\]*=[^=]", text) is not None for name in _names_of_loops(text)
+    )
+
+
+def _names_of_loops(text: str) -> Iterator[str]:
+    """Yield the words of the targets of the loops that may be over parameters."""
+    start = text.find("parameters")
+    while start >= 0:
+        for target in _TARGET.findall(text, max(0, start - _MOST_HEADER), start):
+            yield from _WORD.findall(target)
+        start = text.find("parameters", start + 1)
 
 
 def lost_updates(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _Confirms: TypeAlias = "Callable[[re.Match[bytes]], bool]"
 
@@ -66,19 +66,27 @@ FUNCTION_CLASS: Final = Pattern(
 )
 """A class whose base is called ``...Function``, or an alias by which it may be."""
 
-WRITE_IN_PLACE: Final = Pattern(
-    (
-        rb"_\((?<=[^\W_]_\()",
-        rb"_[\s\\]+\(",
-        rb"out\s*=[^=](?<=[(,]out=.)",
-        rb"[(,]\s*(?:#.{,999}\n\s*)*out\s*=[^=]",
-    ),
-    enough=(
-        *(b"+=", b"-=", b"*=", b"/=", b"|=", b"&=", b"@=", b"%=", b"^=", b"<<=", b">>="),
-        *(b"inplace=", b"inplace ", b"inplace\n"),
-    ),
+
+def _may_write(match: re.Match[bytes]) -> bool:
+    """Tell whether ``out =`` may be an argument of a call, or a call writes to what it's given."""
+    source, start = match.string, match.start()
+    if source[start : start + 3] != b"out":
+        # What sets the first values of parameters does it unrecorded.
+        return compiled(rb"\binit\.\w*\Z").search(source[max(0, start - 40) : start]) is None
+    before = source[max(0, start - _NEAR) : start].rstrip()
+    if not before:
+        return start > _NEAR
+    return before.endswith((b"(", b",")) or b"#" in before[before.rfind(b"\n") + 1 :]
+
+
+_NEAR: Final = 200
+
+CALL_IN_PLACE: Final = Pattern(
+    (rb"_\((?<=[^\W_]_\()", rb"_[\s\\]+\(", rb"out(?<!\wout)\s*=[^=]"),
+    enough=(b"inplace=", b"inplace ", b"inplace\n"),
+    confirms=_may_write,
 )
-"""``inplace=True``, ``x.add_(``, ``x +=``, ``out=``."""
+"""``inplace=True``, ``x.add_(``, ``out=``."""
 
 LEAF_WORD: Final = Pattern(
     (
@@ -109,15 +117,15 @@ OUTPUT_SAVING_CALL: Final = Pattern(
         rb"sqrt_?\s*\(",
         rb"reciprocal_?\s*\(",
         rb"exp_?\s*\((?<!\wexp\()",
-        rb"\b(?<!self\.)relu_?\s*\(",
-        rb"(?:exp2|cumprod|logsumexp|\.tan)\s*\(",
+        rb"relu_?\s*\((?<!\wrelu\()(?<!\wrelu_\()(?<!self\.relu\()(?<!self\.relu_\()",
+        *(rb"exp2\s*\(", rb"cumprod\s*\(", rb"logsumexp\s*\(", rb"\.tan\s*\("),
     ),
     enough=(b"igmoid(", b"anh(", b"oftmax(", b"sqrt(", b".exp("),
 )
 """A call of an operation or module that saves its output for backward."""
 
 
-def _may_assign(match: re.Match[bytes]) -> bool:
+def may_assign(match: re.Match[bytes]) -> bool:
     """Tell whether ``...] =`` may end the target of an assignment.
 
     It can't inside of parentheses, as in ``def f(sizes: list[int] = ()):``, nor where the line
@@ -128,23 +136,27 @@ def _may_assign(match: re.Match[bytes]) -> bool:
     if inside.endswith((b"'", b'"')):
         return False
     before = source[source.rfind(b"\n", 0, bracket) + 1 : bracket + 1]
+    if before.strip() == b"]":
+        # `] = None,` ends a parameter whose annotation has lines of its own.
+        return compiled(_DEFAULT).match(source, match.end() - 1) is None
     if b"#" in before or b"'" in before or b'"' in before:
-        return True
+        return not before.lstrip().startswith(b"#")
     if before.count(b"(") > before.count(b")"):
         return False
     name, colon, annotation = before.partition(b":")
     return (
         not colon
-        or _compiled(rb"\s*\w+\s*").fullmatch(name) is None
+        or compiled(rb"\s*[\w.]+\s*").fullmatch(name) is None
         or name.strip() in _ONE_LINE_BLOCKS
         or annotation.count(b"[") != annotation.count(b"]")
     )
 
 
+_DEFAULT: Final = rb"[ \t]*(?:None|True|False|[\d.]+|\"[^\"\n]*\"|'[^'\n]*'),[ \t]*[#\r\n]"
 _ONE_LINE_BLOCKS: Final = frozenset({b"else", b"try", b"finally"})
 
 SUBSCRIPT_WRITE: Final = Pattern(
-    (rb"\]\s*(?:[-+*/@%&|^]|//|\*\*|<<|>>)?=[^=]",), confirms=_may_assign
+    (rb"\]\s*(?:[-+*/@%&|^]|//|\*\*|<<|>>)?=[^=]",), confirms=may_assign
 )
 """``x[i] =``, ``x[i] +=``; a tensor has no items under the names of strings."""
 
@@ -157,16 +169,15 @@ def _may_be_operand(match: re.Match[bytes]) -> bool:
     depth = 0
     # What stands in quotes or comments may have brackets of its own.
     first = match.end() - 1
-    for found in _compiled(rb"[()\"'#]").finditer(source, first, first + _FAR):
+    for found in compiled(rb"[()\"'#]").finditer(source, first, first + _FAR):
         if found.group() not in b"()":
             return True
         depth += 1 if found.group() == b"(" else -1
         if depth == 0:
-            return _compiled(rb"[\s\\)]*[-.*+/@%]").match(source, found.end()) is not None
+            return compiled(rb"[\s\\)]*[-.*+/@%]").match(source, found.end()) is not None
     return True
 
 
-_NEAR: Final = 200
 _FAR: Final = 1000
 _IN_ARITHMETIC = re.compile(rb"[-*+/@%][\s\\(]*[\w.\s\\]*\Z")
 
@@ -181,19 +192,83 @@ PARAMETER_ALIAS: Final = Pattern((rb"Parameter\s+as\b",), words=(b"Parameter",))
 """``from torch.nn import Parameter as P``."""
 
 
-def _may_be_iterated(match: re.Match[bytes]) -> bool:
-    """Tell whether a loop may begin shortly before."""
+def _may_be_rebound(match: re.Match[bytes]) -> bool:
+    """Tell whether what a loop over parameters names may be given another value."""
     before = match.string[max(0, match.start() - _FAR) : match.start()]
-    return b"for" in before and _compiled(rb"\bfor\b").search(before) is not None
+    targets = compiled(rb"\bfor\b(.*?)\bin\b").findall(before.replace(b"\n", b" "))
+    names = {name for target in targets for name in compiled(rb"\w+").findall(target)}
+    return any(_is_bound(match.string, name) for name in names)
+
+
+@lru_cache(maxsize=64)
+def _is_bound(source: bytes, name: bytes) -> bool:
+    """Tell whether a name, or an attribute of that name, is assigned to somewhere."""
+    return compiled(name + rb"(?<!\w" + name + rb")[\s\\]*=[^=]").search(source) is not None
 
 
 LOOP_OVER_PARAMETERS: Final = Pattern(
-    (rb"parameters\s*\(",), words=(b"parameters",), confirms=_may_be_iterated
+    (rb"parameters\s*\(",), words=(b"parameters",), confirms=_may_be_rebound
 )
-"""``for p in model.parameters():``, and whatever else has a ``for`` not far before."""
+"""``for p in model.parameters():``, where something else is assigned to ``p`` in the file."""
 
-GRADIENT: Final = Pattern((rb"\.[\s\\]*grad\b",), words=(b"grad",))
-"""``x.grad``."""
+
+def _may_be_updated(match: re.Match[bytes]) -> bool:
+    """Tell whether what has a gradient is assigned to."""
+    owner = compiled(rb"(\w+)[\s\\]*\Z").search(
+        match.string[max(0, match.start() - 99) : match.start()]
+    )
+    return owner is not None and _is_bound(match.string, owner[1])
+
+
+UPDATE_BY_GRADIENT: Final = Pattern(
+    (rb"\.[\s\\]*grad\b",), words=(b"grad",), confirms=_may_be_updated
+)
+"""``x.grad``, where something is assigned to ``x`` in the file."""
+
+
+def blocks_around(
+    source: bytes, start: int, indentation: int
+) -> Iterator[tuple[bytes, int] | None]:
+    """Yield the first words of the blocks around a line, inner ones first, and where they begin.
+
+    ``start`` is the beginning of the line, ``indentation`` counts characters. None says that the
+    rest can't be told.
+    """
+    first_word = compiled(rb"[ \t]*(\w+)")
+    for _ in range(_MOST_LINES):
+        if not start or not indentation:
+            return
+        end = start - 1
+        start = source.rfind(b"\n", 0, end) + 1
+        if source.find(b'"""', start, end) >= 0 or source.find(b"'''", start, end) >= 0:
+            # The text of a string may stand anywhere.
+            break
+        first = first_word.match(source, start, end)
+        if first is not None and first.start(1) - start < indentation:
+            indentation = first.start(1) - start
+            yield first[1], start
+    yield None
+
+
+_MOST_LINES: Final = 200
+"""Looking on costs more than reading the source would."""
+
+
+def _may_be_no_test(match: re.Match[bytes]) -> bool:
+    """Tell whether this may stand outside of unit tests, which run a model once or twice."""
+    source, start = match.string, match.string.rfind(b"\n", 0, match.start()) + 1
+    line = source[start : match.start()]
+    for block in blocks_around(source, start, len(line) - len(line.lstrip(b" \t"))):
+        if block is None:
+            return True
+        if block[0] == b"def":
+            defines = compiled(rb"([ \t]*)def\s+test_").match(source, block[1])
+            return defines is None or not (defines[1] or b"pytest" in source)
+    return True
+
+
+EVALUATION: Final = Pattern((rb"\.eval\(\)",), words=(b".eval()",), confirms=_may_be_no_test)
+"""``model.eval()``, save in unit tests."""
 
 
 class Signs:
@@ -228,12 +303,12 @@ class Signs:
             return False
         if sign.confirms is not None:
             return any(
-                any(map(sign.confirms, _compiled(expression).finditer(source)))
+                any(map(sign.confirms, compiled(expression).finditer(source)))
                 for expression in sign.expressions
             )
-        return any(_compiled(expression).search(source) for expression in sign.expressions)
+        return any(compiled(expression).search(source) for expression in sign.expressions)
 
 
 @cache
-def _compiled(expression: bytes) -> re.Pattern[bytes]:
+def compiled(expression: bytes) -> re.Pattern[bytes]:
     return re.compile(expression)
