@@ -20,36 +20,69 @@ def _may_be_container(match: re.Match[bytes]) -> bool:
     """Tell whether what is assigned may be a container, or made by a function of the file."""
     source, start = match.string, match.end()
     line = source.rfind(b"\n", 0, match.start()) + 1
-    before = source[line : match.start()] if match.start() - line < _MOST_TARGET else b""
+    if match.start() - line > _MOST_TARGET:
+        return True
+    before = source[line : match.start()]
     if compiled(rb"\s*\w+").fullmatch(before) is None:
-        # Not the first thing on its line; in parentheses it's a condition or an argument.
-        return b"(" not in before
+        # `self.a = self.b =`, `if a: self.b =`; anything else assigns to no attribute, or to many.
+        return compiled(_GOING_ON).fullmatch(before) is not None
     name = compiled(rb"(\w+)[ \t]*(?:[#\r\n]|\Z)").match(source, start)
     if name is not None:
         word = name[1]
         has_list = compiled(word + rb"(?<!\w" + word + rb")[\s\\]*(?::[^\n=]{,200})?=[\s\\]*\[")
         return has_list.search(source) is not None
-    call = compiled(rb"((?:\w+\.)*)(\w+)\(").match(source, start)
-    if call is not None:
-        is_made = not call[1] and call[2] in _CONTAINERS
-        if is_made or (call[1].count(b".") <= 1 and b"def " + call[2] in source):
-            return True
-    elif compiled(rb"[\w\"'-]").match(source, start) is None:
-        return True
     statement = first_statement(source, start)
-    return statement is None or _has_comma(statement)
+    return statement is None or _makes_container(statement, source)
 
 
-def _has_comma(statement: bytes) -> bool:
-    """Tell whether a comma stands outside of all parentheses."""
-    depth = 0
-    for found in compiled(rb"[()\[\]{},]").finditer(statement):
-        if found[0] == b"," and not depth:
+def _makes_container(statement: bytes, source: bytes) -> bool:
+    """Tell whether an expression may be a container, or is made by a function of the file."""
+    others = compiled(rb"[\w.,\s]+=(?!=)\s*").match(statement)
+    if others is not None:
+        statement = statement[others.end() :]
+    if statement.startswith(b"("):
+        return _makes_container(statement[1:].lstrip(), source)
+    if compiled(rb"[\w\"'-]").match(statement) is None or _has_comma(statement):
+        return True
+    call = compiled(rb"((?:\w+\.)*)(\w+)\(").match(statement)
+    if call is None:
+        return False
+    if not call[1] and call[2] in _CONTAINERS:
+        return True
+    return call[1].count(b".") <= 1 and _may_return_container(call[2], source)
+
+
+def _may_return_container(name: bytes, source: bytes) -> bool:
+    """Tell whether a function of the file may return what ``RETURNED_LIST`` describes."""
+    for found in compiled(rb"(?m)^([ \t]*)(?:async[ \t]+)?def[ \t]+" + name + rb"\b").finditer(
+        source
+    ):
+        following = compiled(rb"\n[ \t]{0,%d}(?:def|class|async|@)" % len(found[1]))
+        end = following.search(source, found.end())
+        stop = len(source) if end is None else end.start()
+        if compiled(RETURNED_LIST.encode()).search(source, found.end(), stop) is not None:
             return True
-        depth += (found[0] in b"([{") - (found[0] in b")]}")
     return False
 
 
+RETURNED_LIST: Final = r"(?m)^\s*return[\s\\(]+(?:\[|\w+[)\s]*$|(?:list|tuple|dict)\()"
+"""``return [``, ``return layers``, ``return dict(``."""
+
+
+def _has_comma(statement: bytes) -> bool:
+    """Tell whether a comma stands outside of all parentheses that open in a text."""
+    inside = 0
+    for found in compiled(rb"[()\[\]{},]").finditer(statement):
+        if found[0] == b"," and inside <= 0:
+            return True
+        inside += (found[0] in b"([{") - (found[0] in b")]}")
+    return False
+
+
+_GOING_ON: Final = (
+    rb"[^,(#]*=\s*\w+|[^#]*;\s*\w+"
+    rb"|\s*(?:if|elif|else|for|while|with|try|except|finally|def)\b[^#]*:\s*\w+"
+)
 _CONTAINERS: Final = frozenset({b"list", b"tuple", b"dict"})
 
 CONTAINER_ON_ATTRIBUTE: Final = Pattern(

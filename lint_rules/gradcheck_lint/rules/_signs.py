@@ -70,13 +70,14 @@ FUNCTION_CLASS: Final = Pattern(
 def _may_write(match: re.Match[bytes]) -> bool:
     """Tell whether ``out =`` may be an argument of a call, or a call writes to what it's given."""
     source, start = match.string, match.start()
+    before = source[max(0, start - _NEAR) : start]
     if source[start : start + 3] != b"out":
         # What sets the first values of parameters does it unrecorded.
-        return compiled(rb"\binit\.\w*\Z").search(source[max(0, start - 40) : start]) is None
-    before = source[max(0, start - _NEAR) : start].rstrip()
-    if not before:
-        return start > _NEAR
-    return before.endswith((b"(", b",")) or b"#" in before[before.rfind(b"\n") + 1 :]
+        return compiled(rb"\b(?:init\.|def[ \t]+)\w*\Z").search(before) is None
+    before = before.rstrip()
+    while (comment := before.find(b"#", before.rfind(b"\n") + 1)) >= 0:
+        before = before[:comment].rstrip()
+    return before.endswith((b"(", b",")) or (not before and start > _NEAR)
 
 
 _NEAR: Final = 200
@@ -132,15 +133,16 @@ def may_assign(match: re.Match[bytes]) -> bool:
     is an annotated name. Whatever looks otherwise may.
     """
     source, bracket = match.string, match.start()
-    inside = source[max(0, bracket - 99) : bracket].rstrip()
-    if inside.endswith((b"'", b'"')):
+    line = source.rfind(b"\n", 0, bracket) + 1
+    if source[max(line, bracket - 99) : bracket].rstrip().endswith((b"'", b'"')):
         return False
-    before = source[source.rfind(b"\n", 0, bracket) + 1 : bracket + 1]
+    before = source[line : bracket + 1]
     if before.strip() == b"]":
         # `] = None,` ends a parameter whose annotation has lines of its own.
         return compiled(_DEFAULT).match(source, match.end() - 1) is None
+    before = without_strings(before)
     if b"#" in before or b"'" in before or b'"' in before:
-        return not before.lstrip().startswith(b"#")
+        return False
     if before.count(b"(") > before.count(b")"):
         return False
     name, colon, annotation = before.partition(b":")
@@ -150,6 +152,17 @@ def may_assign(match: re.Match[bytes]) -> bool:
         or name.strip() in _ONE_LINE_BLOCKS
         or annotation.count(b"[") != annotation.count(b"]")
     )
+
+
+def without_strings(line: bytes) -> bytes:
+    """Return the beginning of a line with zeros in place of the strings that end on it."""
+    if b"'" not in line and b'"' not in line:
+        return line
+    return compiled(rb"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'").sub(_zeros, line)
+
+
+def _zeros(match: re.Match[bytes]) -> bytes:
+    return b"0" * len(match[0])
 
 
 _DEFAULT: Final = rb"[ \t]*(?:None|True|False|[\d.]+|\"[^\"\n]*\"|'[^'\n]*'),[ \t]*[#\r\n]"
@@ -195,6 +208,8 @@ PARAMETER_ALIAS: Final = Pattern((rb"Parameter\s+as\b",), words=(b"Parameter",))
 def _may_be_rebound(match: re.Match[bytes]) -> bool:
     """Tell whether what a loop over parameters names may be given another value."""
     before = match.string[max(0, match.start() - _FAR) : match.start()]
+    if compiled(rb"\w\Z").search(before) is not None and not before.endswith(b"named_"):
+        return False
     targets = compiled(rb"\bfor\b(.*?)\bin\b").findall(before.replace(b"\n", b" "))
     names = {name for target in targets for name in compiled(rb"\w+").findall(target)}
     return any(_is_bound(match.string, name) for name in names)

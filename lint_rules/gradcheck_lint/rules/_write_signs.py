@@ -15,6 +15,7 @@ from gradcheck_lint.rules._signs import (
     blocks_around,
     compiled,
     may_assign,
+    without_strings,
 )
 
 _MOST_TARGET: Final = 300
@@ -39,7 +40,7 @@ def _write_at(match: re.Match[bytes]) -> _Write | None:
     start = source.rfind(b"\n", 0, bracket) + 1
     if bracket - start > _MOST_TARGET:
         return None
-    target = compiled(_STRING).sub(_blank, source[start:bracket])
+    target = without_strings(source[start:bracket])
     depth, place = 1, len(target)
     while depth:
         opening, closing = target.rfind(b"[", 0, place), target.rfind(b"]", 0, place)
@@ -51,10 +52,6 @@ def _write_at(match: re.Match[bytes]) -> _Write | None:
     if whole is None or compiled(rb"[\"'#\\;]").search(target) is not None:
         return None
     return _Write(start, whole.start(1), b"" if whole[2] else whole[1], target[place + 1 :])
-
-
-def _blank(match: re.Match[bytes]) -> bytes:
-    return b"0" * len(match[0])
 
 
 def _may_move_in_loop(match: re.Match[bytes]) -> bool:
@@ -151,9 +148,26 @@ def _may_read_itself(match: re.Match[bytes]) -> bool:
     if source.find(write.base, start, start + _MOST_STATEMENT) < 0:
         return False
     statement = first_statement(source, start)
-    return statement is None or any(
-        compiled(rb"\s*\[").match(part) for part in statement.split(write.base)[1:]
-    )
+    return statement is None or _combines_item(statement, write.base)
+
+
+def _combines_item(statement: bytes, base: bytes) -> bool:
+    """Tell whether an item of ``base`` is given to a call, or multiplied or divided."""
+    for found in compiled(re.escape(base) + rb"\s*\[").finditer(statement):
+        if statement[: found.start()].rstrip()[-1:] in _BEFORE_OPERAND:
+            return True
+        depth, end = 1, found.end()
+        for bracket in compiled(rb"[\[\]]").finditer(statement, end):
+            depth += 1 if bracket[0] == b"[" else -1
+            if depth == 0:
+                end = bracket.end()
+                break
+        if compiled(rb"[\s\\)]*[*/@]").match(statement, end) is not None:
+            return True
+    return False
+
+
+_BEFORE_OPERAND: Final = frozenset({b"(", b",", b"*", b"/", b"@", b"=", b"\\"})
 
 
 def first_statement(source: bytes, start: int) -> bytes | None:
@@ -169,10 +183,10 @@ def first_statement(source: bytes, start: int) -> bytes | None:
             return None
         elif what == "end" and depth <= 0:
             return source[start : found.start()]
-    return None
+    is_whole = depth <= 0 and len(source) <= start + _MOST_STATEMENT
+    return source[start:] if is_whole else None
 
 
-_STRING: Final = rb"\"[^\"\\\n]*\"|'[^'\\\n]*'"
 _CONSTANT: Final = (
     rb"[ \t]*(?:None|True|False|[\d.]+|\"[^\"\n]*\"|'[^'\n]*')[ \t]*,?[ \t]*(?:[#\r\n]|\Z)"
 )
@@ -206,10 +220,14 @@ def _may_change_tensor(match: re.Match[bytes]) -> bool:
     line = source.rfind(b"\n", 0, start) + 1
     if start - line > _MOST_TARGET:
         return True
-    target = compiled(rb"[ \t]*(?:([\w.]+)[ \t]*[*/]?|#.*)").fullmatch(source, line, start)
-    if target is None or compiled(_NO_TENSOR).match(source, match.end()) is None:
-        return target is None or target[1] is not None
-    return target[1] is not None and not _is_no_tensor(source, target[1])
+    target = compiled(rb"[ \t]*([\w.]+)[ \t]*[*/]?").fullmatch(source, line, start)
+    if target is None:
+        return b"#" not in source[line:start]
+    if compiled(rb"f?[\"'\[{]|\([\w.]+,\)").match(source, match.end()) is not None:
+        # torch can't add a string or a list to a tensor.
+        return False
+    is_literal = compiled(_NO_TENSOR).match(source, match.end()) is not None
+    return not is_literal or not _is_no_tensor(source, target[1])
 
 
 AUGMENTED_WRITE: Final = Pattern(

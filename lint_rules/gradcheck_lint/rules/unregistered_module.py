@@ -10,6 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name
+from gradcheck_lint.rules._container_signs import RETURNED_LIST
 from gradcheck_lint.rules._copied_layers import are_copies_of_argument, kinds_returned
 from gradcheck_lint.rules._filled_lists import appended
 from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
@@ -509,7 +510,7 @@ _LIST_END = re.compile(r"=[\s\\]*\[")
 _LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
 
 
-_RETURNED_LIST = re.compile(r"(?m)^\s*return[\s\\(]+(?:\[|\w+[)\s]*$|(?:list|tuple|dict)\()")
+_RETURNED_LIST = re.compile(RETURNED_LIST)
 
 
 def _puts_container_on_attribute(function: FunctionModel) -> bool:
