@@ -5,6 +5,7 @@ Whatever can't be told from the text alone is taken for a sign: to read the sour
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.rules._signs import Pattern, compiled
@@ -52,17 +53,20 @@ def _makes_container(statement: bytes, source: bytes) -> bool:
     return call[1].count(b".") <= 1 and _may_return_container(call[2], source)
 
 
+@lru_cache(maxsize=64)
 def _may_return_container(name: bytes, source: bytes) -> bool:
     """Tell whether a function of the file may return what ``RETURNED_LIST`` describes."""
-    for found in compiled(rb"(?m)^([ \t]*)(?:async[ \t]+)?def[ \t]+" + name + rb"\b").finditer(
-        source
-    ):
-        following = compiled(rb"\n[ \t]{0,%d}(?:def|class|async|@)" % len(found[1]))
-        end = following.search(source, found.end())
+    head = b"def " + name + b"("
+    start = source.find(head)
+    while start >= 0:
+        indentation = start - source.rfind(b"\n", 0, start) - 1
+        following = rb"\n[ \t]{0,%d}(?:def|class|async|@)" % min(indentation, _MOST_TARGET)
+        end = compiled(following).search(source, start)
         stop = len(source) if end is None else end.start()
-        if compiled(RETURNED_LIST.encode()).search(source, found.end(), stop) is not None:
+        if compiled(RETURNED_LIST.encode()).search(source, start, stop) is not None:
             return True
-    return False
+        start = source.find(head, stop)
+    return compiled(rb"def\s+" + name + rb"(?:\s*\[|\s+\()").search(source) is not None
 
 
 RETURNED_LIST: Final = r"(?m)^\s*return[\s\\(]+(?:\[|\w+[)\s]*$|(?:list|tuple|dict)\()"
