@@ -284,6 +284,13 @@ def test_looking_for_signs_takes_no_longer_on_hostile_text(text: str) -> None:
         rule.concerns(signs)
 
 
+def test_looking_for_signs_takes_no_longer_where_every_line_has_a_name_of_its_own() -> None:
+    lines = (f"x{i} = []\nx{i}[i] = y\nx{i} += 1\nself.x = f{i}()\n" for i in range(10_000))
+    signs = Signs("".join(lines).encode())
+    for rule in RULES:
+        rule.concerns(signs)
+
+
 _STATEMENTS = [
     "model.eval()",
     "model = torch.nn.Linear(3, 2)",

@@ -5,10 +5,9 @@ Whatever can't be told from the text alone is taken for a sign: to read the sour
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from gradcheck_lint.rules._signs import Pattern, compiled
+from gradcheck_lint.rules._signs import Pattern, asked_once, compiled
 from gradcheck_lint.rules._write_signs import first_statement
 
 if TYPE_CHECKING:
@@ -50,11 +49,11 @@ def _makes_container(statement: bytes, source: bytes) -> bool:
         return False
     if not call[1] and call[2] in _CONTAINERS:
         return True
-    return call[1].count(b".") <= 1 and _may_return_container(call[2], source)
+    return call[1].count(b".") <= 1 and _may_return_container(source, call[2])
 
 
-@lru_cache(maxsize=64)
-def _may_return_container(name: bytes, source: bytes) -> bool:
+@asked_once(otherwise=True)
+def _may_return_container(source: bytes, name: bytes) -> bool:
     """Tell whether a function of the file may return what ``RETURNED_LIST`` describes."""
     head = b"def " + name + b"("
     start = source.find(head)

@@ -8,13 +8,46 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _Confirms: TypeAlias = "Callable[[re.Match[bytes]], bool]"
+_Question: TypeAlias = "Callable[[bytes, bytes], bool]"
+
+
+def asked_once(*, otherwise: bool) -> Callable[[_Question], _Question]:
+    """Answer a question about a name in a source once, and no more than so many of them.
+
+    A file that gives ever more names would take the square of its size; what is then not asked is
+    answered by ``otherwise``.
+    """
+
+    def wrap(ask: _Question) -> _Question:
+        @wraps(ask)
+        def answer(source: bytes, name: bytes) -> bool:
+            known = _answers(source)
+            key = (ask, name)
+            if key not in known:
+                if len(known) >= _MOST_NAMES:
+                    return otherwise
+                known[key] = ask(source, name)
+            return known[key]
+
+        return answer
+
+    return wrap
+
+
+@lru_cache(maxsize=1)
+def _answers(source: bytes) -> dict[tuple[_Question, bytes], bool]:
+    del source
+    return {}
+
+
+_MOST_NAMES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +248,7 @@ def _may_be_rebound(match: re.Match[bytes]) -> bool:
     return any(_is_bound(match.string, name) for name in names)
 
 
-@lru_cache(maxsize=64)
+@asked_once(otherwise=True)
 def _is_bound(source: bytes, name: bytes) -> bool:
     """Tell whether a name, or an attribute of that name, is assigned to somewhere."""
     return compiled(name + rb"(?<!\w" + name + rb")[\s\\]*=[^=]").search(source) is not None

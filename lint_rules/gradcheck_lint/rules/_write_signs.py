@@ -6,12 +6,12 @@ Whatever can't be told from the text alone is taken for a sign: to read the sour
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gradcheck_lint.rules._signs import (
     SUBSCRIPT_WRITE,
     Pattern,
+    asked_once,
     blocks_around,
     compiled,
     may_assign,
@@ -72,7 +72,7 @@ def _may_assign_values(match: re.Match[bytes]) -> bool:
     return not is_constant and may_assign(match)
 
 
-@lru_cache(maxsize=64)
+@asked_once(otherwise=False)
 def _is_no_tensor(source: bytes, name: bytes) -> bool:
     """Tell whether all that a name is ever bound to is a container, a literal or a number."""
     word = name.rpartition(b".")[2]
