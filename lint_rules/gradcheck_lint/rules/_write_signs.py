@@ -88,9 +88,9 @@ def _is_no_tensor(source: bytes, name: bytes) -> bool:
         before = source[line:start]
         binding = compiled(_BINDING).match(source, end)
         if binding is not None and b":=" not in binding[0]:
-            if b"(" in before:
+            if before.count(b"(") > before.count(b")"):
                 continue  # an argument
-            if compiled(_NO_TENSOR).match(source, binding.end()) is None:
+            if _kind_of(source, binding.end()) is None:
                 return False
             is_bound = True
         elif any(
@@ -113,12 +113,37 @@ _OTHER_BINDINGS: Final = (
 )
 """What stands before a name on its line and what follows, where it is bound among others."""
 
-_NO_TENSOR: Final = (
-    rb"[{\[\"']|\(\)|-?(?:[\d.]+(?:e-?\d+)?|None|True|False)\s"
-    rb"|(?:dict|list|set|OrderedDict|defaultdict|Counter|len|int|float|str|bool)\("
-    rb"|[^\n]{,200},[ \t]*(?:#[^\n]{,200})?\r?\n"
+
+def _kind_of(source: bytes, start: int) -> str | None:
+    """Return whether a number or a container is assigned, by how it's written; None if neither."""
+    statement = first_statement(source, start)
+    if statement is None:
+        return None
+    # Where this cuts a string, what is left is neither.
+    written = statement.partition(b"#")[0].strip()
+    if written.endswith(b","):
+        return "container"  # a tuple, or the argument of a call
+    if compiled(_NUMBER).fullmatch(written) is not None:
+        return "number"
+    return "container" if compiled(_CONTAINER).fullmatch(written) is not None else None
+
+
+_INSIDE: Final = rb"%b(?:[^()\[\]{}]|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\})*%b"
+_NUMBER: Final = rb"-?[\d.]+(?:[eE]-?\d+)?|None|True|False|(?:len|int|float|bool)" + _INSIDE % (
+    rb"\(",
+    rb"\)",
 )
-"""What begins a container or a number, and what ends with a comma: a tuple or an argument."""
+_CONTAINER: Final = b"|".join(
+    (
+        _INSIDE % (rb"\[", rb"\]"),
+        _INSIDE % (rb"\{", rb"\}"),
+        rb"(?:dict|list|set|tuple|str|OrderedDict|defaultdict|Counter)"
+        + _INSIDE % (rb"\(", rb"\)"),
+        rb"\(\)|\([\w.]+,\)",
+        rb"[fr]?(?:\"[^\"\\]*\"|'[^'\\]*')",
+    )
+)
+"""A display, a string, or a call that makes a container."""
 
 
 def _may_be_in_loop(source: bytes, write: _Write) -> bool:
@@ -223,11 +248,11 @@ def _may_change_tensor(match: re.Match[bytes]) -> bool:
     target = compiled(rb"[ \t]*([\w.]+)[ \t]*[*/]?").fullmatch(source, line, start)
     if target is None:
         return b"#" not in source[line:start]
-    if compiled(rb"f?[\"'\[{]|\([\w.]+,\)").match(source, match.end()) is not None:
-        # torch can't add a string or a list to a tensor.
-        return False
-    is_literal = compiled(_NO_TENSOR).match(source, match.end()) is not None
-    return not is_literal or not _is_no_tensor(source, target[1])
+    added = _kind_of(source, match.end())
+    if added is None:
+        return True
+    # torch adds no string or list to a tensor.
+    return added == "number" and not _is_no_tensor(source, target[1])
 
 
 AUGMENTED_WRITE: Final = Pattern(
