@@ -30,7 +30,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self.awake: dict[type[Any], tuple[Listener, ...]] = {}
-        self._all: dict[type[Any], list[Listener]] = {}
+        self._all: dict[type[Any], tuple[Listener, ...]] = {}
         self.due = _NEVER
         # By detector: the kinds that it sleeps through, and until which turn.
         self._asleep: dict[Detector, dict[type[Any], int]] = {}
@@ -45,12 +45,14 @@ class Listeners:
         for detector in detectors:
             if id(detector) in self._dropped:
                 continue
+            last: Handler | None = None
+            added: tuple[Listener, ...] = ()
             for kind, handle in detector.subscriptions().items():
-                listener = (detector, handle)
-                if kind in everybody:
-                    everybody[kind].append(listener)
-                else:
-                    everybody[kind] = [listener]
+                # One handler for many kinds is one object less for each.
+                if handle is not last:
+                    last, added = handle, ((detector, handle),)
+                known = everybody.get(kind)
+                everybody[kind] = known + added if known else added
         if now:
             self._wake(everybody)
 
@@ -117,7 +119,7 @@ class Listeners:
         """Tell this detector nothing any more."""
         self._dropped.add(id(failed))
         for kind, listeners in self._all.items():
-            self._all[kind] = [each for each in listeners if each[0] is not failed]
+            self._all[kind] = tuple([each for each in listeners if each[0] is not failed])
         self._wake(self._all)
 
     def replace(self, former: Detector, detectors: Iterable[Detector]) -> None:
@@ -125,14 +127,17 @@ class Listeners:
         others, self._all = self._all, {}
         self.add(detectors, now=False)
         for kind, listeners in others.items():
-            kept = [each for each in listeners if each[0] is not former]
-            self._all.setdefault(kind, []).extend(kept)
+            kept = tuple([each for each in listeners if each[0] is not former])
+            self._all[kind] = self._all.get(kind, ()) + kept
         self._wake(self._all)
 
     def _wake(self, kinds: Iterable[type[Any]]) -> None:
         asleep, everybody = self._asleep, self._all
         if not asleep:
-            self.awake.update({kind: tuple(everybody[kind]) for kind in kinds})
+            if kinds is everybody:
+                self.awake = everybody.copy()
+            else:
+                self.awake.update({kind: everybody[kind] for kind in kinds})
             return
         for kind in kinds:
             sleepers = {each for each, kinds in asleep.items() if kind in kinds}
