@@ -67,6 +67,8 @@ class AuditedBlock:
         self._audit.__exit__(kind, error, traceback)
         if self.dropped:
             return False
+        if not self.session.findings:
+            return False
         report = self.session.report
         auditor = auditor_of(self._item)
         allow = auditor.allowed

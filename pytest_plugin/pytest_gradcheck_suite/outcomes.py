@@ -92,8 +92,8 @@ def add_section(item: pytest.Item, text: str) -> None:
 
 def forget(item: pytest.Item) -> None:
     """Forget what an earlier run of this test left, as plugins that run tests again make it."""
-    item.stash[_FOUND] = []
-    item.stash[_SECTIONS] = []
+    _drop(item, _FOUND)
+    _drop(item, _SECTIONS)
     item.user_properties[:] = [known for known in item.user_properties if known[0] != _PROPERTY]
 
 
@@ -107,14 +107,14 @@ def has_ended_early(item: pytest.Item) -> bool:
 
 def add_to_test_report(item: pytest.Item, test_report: pytest.TestReport) -> None:
     """Move what was kept for this test to its report, which travels between xdist's processes."""
-    sections = item.stash.get(_SECTIONS, [])
+    sections = item.stash.get(_SECTIONS, None)
     if sections and test_report.failed:
         test_report.sections.extend((_SECTION, text) for text in sections)
-        item.stash[_SECTIONS] = []
-    found = item.stash.get(_FOUND, [])
+        _drop(item, _SECTIONS)
+    found = item.stash.get(_FOUND, None)
     if not found:
         return
-    item.stash[_FOUND] = []
+    _drop(item, _FOUND)
     setattr(test_report, _ATTRIBUTE, _packed(found))
     properties = [
         (_PROPERTY, f"{f.severity.value} {f.code} {f.rule}: {f.message}") for f, _ in found
@@ -122,6 +122,12 @@ def add_to_test_report(item: pytest.Item, test_report: pytest.TestReport) -> Non
     # JUnit's file is written from those of the tear-down, which starts from the item's.
     item.user_properties.extend(properties)
     test_report.user_properties.extend(properties)
+
+
+def _drop(item: pytest.Item, key: pytest.StashKey[Any]) -> None:
+    """Leave nothing behind: pytest keeps what an item has until the run is over."""
+    if key in item.stash:
+        del item.stash[key]
 
 
 def told_by(test_report: object) -> tuple[Told, ...]:

@@ -196,7 +196,8 @@ def read_settings(config: pytest.Config) -> Settings:
 
 def settings_of(config: pytest.Config) -> Settings:
     """Return the settings of this run: the defaults where nothing was said."""
-    return config.stash.setdefault(_KEY, Settings())
+    known = config.stash.get(_KEY, None)
+    return config.stash.setdefault(_KEY, Settings()) if known is None else known
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:

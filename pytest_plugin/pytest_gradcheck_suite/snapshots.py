@@ -82,7 +82,8 @@ def compare_or_store(
 
 def forget_snapshots(item: pytest.Item) -> None:
     """Forget which snapshots this test has used: it runs anew."""
-    item.stash[_WRITTEN] = set()
+    if _WRITTEN in item.stash:
+        del item.stash[_WRITTEN]
 
 
 def snapshot_path(item: pytest.Item, name: str | None) -> Path:

@@ -7,8 +7,7 @@ its own tear-down did not put back would decide the outcome of every test after 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,8 +17,7 @@ _LOOKS = pytest.StashKey["dict[str, _State]"]()
 _NOTES = pytest.StashKey["list[str]"]()
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     grad: bool
     anomaly: bool
     hooks: Any
@@ -41,8 +39,11 @@ def repair_after(item: pytest.Item) -> None:
 
     What a fixture has set before the body began is the fixture's affair, and left alone.
     """
-    looks = item.stash.get(_LOOKS, {})
-    item.stash[_LOOKS] = {}
+    looks = item.stash.get(_LOOKS, None)
+    if looks is None:
+        return
+    # Pytest keeps what an item has until the run is over.
+    del item.stash[_LOOKS]
     if "end" not in looks:
         return
     import torch  # noqa: PLC0415 - loaded long ago
@@ -50,7 +51,10 @@ def repair_after(item: pytest.Item) -> None:
     # A body that was the first to load torch found everything as torch makes it.
     begin = looks.get("begin", _FRESH)
     set_up, end = looks.get("set-up", _FRESH), looks["end"]
-    for session in reversed(_look().audits):
+    now = _look()
+    if set_up == begin == end == now:
+        return
+    for session in reversed(now.audits):
         if session in end.audits and session not in begin.audits:
             while session in _open_audits():
                 session.__exit__(None, None, None)
@@ -90,8 +94,10 @@ def note_foreign_hooks(item: pytest.Item) -> None:
 
 def notes_of(item: pytest.Item) -> list[str]:
     """Return what was noted of this test, and forget it."""
-    notes = item.stash.get(_NOTES, [])
-    item.stash[_NOTES] = []
+    notes = item.stash.get(_NOTES, None)
+    if notes is None:
+        return []
+    del item.stash[_NOTES]
     return notes
 
 
