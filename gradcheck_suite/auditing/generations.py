@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._torch_compat import (
@@ -85,8 +86,11 @@ class Generations:
         self._used: list[weakref.ref[Generation]] = []
         self.living = 0
         self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(clock.moment.birth)])
+
+    @cached_property
+    def _newest(self) -> threading.local:
         # Sequence numbers count by thread, and so does what they prove.
-        self._newest = threading.local()
+        return threading.local()
 
     def open(
         self,
@@ -178,6 +182,10 @@ class Generations:
         for node in edge:
             node_metadata(node).setdefault(MARK, generation)
         self._newest.number = newest
+
+    def forget(self) -> None:
+        """Let go of all generations."""
+        self._used = []
 
     def newest(self) -> Generation | None:
         """Return the generation that was opened last, if it lives."""

@@ -39,6 +39,7 @@ class Installation:
                 placed = self._placed.get(kind)
                 if placed is None:
                     placed = self._placed[kind] = kind(self._idle or recorder)
+                    placed.acting = placed
                     placed.install(self._patches)
                 placed.acting = kind(recorder)
         if recorder.options.name_writers:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +34,7 @@ from gradcheck_suite.auditing.installation import installation
 from gradcheck_suite.auditing.listeners import Listeners
 from gradcheck_suite.auditing.module_calls import ModuleCalls
 from gradcheck_suite.auditing.optimizers import Optimizers
+from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.rests import Rests
 from gradcheck_suite.auditing.saved_tensors import SavedTensors
 from gradcheck_suite.auditing.writers import Writers
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.events import Detector, Event
     from gradcheck_suite.auditing.installation import Installation
-    from gradcheck_suite.auditing.options import AuditOptions
 
 __all__ = ["OptimizerStep", "Recorder"]
 
@@ -65,6 +65,14 @@ class OptimizerStep(NamedTuple):
     sequence: int
     optimizer: weakref.ref[Optimizer]
     site: CallSite | None
+
+
+class Failures(list[str]):
+    """Our own mistakes, for the report."""
+
+    def note(self, where: str, error: Exception) -> None:
+        """Keep one."""
+        self.append(f"{where}: {type(error).__name__}: {error}")
 
 
 class Recorder:
@@ -104,14 +112,14 @@ class Recorder:
         self.backwards = 0
         self.running = self.installed = self.finished = self.is_aside = False
         self.resting = self.passed_over = 0
-        self.failures: list[str] = []
+        self.failures = Failures()
         self.hook_regions = 0
         self.transform_regions = 0
         self.backwards_elsewhere = 0
         self.left_hooks: str | None = None
         self.generations = Generations(self.clock)
         self.optimizers = Optimizers(model, optimizers)
-        self.module_calls = ModuleCalls(self.note_failure)
+        self.module_calls = ModuleCalls(self.failures.note)
         self.writers = Writers(self)
         self.watch = CloseWatch(self)
         self.saved_tensors = SavedTensors(self)
@@ -142,6 +150,18 @@ class Recorder:
     def forget(self) -> None:
         """Let go of all detectors: nothing refers back to an audit that is over."""
         self._listeners.clear()
+
+    def dissolve(self) -> None:
+        """Break the cycles of an audit that nobody can ask anything any more.
+
+        What graphs and other threads still have of it goes on to work, and finds that nobody
+        listens. All else is gone at once: the garbage collector need not find it, and does not run
+        the more often, and through the objects of the program, for it.
+        """
+        idle = _idle()
+        for part in (self.writers, self.watch, self.saved_tensors):
+            part.hand_over(idle)
+        self.generations.forget()
 
     def wants(self, kind: type[Any]) -> bool:
         """Return whether any detector reads events of this kind."""
@@ -224,7 +244,7 @@ class Recorder:
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""
-        self.failures.append(f"{where}: {type(error).__name__}: {error}")
+        self.failures.note(where, error)
 
     def passes_over_backward(self) -> bool:
         """Return whether nobody is to be told of the backward that begins, before the first step.
@@ -372,6 +392,11 @@ class Recorder:
         if saved.take_fingerprints:
             self._last_checksums = self.turn
         self._next_checksums = self.options.checksums_from(self.turn, last=self._last_checksums)
+
+
+@cache
+def _idle() -> Recorder:
+    return Recorder(AuditOptions())
 
 
 def _under(lock: threading.RLock, do: Callable[[], None]) -> None:

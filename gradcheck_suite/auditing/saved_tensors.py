@@ -212,6 +212,11 @@ class SavedTensors:
         except RuntimeError:  # zero tensors, or no memory left for the sums
             return None
 
+    def hand_over(self, recorder: Recorder) -> None:
+        """Tell this recorder, of what graphs still keep, from now on."""
+        self._recorder = recorder
+        self.hooks = recorder.saved_tensors.hooks
+
     def begin_turn(self, turn: int, *, is_suspicious: bool) -> None:
         """Make room for the copies of a turn, and choose how its contents are noted."""
         self.copied = 0

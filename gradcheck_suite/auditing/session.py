@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -233,6 +234,10 @@ class Session:
             self._recorder.writers.on_indexed = None
         if last and _OPEN:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._recorder.dissolve()
 
     def _rest(self) -> None:
         self._rested += 1

@@ -82,6 +82,12 @@ class Writers:
         self._writes.clear()
         self.last = _nothing
 
+    def hand_over(self, recorder: Recorder) -> None:
+        """Tell this recorder from now on."""
+        self._recorder = recorder
+        self._saved_tensors = recorder.saved_tensors
+        self.on_indexed = None
+
     def runs_again(self, operation: str, caller: FrameType) -> bool:
         """Return whether the last write runs again, with nothing between: it tells nothing new.
 

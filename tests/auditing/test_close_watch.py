@@ -423,6 +423,8 @@ class ByHand:
 @pytest.fixture
 def by_hand(monkeypatch):
     monkeypatch.setattr(watch, "_lines", ByHand)
+    # None are made until lines are followed.
+    ByHand(lambda _place: None, lambda _code: False)
     return ByHand
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,9 +52,7 @@ class CloseWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._lines: Lines = _lines(self._line_ended, self._is_watched)
         self._outermost_kind = 0
-        self._memory = WatchedMemory(self._change)
         self._suspects = Suspects()
         self._lock = threading.RLock()
         self._everything = self._names_wanted = self._missed_one = False
@@ -61,6 +60,14 @@ class CloseWatch:
         self._watches = 0
         self._not_covered: dict[str, None] = {}
         self.armed = False
+
+    @cached_property
+    def _lines(self) -> Lines:
+        return _lines(self._line_ended, self._is_watched)
+
+    @cached_property
+    def _memory(self) -> WatchedMemory:
+        return WatchedMemory(self._change)
 
     @property
     def mode(self) -> str:
@@ -78,6 +85,10 @@ class CloseWatch:
     def end(self) -> None:
         """Stop, because the audit does."""
         self._disarm()
+
+    def hand_over(self, recorder: Recorder) -> None:
+        """Ask this recorder from now on."""
+        self._recorder = recorder
 
     def suspect(self, holder: Holder, *, named: bool) -> None:
         """Watch from the end of this backward on what is saved where this tensor was.
@@ -134,7 +145,7 @@ class CloseWatch:
     def not_covered(self) -> list[str]:
         """Say what kept writers from being named."""
         lines = list(self._not_covered) if self._names_wanted else []
-        if self._memory.left_out:
+        if self._watches and self._memory.left_out:
             lines.append(
                 f"the writers of {self._memory.left_out:,} saved tensors: more than "
                 f"{_MOST_BYTES_OF_ALL >> 20} MiB are not watched line by line"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -69,7 +71,7 @@ class InPlaceDetector:
         self._uses: dict[_Key, Use] = {}
         self._seen: dict[_Key, _Key] = {}
         self._refused: dict[object, Finding] = {}
-        self._slices = SliceWrites(lambda: recorder.rouse(self))
+        self._slices = SliceWrites(partial(_rouse, recorder, weakref.ref(self)))
         recorder.writers.on_indexed = self._slices.note
         self.left_out = 0
 
@@ -237,6 +239,12 @@ class InPlaceDetector:
             *map(finding_of, mistakes.values()),
             *self._slices.findings(),
         ]
+
+
+def _rouse(recorder: Recorder, reference: weakref.ref[InPlaceDetector]) -> None:
+    detector = reference()
+    if detector is not None:
+        recorder.rouse(detector)
 
 
 def _is_result(holder: Holder) -> bool:

@@ -27,15 +27,16 @@ class Source(ABC):
         kinds: the events that it emits; it is installed only if one of them is read.
         always: install it in any case, since it keeps the recorder's own count.
         recorder: of the audit that this source is made for.
-        acting: the source, of the same class, that is told of what happens now.
+        acting: the source, of the same class, that is told of what happens now; only what is in
+            place has one.
     """
 
     kinds: ClassVar[tuple[type[Any], ...]] = ()
     always: ClassVar[bool] = False
+    acting: Any
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.acting: Any = self
 
     @abstractmethod
     def install(self, patches: Patches) -> None:
