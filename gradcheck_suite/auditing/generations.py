@@ -38,6 +38,7 @@ _WALK_LIMIT = 20_000
 _EVERY_TURN_UNTIL = 8
 _TURNS = 8
 _WORTH_CLEARING = 64
+_MOST_NUMBERS = 50_000
 
 
 class Generation:
@@ -85,6 +86,9 @@ class Generations:
         self._clock = clock
         self._used: list[weakref.ref[Generation]] = []
         self.living = 0
+        # The sequence numbers of marked nodes, and the highest of those that are forgotten.
+        self._marked: set[int] = set()
+        self._unsure = 0
         self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(clock.moment.birth)])
 
     @cached_property
@@ -123,11 +127,15 @@ class Generations:
             newest = generation.known
             for node in waiting:
                 number = node_sequence_number(node)
-                if number is not None and number > newest:
-                    self._newest.number = newest = number
+                if number is not None:
+                    self._newest.number = newest = max(newest, number)
+                    self._marked.add(number)
                 marked = node_metadata(node).setdefault(MARK, generation)
                 if marked is not generation:
                     generation.reused.append(weakref.ref(marked))
+        if len(self._marked) > _MOST_NUMBERS:
+            self._unsure = max(self._marked - {NO_SEQUENCE_NUMBER})
+            self._marked.clear()
         self._used.append(weakref.ref(generation, self._note_death))
         self.living += 1
         if len(self._used) > _WORTH_CLEARING + 2 * self.living:
@@ -144,7 +152,7 @@ class Generations:
         self, generation: Generation, roots: Iterable[Node], following: dict[Node, Following]
     ) -> None:
         step = generation.step
-        known_until = newest = generation.known
+        newest, bearing, unsure = generation.known, self._marked, self._unsure
         edge: list[Node] = list(roots)
         # What a node leads to is asked for once: that takes longer than all else here.
         following.update((node, node.next_functions) for node in edge)
@@ -154,13 +162,12 @@ class Generations:
             node = waiting.pop()
             left -= 1
             number = sequence_number_of(node)
-            # A node younger than all that were looked at before bears no mark, and asking for one
-            # would make it a dictionary.
+            # Asking a node for a mark that it does not bear would make it a dictionary.
             marked = None
-            if known_until < number < NO_SEQUENCE_NUMBER:
-                newest = max(newest, number)
-            else:
+            if number <= unsure or number in bearing or number == NO_SEQUENCE_NUMBER:
                 marked = node_metadata(node).get(MARK)
+            elif number > newest:
+                newest = number
             if isinstance(marked, Generation):
                 # Higher derivatives and inner loops reuse graphs within one step, as they should.
                 link = 1 if marked.step < step else 0
@@ -180,6 +187,7 @@ class Generations:
             if not inner:
                 edge.append(node)
         for node in edge:
+            bearing.add(sequence_number_of(node))
             node_metadata(node).setdefault(MARK, generation)
         self._newest.number = newest
 
