@@ -10,7 +10,7 @@ from gradcheck_suite.auditing.events import Attention
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gradcheck_suite.auditing.events import Detector, Handler
+    from gradcheck_suite.auditing.events import Detector, Handler, Subscriptions
 
 __all__ = ["Listener", "Listeners"]
 
@@ -24,58 +24,60 @@ class Listeners:
     """Knows who listens to each kind of event.
 
     Attributes:
-        awake: for each kind of event, who is to be told of it now, in order.
+        awake: for each kind of event that ``awaken`` was asked for, who is to be told of it now, in
+            order.
         due: the first turn at which somebody who sleeps is to be told again.
     """
 
     def __init__(self) -> None:
         self.awake: dict[type[Any], tuple[Listener, ...]] = {}
-        self._all: dict[type[Any], tuple[Listener, ...]] = {}
         self.due = _NEVER
+        self._subscribed: list[tuple[Detector, Subscriptions]] = []
         # By detector: the kinds that it sleeps through, and until which turn.
         self._asleep: dict[Detector, dict[type[Any], int]] = {}
         self._dropped: set[int] = set()
 
-    def add(self, detectors: Iterable[Detector], *, now: bool = True) -> None:
-        """Tell these detectors what they ask for, after those that are there.
-
-        From ``now`` on; else only once all are woken.
-        """
-        everybody = self._all
+    def add(self, detectors: Iterable[Detector]) -> None:
+        """Tell these detectors what they ask for, after those that are there."""
         for detector in detectors:
-            if id(detector) in self._dropped:
-                continue
-            last: Handler | None = None
-            added: tuple[Listener, ...] = ()
-            for kind, handle in detector.subscriptions().items():
-                # One handler for many kinds is one object less for each.
-                if handle is not last:
-                    last, added = handle, ((detector, handle),)
-                known = everybody.get(kind)
-                everybody[kind] = known + added if known else added
-        if now:
-            self._wake(everybody)
+            if id(detector) not in self._dropped:
+                self._subscribed.append((detector, detector.subscriptions()))
+        self.awake.clear()
+
+    def awaken(self, kind: type[Any]) -> tuple[Listener, ...]:
+        """Work out who is to be told of a kind of event now.
+
+        A short program has few kinds of events: nobody asks for the others.
+        """
+        asleep = self._asleep
+        told = self.awake[kind] = tuple(
+            [
+                (detector, asked[kind])
+                for detector, asked in self._subscribed
+                if kind in asked and not (detector in asleep and kind in asleep[detector])
+            ]
+        )
+        return told
 
     def clear(self) -> None:
         """Let go of everybody: handlers hold their detectors, and these what holds this."""
-        self.awake = {}
-        self._all.clear()
+        self.awake.clear()
+        self._subscribed.clear()
         self._asleep.clear()
 
     def wants(self, kind: type[Any]) -> bool:
         """Return whether any detector reads events of this kind."""
-        return bool(self._all.get(kind))
+        return any(kind in asked for _, asked in self._subscribed)
 
     def wants_any(self, kinds: Iterable[type[Any]]) -> bool:
         """Return whether any detector reads events of one of these kinds."""
-        return any(map(self._all.get, kinds))
+        return any(map(self.wants, kinds))
 
     def any_following(self) -> bool:
         """Return whether any detector is at something that steps to come have a part in."""
-        everybody = {id(each): each for known in self._all.values() for each, _ in known}
         return any(
             follows()
-            for each in everybody.values()
+            for each, _ in self._subscribed
             if (follows := getattr(each, "is_following", None)) is not None
         )
 
@@ -83,7 +85,7 @@ class Listeners:
         """Tell everybody of everything again."""
         self._asleep.clear()
         self.due = _NEVER
-        self._wake(self._all)
+        self.awake.clear()
 
     def wake_due(self, turn: int) -> None:
         """Tell those again who have asked for it from this turn on."""
@@ -112,33 +114,22 @@ class Listeners:
         sleeps[kind] = until
         self.due = min(self.due, until)
         # Most detectors fall asleep soon in each audit: nobody else's turn is worked out again.
-        told = self.awake.get(kind, ())
-        self.awake[kind] = tuple([each for each in told if each[0] is not detector])
+        told = self.awake.get(kind)
+        if told is not None:
+            self.awake[kind] = tuple([each for each in told if each[0] is not detector])
 
     def drop(self, failed: Detector) -> None:
         """Tell this detector nothing any more."""
         self._dropped.add(id(failed))
-        for kind, listeners in self._all.items():
-            self._all[kind] = tuple([each for each in listeners if each[0] is not failed])
-        self._wake(self._all)
+        self._subscribed = [each for each in self._subscribed if each[0] is not failed]
+        self.awake.clear()
 
     def replace(self, former: Detector, detectors: Iterable[Detector]) -> None:
         """Tell these detectors, before all others, and one that stood for them no more."""
-        others, self._all = self._all, {}
-        self.add(detectors, now=False)
-        for kind, listeners in others.items():
-            kept = tuple([each for each in listeners if each[0] is not former])
-            self._all[kind] = self._all.get(kind, ()) + kept
-        self._wake(self._all)
+        others, self._subscribed = self._subscribed, []
+        self.add(detectors)
+        self._subscribed += [each for each in others if each[0] is not former]
 
     def _wake(self, kinds: Iterable[type[Any]]) -> None:
-        asleep, everybody = self._asleep, self._all
-        if not asleep:
-            if kinds is everybody:
-                self.awake = everybody.copy()
-            else:
-                self.awake.update({kind: everybody[kind] for kind in kinds})
-            return
         for kind in kinds:
-            sleepers = {each for each, kinds in asleep.items() if kind in kinds}
-            self.awake[kind] = tuple(each for each in everybody[kind] if each[0] not in sleepers)
+            self.awake.pop(kind, None)

@@ -140,8 +140,7 @@ class Recorder:
 
     def subscribe(self, detectors: Iterable[Detector]) -> None:
         """Tell these detectors, from now until ``forget``, the events that they ask for."""
-        # Whoever is there when it starts is woken then.
-        self._listeners.add(detectors, now=self.installed)
+        self._listeners.add(detectors)
 
     def replace(self, former: Detector, detectors: Iterable[Detector]) -> None:
         """Tell these detectors, before all others, and one that stood for them no more."""
@@ -214,10 +213,13 @@ class Recorder:
     def emit(self, event: Event, only: Collection[Detector] | None = None) -> None:
         """Tell the detectors that read this kind of event, or ``only`` these of them, in order."""
         listeners = self._listeners.awake.get(type(event))
-        if not listeners:
+        if listeners == ():
             return
         if not self.running and not (self.resting and isinstance(event, _HEARD_AT_REST)):
             return
+        if listeners is None:
+            with self._lock:
+                listeners = self._listeners.awaken(type(event))
         if only is not None:
             listeners = tuple([each for each in listeners if each[0] in only])
         with self._unseen() if function_mode_is_active() else self._lock:
