@@ -183,7 +183,8 @@ class Generations:
                     behind = following[function] = function.next_functions
                     if behind:
                         waiting.append(function)
-                inner = inner or bool(behind)
+                if behind:
+                    inner = True
             if not inner:
                 edge.append(node)
         for node in edge:

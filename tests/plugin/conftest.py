@@ -60,7 +60,8 @@ TRAINING = """
             catalogue.PARAMETER_WITHOUT_GRADIENT, "head is left out", detector="audit"
         )
         report = findings.Report(tool="gradcheck-suite", findings=(finding,))
-        session = contextlib.nullcontext(types.SimpleNamespace(report=report, findings=report.findings))
+        told = types.SimpleNamespace(report=report, findings=report.findings)
+        session = contextlib.nullcontext(told)
         for name, value in {"check_gradients": report, "audit": session}.items():
             monkeypatch.setattr(
                 gradcheck_suite, name, lambda *_, value=value, **__: value, raising=False

@@ -123,21 +123,21 @@ def _look(
         if facts is None:
             facts = kinds[kind] = (kind.__name__ in _FLAT, custom_function_class(node))
         flat, custom = facts
-        next_ones = [function for function, _ in following if function is not None]
         if flat:
             found.flat.add(kind.__name__.removesuffix("Backward0").lower())
-            behind_flat += next_ones
-        else:
-            waiting += next_ones
+        behind = behind_flat if flat else waiting
+        for function, _ in following:
+            if function is not None:
+                behind.append(function)
         if custom is not None:
-            _note_custom(found, node, custom, next_ones)
+            _note_custom(found, node, custom, following)
 
 
-def _note_custom(found: Survey, node: Node, custom: type, next_ones: Iterable[Node]) -> None:
+def _note_custom(found: Survey, node: Node, custom: type, following: Following) -> None:
     found.custom.append(node)
     # The one name that all of AOTAutograd's graphs have.
     found.compiled = found.compiled or type(node).__name__ == "CompiledFunctionBackward"
-    for function in next_ones:
+    for function, _ in following:
         direct = getattr(function, "variable", None)
         if direct is not None:
             found.functions[id(direct)] = custom
