@@ -165,9 +165,9 @@ def audit_of(item: pytest.Item) -> AuditedBlock | None:
     everything = settings_of(item.config).audit
     if mark is None and everything is None and _AUDITOR not in item.stash:
         return None
-    severity = severity_of(item)
-    if (mark is None or mark.fail_on is None) and everything is not None:
-        severity = everything
+    severity = None if mark is None else mark.fail_on
+    if severity is None:
+        severity = settings_of(item.config).fail_on if everything is None else everything
     asked_by_the_test = mark is not None or _AUDITOR in item.stash
     auditor = auditor_of(item)
     if mark is not None:
