@@ -236,8 +236,10 @@ class Session:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self._recorder.dissolve()
+        # One that could not be made has no recorder.
+        recorder: Recorder | None = vars(self).get("_recorder")
+        if recorder is not None and not sys.is_finalizing():
+            recorder.dissolve()
 
     def _rest(self) -> None:
         self._rested += 1
