@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from gradcheck_suite._torch_compat import (
     NO_SEQUENCE_NUMBER,
     node_metadata,
-    node_sequence_number,
     sequence_number_of,
 )
 
@@ -123,19 +122,19 @@ class Generations:
         generation.known = getattr(self._newest, "number", 0)
         if turn < _EVERY_TURN_UNTIL or turn % _TURNS == 0:
             self._walk(generation, waiting, following)
+            if len(self._marked) > _MOST_NUMBERS:
+                self._unsure = max(self._marked - {NO_SEQUENCE_NUMBER}, default=0)
+                self._marked.clear()
         else:
             newest = generation.known
             for node in waiting:
-                number = node_sequence_number(node)
-                if number is not None:
-                    self._newest.number = newest = max(newest, number)
-                    self._marked.add(number)
+                number = sequence_number_of(node)
+                if newest < number < NO_SEQUENCE_NUMBER:
+                    self._newest.number = newest = number
+                self._marked.add(number)
                 marked = node_metadata(node).setdefault(MARK, generation)
                 if marked is not generation:
                     generation.reused.append(weakref.ref(marked))
-        if len(self._marked) > _MOST_NUMBERS:
-            self._unsure = max(self._marked - {NO_SEQUENCE_NUMBER})
-            self._marked.clear()
         self._used.append(weakref.ref(generation, self._note_death))
         self.living += 1
         if len(self._used) > _WORTH_CLEARING + 2 * self.living:
