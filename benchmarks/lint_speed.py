@@ -5,6 +5,9 @@ copies of the same files. ast.parse runs beside the contenders, to compare with 
 the goals were set; they are of this machine all the same. A rival that is not named is left out:
 
     python -m benchmarks.lint_speed --corpus DIR --preflight BIN --torchfix BIN --ruff BIN
+
+dslinter is a plugin of an old pylint and named by that pylint's command; it installs on Python 3.10
+and older.
 """
 
 from __future__ import annotations
@@ -122,6 +125,7 @@ def _scores(
 
 
 _PARSING = "ast.parse alone"
+_DSLINTER_RULES = "R5508,W5507,W5511,W5512,W5514,W5516,W5517,W5521"  # those about PyTorch
 _OWN = (sys.executable, "-m", "gradcheck_lint", "--isolated", "--no-gitignore", "--statistics")
 
 
@@ -139,7 +143,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", type=Path, default=site, help="a directory of Python files")
     parser.add_argument("--files", type=int, default=60, help="torch files for the rivals")
     parser.add_argument("--rounds", type=int, default=3)
-    for name in ("preflight", "torchfix", "flake8", "ruff"):
+    for name in ("preflight", "torchfix", "flake8", "dslinter", "ruff"):
         parser.add_argument(
             f"--{name}", type=_command, metavar="BIN", help=f"the command of {name}"
         )
@@ -169,6 +173,9 @@ def _side_by_side(arguments: argparse.Namespace, copies: Path) -> list[Speed]:
     if arguments.flake8:
         options = ["--isolated", "--select=TOR", "-j1"]
         commands["flake8 + TorchFix"] = [str(arguments.flake8), *options, *everything]
+    if arguments.dslinter:
+        options = ["--load-plugins=dslinter", "--disable=all", f"--enable={_DSLINTER_RULES}", "-j1"]
+        commands["dslinter"] = [str(arguments.dslinter), *options, *everything]
     if arguments.ruff:
         options = ["check", "--isolated", "--no-cache", "--select=ALL", "-q"]
         commands["ruff (no torch rules)"] = [str(arguments.ruff), *options, str(copies)]
