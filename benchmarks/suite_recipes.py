@@ -81,23 +81,43 @@ RECIPES = (
         note="Four of the 15 folders of tests.",
     ),
     Recipe(
+        "torchmetrics",
+        "https://github.com/Lightning-AI/torchmetrics",
+        "dab033394560ab3ce05e3d14c13f32e4cde6b351",
+        (
+            *("--no-cov", "--color=no", "tests/unittests/pairwise"),
+            *("tests/unittests/bases/test_metric.py", "tests/unittests/bases/test_aggregation.py"),
+            *(
+                f"tests/unittests/regression/test_{name}.py"
+                for name in ("cosine_similarity", "kl_divergence", "pearson", "r2", "spearman")
+            ),
+        ),
+        path="src",
+        note="Eight of its files: those of pairwise distances, five of regression, two of bases.",
+    ),
+    Recipe(
+        "botorch",
+        "https://github.com/pytorch/botorch",
+        "e390e135c5327f832275d69ac485d7844e68e234",
+        (
+            *("test/posteriors", "test/models/kernels", "test/models/likelihoods"),
+            *(
+                f"test/models/test_{name}.py"
+                for name in ("gpytorch", "model", "deterministic", "ensemble")
+            ),
+            *("test/optim/closures", "test/optim/utils"),
+            *("test/acquisition/test_monte_carlo.py", "test/acquisition/test_analytic.py"),
+        ),
+        note="Those of its tests that fit no model for minutes.",
+    ),
+    Recipe(
         "pytorch-metric-learning",
         "https://github.com/KevinMusgrave/pytorch-metric-learning",
         "216a792c22b0154d3d3bf008a7317edc7d677e71",
-        tuple(
-            f"tests/losses/test_{name}_loss.py"
-            for name in (
-                "arcface",
-                "circle",
-                "contrastive",
-                "ntxent",
-                "proxy_nca",
-                "triplet_margin",
-            )
-        ),
+        ("--ignore=tests/losses/test_cross_batch_memory.py", "tests/losses"),
         path="src",
         environment=(("TEST_DEVICE", "cpu"),),
-        note="Six of the 35 files of losses.",
+        note="Its losses, but for one file whose two tests take minutes.",
     ),
     Recipe(
         "linear_operator",
