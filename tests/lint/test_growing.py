@@ -33,11 +33,22 @@ _KEPT = {
     ),
     "a tensor joined": ("bank = torch.cat([bank, out], dim=0)", "warning"),
     "a tensor joined to a number": ("bank = torch.cat((bank, loss.view(1)))", "warning"),
+    "a new key of a dictionary": ("sums.update({i: loss})", "error"),
+    "a new key among others": ('sums.update({f"{i}/a": loss, f"{i}/b": 0})', "error"),
+    "a key with the number of the iteration": ('sums[f"step {i}"] = loss', "error"),
+    "a pair as a key": ('sums["a", i] = loss', "error"),
+    "a number as text": ("sums[str(i + 1)] = loss", "error"),
     "every term of a loss": ("for k, v in losses.items():\n    rows[k].append(v)", "warning"),
 }
 _LET_GO = {
     "a list with a number more": "logs = logs + [loss.item()]",
     "a list cut short": "logs = (logs + [loss])[-10:]",
+    "the same key again": 'sums.update({"a": loss})\nsums.update(a=loss)',
+    "keys that come round again": 'sums[f"{i % 10}"] = loss\nsums.update({i % 10: loss})',
+    "the same keys in each iteration": (
+        'for k, v in losses.items():\n    sums[f"train/{k}"] = v\n    sums.update({k: v})'
+    ),
+    "numbers under new keys": "sums.update({i: loss.item()})\nsums[str(i)] = loss.detach()",
     "another list": "logs = [loss]",
     "an entry that is replaced": 'sums["a"] = loss',
     "another entry": 'sums["a"] = sums["b"] + loss',
@@ -98,6 +109,17 @@ REST"""
     [
         ('self.history.append({"loss": loss})', "", [("GCS201", "warning")]),
         ("self.total += loss", "", [("GCS201", "warning")]),
+        ("self.history = self.history + [loss]", "", [("GCS201", "warning")]),
+        ("self.history = [*self.history, loss]", "", [("GCS201", "warning")]),
+        ("self.total = self.total + loss", "", [("GCS201", "warning")]),
+        ("self.history = self.history + [loss.item()]", "", []),
+        ("self.history = (self.history + [loss])[-9:]", "", []),
+        ("self.total = 0.0\n        self.total = self.total + loss", "", []),
+        (
+            "self.history = self.history + [loss]",
+            "\n    def start(self):\n        self.history = []\n",
+            [],
+        ),
         ("self.history.append(loss.item())", "", []),
         ("self.recent.append(loss)", "", []),
         ("self.history = [loss]", "", []),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.model.growing import grows
 from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def collect_attributes(
             for name in bound_names(target):
                 if not name.startswith(prefix) or name.count(".") != 1:
                     continue
+                if isinstance(node, cst.AugAssign) or (held is not None and grows(name, held)):
+                    continue
                 attribute = name.removeprefix(prefix)
-                if not isinstance(node, cst.AugAssign):
-                    found.setdefault(attribute, []).append(held if simple else None)
+                found.setdefault(attribute, []).append(held if simple else None)
 
 
 def class_assignments(

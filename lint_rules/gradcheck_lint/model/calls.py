@@ -22,7 +22,14 @@ from gradcheck_lint.model.flow import Attach, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
 from gradcheck_lint.model.methods import may_hold_layers, read_method
-from gradcheck_lint.model.syntax import dotted_name, keyword, place_name, positional
+from gradcheck_lint.model.syntax import (
+    dotted_name,
+    integer,
+    is_none,
+    keyword,
+    place_name,
+    positional,
+)
 from gradcheck_lint.model.torch_functions import read_torch_call
 from gradcheck_lint.model.values import (
     NOTHING,
@@ -193,7 +200,7 @@ def _read_imported(
     made: Values | None = None
     if qualified in _CONTAINER_CLASSES:
         made = frozenset({make(Kind.CONTAINER, node)})
-        if last == "deque" and (keyword(node, "maxlen") or len(node.args) > 1):
+        if last == "deque" and _is_short(node):
             made = reading.recorder.unknown(node, origin=Origin.BOUNDED)
     elif arguments.positional and package in {"tqdm", "copy"} and last in _SAME_ELEMENTS:
         made = arguments.positional[0]
@@ -208,6 +215,16 @@ def _read_imported(
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)
 
 
+def _is_short(node: cst.Call) -> bool:
+    """Tell whether a deque drops what is old before that is much, unless it says otherwise."""
+    given = positional(node)
+    limit = given[1] if len(given) > 1 else keyword(node, "maxlen")
+    number = integer(limit)
+    return limit is not None and not is_none(limit) and (number is None or number <= _FEW)
+
+
+_FEW = 1000
+"""So many graphs may be in memory at once: a mean over the last hundred losses is no leak."""
 _CONTAINER_CLASSES = frozenset(
     {"collections.defaultdict", "collections.OrderedDict", "collections.deque"}
 )

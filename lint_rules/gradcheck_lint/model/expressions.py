@@ -103,7 +103,32 @@ def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
         # A layer whose kind is not known.
         return frozenset({make(Kind.MODULE, node, name="torch.nn.Module", holds=value.holds)})
     mentions = value.mentions | {value.site}
-    return reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions, part_of=value)
+    return (
+        one_of_rest(reading, value, node)
+        if is_rest(value, "*")
+        else reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions, part_of=value)
+    )
+
+
+def is_rest(value: Value, star: str) -> bool:
+    """Tell whether this is ``*args`` or ``**kwargs`` of the function itself."""
+    return (
+        value.origin is Origin.ARGUMENT
+        and type(value.node) is cst.Param
+        and value.node.star == star
+    )
+
+
+def one_of_rest(reading: Reading, rest: Value, node: cst.CSTNode) -> Values:
+    """Return one of ``*args`` or ``**kwargs``, which has its graph from what a caller gave."""
+    made = reading.recorder.value(
+        Kind.UNKNOWN,
+        node,
+        origin=Origin.ELEMENT,
+        carries=frozenset((id(node), rest.site)),
+        mentions=frozenset((rest.site,)),
+    )
+    return frozenset({made})
 
 
 def _read_name(reading: Reading, node: cst.CSTNode) -> Values:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.scopes import Scopes
 
-__all__ = ["added_to_item", "added_to_list", "joined_to"]
+__all__ = ["added_to_item", "added_to_list", "grows", "joined_to"]
 
 _JOINING = frozenset(
     f"torch.{name}"
@@ -51,6 +51,13 @@ def added_to_list(path: str, source: cst.BaseExpression) -> list[cst.BaseExpress
         if type(element) is not cst.StarredElement or dotted_name(element.value) != path
     ]
     return others if len(others) < len(source.elements) else []
+
+
+def grows(path: str, source: cst.BaseExpression) -> bool:
+    """Tell whether this is what a dotted name held before, with something added or multiplied."""
+    if type(source) is cst.BinaryOperation:
+        return any(dotted_name(term) == path for term in terms(source))
+    return bool(added_to_list(path, source))
 
 
 def added_to_item(

@@ -14,7 +14,8 @@ from gradcheck_lint.model.arguments import (
     record_call,
 )
 from gradcheck_lint.model.arithmetic import same_graph
-from gradcheck_lint.model.expressions import container, element_of, read
+from gradcheck_lint.model.entries import note_update
+from gradcheck_lint.model.expressions import container, element_of, is_rest, one_of_rest, read
 from gradcheck_lint.model.flow import Attach, Freeze, InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import (
@@ -481,15 +482,30 @@ def _read_pairs(
     reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
 ) -> Values | None:
     del arguments
-    if not all_are(receiver, Kind.CONTAINER):
+    if all_are(receiver, Kind.CONTAINER):
+        elements = element_of(reading, receiver, node)
+    elif len(receiver) == 1 and is_rest(rest := next(iter(receiver)), "**"):
+        elements = one_of_rest(reading, rest, node)
+    else:
         return None
-    elements = element_of(reading, receiver, node)
     key = frozenset({reading.recorder.value(Kind.NUMBER, node)})
     assert isinstance(node.func, cst.Attribute)
     if node.func.attr.value == "values":
         return container(reading, node, [elements])
     pair = reading.recorder.value(Kind.TUPLE, node, parts=(key, elements))
     return container(reading, node, [frozenset({pair})])
+
+
+def _read_update(
+    reading: Reading, node: cst.Call, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Record ``scaler.update()``, or what ``d.update({key: x})`` adds to a dictionary."""
+    if not all_are(receiver, Kind.CONTAINER):
+        return read_update(reading, node, receiver, arguments)
+    _forget_entries(reading, receiver)
+    if arguments.positional:
+        note_update(reading, node, arguments.positional[0])
+    return record_call(reading, node, arguments, method="update", harmless=True)
 
 
 _SPECIAL_METHODS = {
@@ -505,7 +521,7 @@ _SPECIAL_METHODS = {
     "parameters": _read_parameters,
     "named_parameters": _read_parameters,
     "unscale_": read_unscale,
-    "update": read_update,
+    "update": _read_update,
     "train": read_mode_switch,
     "eval": read_mode_switch,
     "append": _read_append,

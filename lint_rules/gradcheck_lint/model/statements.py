@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine
 from gradcheck_lint.model.beginnings import Beginnings, first_time
+from gradcheck_lint.model.entries import note_entry
 from gradcheck_lint.model.expressions import bind_target, element_of, look_up, read
 from gradcheck_lint.model.flow import (
     Attach,
@@ -50,7 +51,6 @@ from gradcheck_lint.model.values import (
     Kind,
     Values,
     all_are,
-    join_all,
     through_all,
     with_entry,
 )
@@ -148,7 +148,8 @@ class StatementReader:
             self._note_attached(target, base, values)
         if path is not None:
             self._note_running_sum(target, path, source)
-            if type(source) in _GROWN and self._reading.recorder.loops:
+            # An attribute may grow by each call of a method.
+            if type(source) in _GROWN and (self._reading.recorder.loops or "." in path):
                 self._note_growth(target, path, values, source)
             self._reading.bind(path, values)
 
@@ -248,7 +249,7 @@ class StatementReader:
     ) -> None:
         reading = self._reading
         base = read(reading, target.value)
-        indices = read(reading, target) and self._index_values(target)
+        read(reading, target)
         self._write(
             target, target.value, base, "subscript assignment", written=values, source=source
         )
@@ -258,10 +259,9 @@ class StatementReader:
         loops = reading.recorder.loops
         if path and loops and type(source) is cst.BinaryOperation:
             self._store_named(target, path, added_to_item(target, source, reading.source_of))
-        if path and loops and any(loops[-1] in value.loops for value in indices):
-            held = reading.look_up(path)
-            if all_are(held, Kind.CONTAINER):
-                self._store(target, path, values, source, held=held, how=StoreKind.APPEND)
+        if path:
+            keys = [each.slice.value for each in target.slice if type(each.slice) is cst.Index]
+            note_entry(reading, target, path, keys=keys, values=values, source=source)
         key = string_index(target)
         for value in base:
             if key is not None and value.kind in {Kind.CONTAINER, Kind.UNKNOWN}:
@@ -271,13 +271,6 @@ class StatementReader:
             ):
                 changed = Kind.CONTAINER if value.kind is Kind.CONTAINER else Kind.UNKNOWN
                 reading.state.replace_site(value.site, as_kind(changed, parts=(), entries=()))
-
-    def _index_values(self, target: cst.Subscript) -> Values:
-        return join_all(
-            self._reading.look_up(dotted_name(element.slice.value) or "")
-            for element in target.slice
-            if isinstance(element.slice, cst.Index) and dotted_name(element.slice.value)
-        )
 
     def _write(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Call, StoreKind
+from gradcheck_lint.model.growing import grows
 from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
 from gradcheck_lint.model.values import sites
 
@@ -214,6 +215,8 @@ def _is_of_sequence(target: cst.Subscript) -> bool:
 
 def _adds_to(value: cst.BaseExpression, name: str | None) -> bool:
     """Tell whether this is what was there with something added."""
+    if isinstance(value, cst.List):
+        return name is not None and grows(name, value)
     return isinstance(value, cst.BinaryOperation) and any(
         isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == name
         for node in walk(value)

@@ -26,7 +26,7 @@ def kept_by_store(
 ) -> Violation:
     """Say that a store keeps the graph; ``certain`` if backward() is called on what it keeps."""
     proof = next((known for known in proofs if always_meets(known, store)), proofs[0])
-    met = "backward() is called on it here" if certain else "backward() goes through it here"
+    met = "backward() is called on it here" if certain else "backward() goes through its model here"
     if isinstance(proof.node, cst.Return):
         met = "the engine calls backward() on what is returned here"
     is_error = certain and always_meets(proof, store) and is_known_container(store)
@@ -78,9 +78,15 @@ def _kept(
 
 
 def kept_by_callee(
-    function: FunctionModel, keeper: Keeper, backward: cst.CSTNode, *, certain: bool
+    function: FunctionModel,
+    keeper: Keeper,
+    backward: cst.CSTNode,
+    *,
+    certain: bool,
+    proven: bool = True,
 ) -> Violation:
     """Say that a call hands a value to a function or method that keeps it with its graph."""
+    met = "is called on it" if proven else "goes through its model"
     call = keeper.call.node
     given = call.args if isinstance(call, cst.Call) else ()
     value = next(
@@ -104,7 +110,7 @@ def kept_by_callee(
         hint,
         (
             (keeper.store.node, "it is kept here"),
-            (backward, "it has a graph: backward() is called on it here"),
+            (backward, f"it has a graph: backward() {met} here"),
         ),
     )
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, StoreKind
-from gradcheck_lint.model.values import Kind, Value, Values, implied_by_all, through_all
+from gradcheck_lint.model.values import Kind, Value, Values, implied_by_all, sites, through_all
+from gradcheck_lint.rules._cuts import forwards_by_node
 
 if TYPE_CHECKING:
-    from gradcheck_lint.model.flow import Backward, Call, Store
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.flow import Backward, Call, Forward, Store
+    from gradcheck_lint.model.module import FunctionModel
 
 _WITH_GRAPH = frozenset({Kind.UNKNOWN, Kind.HISTORY})
 
@@ -27,16 +31,46 @@ def proves_graph(backward: Backward, at: Store | Call, kept: Values, how: StoreK
     return bool(kept) and all(value.carries & proven for value in kept)
 
 
-def shares_forward(backward: Backward, store: Store) -> bool:
-    """Tell whether what is kept comes from the forward that ``backward`` goes through.
+def records(at: Store | Call, how: StoreKind) -> bool:
+    """Tell whether what is made of a value with a graph has one there, too."""
+    return how is StoreKind.APPEND or at.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}
 
-    It has a graph then, unless the loss has its own from elsewhere.
+
+def makes_likely(
+    function: FunctionModel, backwards: list[Backward], at: Store | Call, kept: Values, loop: int
+) -> list[Backward]:
+    """Return the backwards because of which what is kept in a loop should have a graph.
+
+    It comes from the forward that one of them goes through, and has a graph unless the loss has
+    its own from elsewhere; or from another forward of the model that is trained by it.
     """
-    if store.loop not in backward.loops or _exclude_each_other(backward, store):
-        return False
-    if store.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
-        return False
-    return _all_share(store.stored, through_all(backward.values))
+    if at.mode in {GradMode.DISABLED, GradMode.UNKNOWN}:
+        return []
+    beside = [
+        backward
+        for backward in backwards
+        if loop in backward.loops and not _exclude_each_other(backward, at)
+    ]
+    found = [known for known in beside if _all_share(kept, through_all(known.values))]
+    if found or not any(value.through for value in _within(kept)):
+        return found
+    forwards = forwards_by_node(function)
+    return [known for known in beside if _all_share(kept, _of_same_models(known, forwards))]
+
+
+def _of_same_models(backward: Backward, forwards: dict[int, Forward]) -> frozenset[int]:
+    """Return every forward of the models that a backward goes through."""
+    reached = [forwards[node] for node in through_all(backward.values) if node in forwards]
+    trained = frozenset[int]().union(*(sites(forward.values) for forward in reached))
+    return frozenset(node for node, forward in forwards.items() if sites(forward.values) <= trained)
+
+
+def _within(kept: Values) -> Iterator[Value]:
+    """Yield these values and those in the tuples or dictionaries among them."""
+    for value in kept:
+        yield value
+        for part in (*value.parts, *(held for _, held in value.entries)):
+            yield from part
 
 
 def _all_share(kept: Values, forwards: frozenset[int]) -> bool:
@@ -45,7 +79,10 @@ def _all_share(kept: Values, forwards: frozenset[int]) -> bool:
 
 def _shares(value: Value, forwards: frozenset[int]) -> bool:
     """Tell whether a value, or one in a tuple or dictionary, comes from one of these forwards."""
-    if value.cut is not None or _is_beside_loss(value):
+    # Whatever a model is given, its own parameters give its result a graph.
+    if value.cut is not None and value.result_of not in forwards:
+        return False
+    if _is_beside_loss(value):
         return False
     if value.kind in _WITH_GRAPH and value.through & forwards:
         return True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Step, StoreKind
+from gradcheck_lint.model.growing import grows
 from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none
 from gradcheck_lint.model.values import Kind, Origin, Value, Values
 
@@ -200,6 +201,8 @@ def kept_by_closure(function: FunctionModel, store: Store) -> bool:
 def _replaces(node: cst.CSTNode, target: str) -> bool:
     """Tell whether this gives an attribute another value, or empties what it holds."""
     if isinstance(node, cst.Assign):
+        if grows(target, node.value):
+            return False
         return any(target in bound_names(known.target) for known in node.targets)
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
         is_own = dotted_name(node.func.value) == target

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from gradcheck_lint.model.comprehensions import may_have_comprehension
-from gradcheck_lint.model.flow import Backward, Call, GradMode, Store, StoreKind
+from gradcheck_lint.model.flow import Backward, Store
 from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import spent_by
 from gradcheck_lint.rules._emptying import is_emptied
-from gradcheck_lint.rules._graph_kept_words import kept_by_callee, kept_by_store, kept_when_spent
-from gradcheck_lint.rules._graph_proofs import always_meets, proves_graph, shares_forward
+from gradcheck_lint.rules._graph_kept_words import kept_by_store, kept_when_spent
+from gradcheck_lint.rules._graph_proofs import always_meets, makes_likely, proves_graph, records
 from gradcheck_lint.rules._handed_in import kept_by_caller
-from gradcheck_lint.rules._keepers import keepers
+from gradcheck_lint.rules._kept_by_callees import kept_by_callees
 from gradcheck_lint.rules._outliving import consumes, escapes, is_let_go, keeps
 from gradcheck_lint.rules._repeating import (
     differentiated_later,
@@ -59,7 +59,7 @@ class GraphKept(Rule):
                 yield from _of_object(function, store, backwards)
                 continue
             if (spent := spent_before(function, store)) is not None:
-                is_kept = _records(store, store.how) and keeps(store)
+                is_kept = records(store, store.how) and keeps(store)
                 if is_kept and not is_let_go(function, store):
                     yield kept_when_spent(function, store, spent)
                 continue
@@ -70,7 +70,7 @@ class GraphKept(Rule):
             ]
             certain = bool(proofs)
             if not proofs:
-                proofs = [backward for backward in backwards if shares_forward(backward, store)]
+                proofs = makes_likely(function, backwards, store, store.stored, store.loop)
             if not proofs or not keeps(store) or is_let_go(function, store):
                 continue
             if any(consumes(backward, store) for backward in backwards):
@@ -78,7 +78,7 @@ class GraphKept(Rule):
             if any(proof.retains_graph for proof in proofs) and escapes(function, store):
                 continue
             yield kept_by_store(function, store, proofs, certain=certain)
-        yield from _by_callees(function, backwards)
+        yield from kept_by_callees(function, backwards)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -591,25 +591,6 @@ def train(model, loader, optimizer):
     )
 
 
-def _by_callees(function: FunctionModel, backwards: list[Backward]) -> Iterator[Violation]:
-    """Yield the calls that hand a value with its graph to what keeps it."""
-    for keeper in keepers(function):
-        if (spent := spent_by(keeper.handed)) is not None:
-            if _records(keeper.call, keeper.store.how):
-                certain = keeper.is_sure and not keeper.call.arms
-                yield kept_by_callee(function, keeper, spent, certain=certain)
-            continue
-        kept = [
-            backward
-            for backward in backwards
-            if proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
-        ]
-        if kept and not any(proof.retains_graph for proof in kept):
-            proof = next((known for known in kept if always_meets(known, keeper.call)), kept[0])
-            certain = keeper.is_sure and always_meets(proof, keeper.call)
-            yield kept_by_callee(function, keeper, proof.node, certain=certain)
-
-
 def _of_object(
     function: FunctionModel, store: Store, backwards: list[Backward]
 ) -> Iterator[Violation]:
@@ -622,7 +603,7 @@ def _of_object(
         and proves_graph(backward, store, store.stored, store.how)
         and always_meets(backward, store)
     ]
-    if (spent is None and not proofs) or not _records(store, store.how):
+    if (spent is None and not proofs) or not records(store, store.how):
         return
     is_kept = kept_by_object(function, store) or kept_by_closure(function, store)
     is_kept = (is_kept and not is_emptied(function, store)) or kept_by_caller(function, store)
@@ -633,8 +614,3 @@ def _of_object(
         else:
             certain = not steps_for_others(function)
             yield kept_by_store(function, store, proofs, certain=certain)
-
-
-def _records(at: Store | Call, how: StoreKind) -> bool:
-    """Tell whether what is made of a value with a graph has one there, too."""
-    return how is StoreKind.APPEND or at.mode not in {GradMode.DISABLED, GradMode.UNKNOWN}

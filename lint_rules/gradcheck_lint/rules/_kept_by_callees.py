@@ -1,0 +1,42 @@
+"""Find calls that hand a value with its graph to a function or a meter that keeps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.model.values import spent_by
+from gradcheck_lint.rules._graph_kept_words import kept_by_callee
+from gradcheck_lint.rules._graph_proofs import always_meets, makes_likely, proves_graph, records
+from gradcheck_lint.rules._keepers import keepers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.flow import Backward
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.rules._rule import Violation
+
+__all__ = ["kept_by_callees"]
+
+
+def kept_by_callees(function: FunctionModel, backwards: list[Backward]) -> Iterator[Violation]:
+    """Yield the calls that hand a value with its graph to what keeps it."""
+    for keeper in keepers(function):
+        if (spent := spent_by(keeper.handed)) is not None:
+            if records(keeper.call, keeper.store.how):
+                certain = keeper.is_sure and not keeper.call.arms
+                yield kept_by_callee(function, keeper, spent, certain=certain)
+            continue
+        kept = [
+            backward
+            for backward in backwards
+            if proves_graph(backward, keeper.call, keeper.handed, keeper.store.how)
+        ]
+        is_proven = bool(kept)
+        if not kept and keeper.call.loops:
+            loop = keeper.call.loops[-1]
+            kept = makes_likely(function, backwards, keeper.call, keeper.handed, loop)
+        if kept and not any(proof.retains_graph for proof in kept):
+            proof = next((known for known in kept if always_meets(known, keeper.call)), kept[0])
+            certain = is_proven and keeper.is_sure and always_meets(proof, keeper.call)
+            yield kept_by_callee(function, keeper, proof.node, certain=certain, proven=is_proven)
