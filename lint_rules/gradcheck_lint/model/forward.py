@@ -33,7 +33,10 @@ _MODEL_NAME = re.compile(
 )
 _ADVERSARIES = frozenset({"G", "D"})
 _NOT_A_MODEL = re.compile(
-    r"model_?name|^(?:get|make|create|build|load|init|save)_|_fn$|loader|path"
+    r"model_?name|_fn$|loader|path"
+    r"|^_?(?:get|make|create|build|load|init|save|add|reset|set|replace|update|freeze|unfreeze"
+    r"|attach|register|remove|delete|swap|switch|copy|sync|move|wrap|prepare|setup|configure|print"
+    r"|plot|export|store|resize|extend|expand|log|new)_"
 )
 _LOSS_CLASS = re.compile(r"torch\.nn\.\w*Loss$")
 

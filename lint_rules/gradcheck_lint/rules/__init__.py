@@ -250,7 +250,7 @@ RULES: Final = (
         "stale-parameter",
         "gradcheck_lint.rules.stale_parameter",
         "StaleParameter",
-        ((b"assign=True",), (b"step(",)),
+        ((b"assign=True",), (b"optim",)),
     ),
     RuleReference(
         "GCS309",

@@ -80,7 +80,7 @@ def _all_share(kept: Values, forwards: frozenset[int]) -> bool:
 def _shares(value: Value, forwards: frozenset[int]) -> bool:
     """Tell whether a value, or one in a tuple or dictionary, comes from one of these forwards."""
     # Whatever a model is given, its own parameters give its result a graph.
-    if value.cut is not None and value.result_of not in forwards:
+    if value.cut is not None and (value.result_of not in forwards or not value.certain):
         return False
     if _is_beside_loss(value):
         return False

@@ -64,7 +64,29 @@ def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
                 continue
             reported.add(key)
             found[problem.code, id(problem.function.scope)].append(problem)
-    return found
+    return _without_repeats(found)
+
+
+def _without_repeats(
+    found: dict[tuple[str, int], list[Problem]],
+) -> dict[tuple[str, int], list[Problem]]:
+    """Leave out steps that find nothing because of a reset that is told by itself.
+
+    Alone, a method that resets and steps has no backward; its callers show where that comes.
+    """
+    resets = {
+        id(problem.event.node) for key in found if key[0] == "GCS302" for problem in found[key]
+    }
+    if not resets:
+        return found
+    return {
+        key: [
+            problem
+            for problem in known
+            if key[0] != "GCS303" or all(id(other.node) not in resets for other in problem.others)
+        ]
+        for key, known in found.items()
+    }
 
 
 def _may_be_set_right(problem: Problem) -> bool:

@@ -100,6 +100,35 @@ def train(model, loader):
             lines=(8, 16),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def train_head(model, loader, classes):
+    model.head = nn.Linear(8, classes)
+    for p in model.parameters():
+        p.requires_grad = False
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.model.requires_grad_(False)
+        self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        self.model(x).mean().backward()
+        self.optimizer.step()
+""",
+            lines=(8, 18),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -151,6 +180,51 @@ def distil(model, teacher, loader):
         Valid(
             """\
 import torch
+from torch import nn
+
+def train_new_head(model, loader):
+    model.requires_grad_(False)
+    model.head = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def train_reset_head(model, loader):
+    model.requires_grad_(False)
+    model.reset_classifier(3)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def train_with_new_head(model, loader):
+    model.requires_grad_(False)
+    model.add_head(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+def train_beside(model, other, loader):
+    model.backbone.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    second = torch.optim.SGD(other.head.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        second.zero_grad()
+        other(model(x)).mean().backward()
+        optimizer.step()
+        second.step()
+""",
+            why="the layer is new, or of another part",
+        ),
+        Valid(
+            """\
+import torch
 
 def freeze_first_layers(model):
     for name, parameter in model.named_parameters():
@@ -176,7 +250,8 @@ def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
         if isinstance(event, Freeze) and event.wanted is False and not event.arms
         for models in [_models_of(event)]
         for optimizer in optimizers
-        if not optimizer.loops and optimizer.holds - {optimizer.site} == models
+        if not optimizer.loops
+        and (optimizer.holds - {optimizer.site} == models or _of_layer(optimizer.node))
     ]
     if not candidates:
         return
@@ -188,10 +263,11 @@ def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
         start, node = order.get(id(freeze.node), len(order)), optimizer.node
         if name is None or len(models) != 1 or _may_change(name, models, nodes[start:], events):
             continue
-        if start < order.get(id(node), 0) and isinstance(node, cst.Call) and _owns(node, name):
+        owned = _owned(node)
+        if start < order.get(id(node), 0) and f"{owned}.".startswith(f"{name}."):
             yield Violation(
                 node,
-                f"the optimizer is given the parameters of `{name}`, which are all frozen: its "
+                f"the optimizer is given the parameters of `{owned}`, which are all frozen: its "
                 "steps change nothing",
                 Severity.WARNING,
                 "put in the layers that are to be trained after freezing the others, or leave "
@@ -261,8 +337,13 @@ def _paths(target: cst.BaseExpression) -> list[str]:
 
 
 def _stepped(function: FunctionModel, events: list[Event]) -> Iterator[Value]:
-    """Yield every optimizer that makes steps here, or is handed to a function of the file."""
+    """Yield every optimizer that makes steps here, is handed on in the file, or kept in `self`."""
     used: set[int] = set()
+    itself = f"{function.scope.first_parameter}."
+    if function.scope.owner is not None:
+        for name, values in function.bindings.items():
+            if name.startswith(itself):
+                used |= sites(values)
     for event in events:
         if isinstance(event, Step):
             used |= sites(event.values)
@@ -275,10 +356,18 @@ def _stepped(function: FunctionModel, events: list[Event]) -> Iterator[Value]:
                 yield value
 
 
-def _owns(node: cst.Call, name: str) -> bool:
+def _owned(node: cst.CSTNode | None) -> str | None:
+    """Return ``model`` or ``model.head`` of an optimizer of its ``parameters()``."""
+    if not isinstance(node, cst.Call):
+        return None
     handed = positional(node)
     owned = handed[0] if handed else keyword(node, "params")
-    return owned is not None and _whose_parameters(owned) == name
+    return None if owned is None else _whose_parameters(owned)
+
+
+def _of_layer(node: cst.CSTNode | None) -> bool:
+    """Tell whether an optimizer is made for a part of a model."""
+    return "." in (_owned(node) or "")
 
 
 _ENDS_IN_NUMBER = re.compile(r"\.\d+$")

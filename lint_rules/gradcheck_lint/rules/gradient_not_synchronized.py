@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import Backward, Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import Kind, mentioned_by
+from gradcheck_lint.model.values import NOTHING, Kind, Values, mentioned_by
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -103,6 +103,23 @@ def train_apart(model, optimizer, loader):
 """,
             lines=(7, 16),
         ),
+        Invalid(
+            """\
+from torch.nn.parallel import DistributedDataParallel
+
+class Trainer:
+    def __init__(self, model, optimizer, rank):
+        self.model = DistributedDataParallel(model, device_ids=[rank])
+        self.optimizer = optimizer
+
+    def fit(self, loader):
+        for x in loader:
+            self.optimizer.zero_grad()
+            self.model.module(x).mean().backward()
+            self.optimizer.step()
+""",
+            lines=(11,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -148,6 +165,25 @@ def train_and_look(model, optimizer, loader):
             print(ddp.module(x).mean())
 """,
             why="the last forward of a window is reduced; backward alone may be under no_sync()",
+        ),
+        Valid(
+            """\
+from torch.nn.parallel import DistributedDataParallel
+
+class Trainer:
+    def __init__(self, model, optimizer, ranks):
+        self.model = model
+        self.inner = DistributedDataParallel(model) if ranks > 1 else Wrapper(model)
+        self.optimizer = optimizer
+
+    def fit(self, loader):
+        for x in loader:
+            self.optimizer.zero_grad()
+            self.model.module(x).mean().backward()
+            self.inner.module(x).mean().backward()
+            self.optimizer.step()
+""",
+            why="it may be wrapped in something else, or not at all",
         ),
     )
 
@@ -222,7 +258,7 @@ def _nodes(function: FunctionModel) -> Iterable[cst.CSTNode]:
 
 def _is_distributed(function: FunctionModel, name: str) -> bool:
     """Tell whether a name holds ``DistributedDataParallel`` in this function, and nothing else."""
-    values = function.bindings.get(name, frozenset())
+    values = function.bindings.get(name) or _on_self(function, name)
     wrappers = frozenset(
         value
         for value in values
@@ -233,6 +269,15 @@ def _is_distributed(function: FunctionModel, name: str) -> bool:
         value in wrappers or any(value.site in wrapper.holds for wrapper in wrappers)
         for value in values
     )
+
+
+def _on_self(function: FunctionModel, name: str) -> Values:
+    """Return what the methods of a class give an attribute of ``self``."""
+    root, _, attribute = name.partition(".")
+    owner = function.scope.owner
+    if owner is None or root != function.scope.first_parameter:
+        return NOTHING
+    return function.module.class_attribute(owner.name, attribute)
 
 
 def _step_on(call: cst.Call, backwards: list[Backward], steps: list[Step]) -> Step | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Step
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
-from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
+from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
 
 class StaleParameter(Rule):
@@ -25,39 +27,35 @@ class StaleParameter(Rule):
 
     entry = catalogue.STALE_PARAMETER
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether the function may load something with this option."""
+        return not {"load_state_dict", "assign"} - function.scope.words
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `load_state_dict(..., assign=True)` after the optimizer was made."""
-        if isinstance(function.scope.node, cst.Module):
-            return
-        steps = [
-            event
-            for event in function.events()
-            if isinstance(event, Step) and all_are(event.values, Kind.OPTIMIZER)
-        ]
-        if not steps:
-            return
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
-        for node in body_of(function.scope):
+        for node in _nodes(function.scope):
             if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
                 continue
-            assigns = boolean(keyword(node, "assign")) is True
-            if node.func.attr.value != "load_state_dict" or not assigns:
+            model = dotted_name(node.func.value)
+            is_load = node.func.attr.value == "load_state_dict" and model is not None
+            if not is_load or boolean(keyword(node, "assign")) is not True:
                 continue
-            model = function.bindings.get(dotted_name(node.func.value) or "", frozenset())
-            for step in steps:
-                made = max(order.get(id(value.node), len(order)) for value in step.values)
-                if made < order[id(node)] < order.get(id(step.node), 0) and sites(model) & held_by(
-                    step.values
-                ):
-                    yield Violation(
-                        node,
-                        "assign=True gives the model new parameters, and the optimizer was made "
-                        "from the old ones: its steps change nothing in the model",
-                        Severity.WARNING,
-                        "load first and make the optimizer afterwards, or drop assign=True",
-                        ((step.node, "steps with the old parameters"),),
-                    )
-                    break
+            assert model is not None
+            found = (
+                _stepped(function, node, model, order)
+                or _kept_by_object(function, node, model, order)
+                or _handed_in(function, model)
+            )
+            if found is not None:
+                yield Violation(
+                    node,
+                    "assign=True gives the model new parameters, and the optimizer was made "
+                    "from the old ones: its steps change nothing in the model",
+                    Severity.WARNING,
+                    "load first and make the optimizer afterwards, or drop assign=True",
+                    (found,),
+                )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -74,6 +72,48 @@ def resume(model, state, loader):
         optimizer.step()
 """,
             lines=(6,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters())
+model.load_state_dict(torch.load("model.pt"), assign=True)
+for x in torch.randn(9, 4, 2):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+""",
+            lines=(5,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+class Trainer:
+    def __init__(self, model, path=None):
+        self.model = model
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        if path is not None:
+            self.model.load_state_dict(torch.load(path), assign=True)
+
+    def resume(self, path):
+        self.model.load_state_dict(torch.load(path), assign=True)
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        self.model(x).mean().backward()
+        self.optimizer.step()
+
+def load(model, optimizer, path):
+    state = torch.load(path)
+    model.load_state_dict(state["model"], assign=True)
+    optimizer.load_state_dict(state["optimizer"])
+""",
+            lines=(8, 11, 20),
             severity=Severity.WARNING,
         ),
     )
@@ -95,4 +135,131 @@ def resume(model, state, loader):
 """,
             why="loaded before, or into the same parameters",
         ),
+        Valid(
+            """\
+import torch
+
+class Trainer:
+    def __init__(self, model, path):
+        self.model, self.other = model, torch.nn.Linear(2, 2)
+        self.load(path)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def load(self, path):
+        self.model.load_state_dict(torch.load(path), assign=True)
+
+    def swap(self, path):
+        self.other.load_state_dict(torch.load(path), assign=True)
+
+    def resume(self, path):
+        self.model.load_state_dict(torch.load(path), assign=True)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        self.model(x).mean().backward()
+        self.optimizer.step()
+
+def load(model, optimizer, path):
+    model.load_state_dict(torch.load(path), assign=True)
+    return model, type(optimizer)(model.parameters())
+""",
+            why="the optimizer is made afterwards, or owns another model",
+        ),
     )
+
+
+def _nodes(scope: FunctionScope) -> Iterator[cst.CSTNode]:
+    """Yield the nodes of a body, at the top level those outside of functions and classes."""
+    if not isinstance(scope.node, cst.Module):
+        yield from body_of(scope)
+        return
+    for statement in scope.node.body:
+        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+            yield from walk(statement)
+
+
+def _stepped(
+    function: FunctionModel, load: cst.Call, model: str, order: dict[int, int]
+) -> tuple[cst.CSTNode, str] | None:
+    """Return a step after the load, of an optimizer that was made of the model before it."""
+    held = sites(function.bindings.get(model, frozenset()))
+    for step in function.events():
+        if not isinstance(step, Step) or not all_are(step.values, Kind.OPTIMIZER):
+            continue
+        made = max(order.get(id(value.node), len(order)) for value in step.values)
+        if made < order[id(load)] < order.get(id(step.node), 0) and held & held_by(step.values):
+            return step.node, "steps with the old parameters"
+    return None
+
+
+def _kept_by_object(
+    function: FunctionModel, load: cst.Call, model: str, order: dict[int, int]
+) -> tuple[cst.CSTNode, str] | None:
+    """Return where a constructor has made the optimizer of ``self.model`` before the load."""
+    scope, scopes = function.scope, function.module.scopes
+    if scope.owner is None or not model.startswith(f"{scope.first_parameter}."):
+        return None
+    maker = scopes.method(scope.owner, "__init__")
+    own = scope.name.rpartition(".")[2]
+    if maker is None or (maker is not scope and own in maker.words):
+        return None
+    for node in body_of(maker):
+        if not isinstance(node, cst.Assign) or not function.module.makes_optimizer(node.value):
+            continue
+        path = dotted_name(node.targets[0].target) or ""
+        word = last_word(path)
+        owned = {dotted_name(inner) for inner in walk(node.value)}
+        if "." not in path or model not in owned or not _steps(scope.owner, word):
+            continue
+        if maker is scope:
+            is_before = order[id(node)] < order[id(load)]
+        else:
+            is_before = not any(
+                function.module.makes_optimizer(inner) for inner in body_of(scope)
+            ) and not _calls_maker(scope, scope.owner, word)
+        if is_before:
+            return node, "it is made here"
+    return None
+
+
+def _steps(owner: ClassScope, optimizer: str) -> bool:
+    """Tell whether a method of a class makes steps with an optimizer, by its words."""
+    return any({optimizer, "step"} <= method.words for method in owner.methods.values())
+
+
+def _calls_maker(scope: FunctionScope, owner: ClassScope, optimizer: str) -> bool:
+    """Tell whether a method calls another one that makes the optimizer anew."""
+    return any(
+        name in scope.words and method is not scope and optimizer in method.words
+        for name, method in owner.methods.items()
+    )
+
+
+def _handed_in(function: FunctionModel, model: str) -> tuple[cst.CSTNode, str] | None:
+    """Return what is done with an optimizer that a caller hands in together with the model."""
+    if not _is_argument(function, model):
+        return None
+    uses = {
+        dotted_name(node.func.value) or "": node
+        for node in body_of(function.scope)
+        if isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in {"load_state_dict", "step"}
+    }
+    others = {name: node for name, node in uses.items() if name != model}
+    if len(others) != 1:
+        return None
+    ((name, node),) = others.items()
+    if _OPTIMIZER.fullmatch(name) is None or not _is_argument(function, name):
+        return None
+    return node, f"`{name}` still has the old parameters"
+
+
+_OPTIMIZER: Final = re.compile(r"opt|optim|optimizer")
+
+
+def _is_argument(function: FunctionModel, name: str) -> bool:
+    """Tell whether a name holds what a caller gives, and nothing else at any time."""
+    held = function.bindings.get(name, frozenset())
+    return len(held) == 1 and all(value.origin is Origin.ARGUMENT for value in held)

@@ -10,7 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.model.values import Kind, Values, through_all
+from gradcheck_lint.model.values import Kind, Value, Values, through_all
 from gradcheck_lint.rules._hidden_acts import DETACHING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -98,6 +98,27 @@ def train(batches):
 """,
             lines=(9,),
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Agent:
+    def __init__(self, cell, head, optimizer):
+        self.cell, self.head, self.optimizer = cell, head, optimizer
+        self.hidden = torch.zeros(1, 8)
+
+    def learn(self, env, x):
+        for _ in range(100):
+            self.hidden = self.cell(x, self.hidden)
+            scores = self.head(self.hidden)
+            x, target = env.step(scores.argmax(-1))
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(scores, target).backward()
+            self.optimizer.step()
+""",
+            lines=(11,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -179,6 +200,26 @@ def train(model, batches, optimizer, k):
 """,
             why="detached at the end",
         ),
+        Valid(
+            """\
+import torch
+
+def learn(cell, head, env, optimizer, x):
+    state = (torch.zeros(1, 8), torch.zeros(1, 8))
+    single = torch.zeros(1, 8)
+    for _ in range(100):
+        state = cell(x, state)
+        single = cell(x, single.detach())
+        scores = head(state[0] + single)
+        x, target = env.step(scores.argmax(-1))
+        optimizer.zero_grad()
+        (scores - target).pow(2).mean().backward()
+        optimizer.step()
+        for part in state:
+            part.detach_()
+""",
+            why="detached, whatever the input is made of",
+        ),
     )
 
 
@@ -209,6 +250,14 @@ def _is_carried(values: Values, call: int, loops: tuple[int, ...]) -> bool:
     carried = [value for value in values if value.result_of == call]
     made_in_loop = [value for value in values if value.loops[: len(loops)] == loops]
     return bool(carried) and all(
-        value.result_of == call and value.cut is None and value.kind is not Kind.PLAIN
+        value.result_of == call and not _is_cut(value) and value.kind is not Kind.PLAIN
         for value in (*carried, *made_in_loop)
     )
+
+
+def _is_cut(value: Value) -> bool:
+    """Tell whether a state was detached since the model returned it.
+
+    Where only what the model was given had lost its graph, its parameters give the state one.
+    """
+    return value.cut is not None and not value.certain

@@ -60,6 +60,26 @@ class Trainer:
             """\
 import torch
 
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.Adam(model.parameters())
+
+    def update(self):
+        self.optimizer.zero_grad()
+        self.optimizer.step()
+
+    def fit(self, loader):
+        for x in loader:
+            self.model(x).mean().backward()
+            self.update()
+""",
+            lines=(9,),
+        ),
+        Invalid(
+            """\
+import torch
+
 def train(model, loader, optimizer, steps):
     for i, x in enumerate(loader):
         optimizer.zero_grad()
