@@ -26,7 +26,7 @@ def is_made_anew(loop: Loop, step: Step, owner: FunctionModel, calls: Sequence[C
     ``calls`` lead from the loop to the function that steps, ``owner``.
     """
     values = step.values
-    if first_word(step.receiver) in loop.targets or _varies(loop, values):
+    if first_word(step.receiver) in loop.targets or _varies(loop, values, owner):
         return True
     for index in range(len(calls) - 1, -1, -1):
         call = calls[index]
@@ -39,7 +39,7 @@ def is_made_anew(loop: Loop, step: Step, owner: FunctionModel, calls: Sequence[C
             owner = owner.module.function(caller)
             if any(_is_made_for(call, value) for value in values):
                 return True
-        elif _varies(loop, values):
+        elif _varies(loop, values, owner):
             return True
     return False
 
@@ -52,10 +52,10 @@ def _parameter(value: Value, given: Mapping[int, Values], owner: FunctionModel) 
     return site
 
 
-def _varies(loop: Loop, values: Values) -> bool:
+def _varies(loop: Loop, values: Values, owner: FunctionModel) -> bool:
     """Tell whether a loop makes, binds or picks one of these."""
     return any(
-        loop.identity in value.loops
+        (loop.identity in value.loops and not _is_of_what_lasts(loop, value, owner))
         or (
             isinstance(value.node, (cst.Attribute, cst.Subscript))
             and any(
@@ -67,11 +67,25 @@ def _varies(loop: Loop, values: Values) -> bool:
     )
 
 
+def _is_of_what_lasts(loop: Loop, value: Value, owner: FunctionModel) -> bool:
+    """Tell whether a loop inside of this one goes through what was there before both."""
+    if value.origin is not Origin.ELEMENT or isinstance(value.node, cst.Subscript):
+        return False
+    around = [
+        held for bound in owner.bindings.values() for held in bound if held.site in value.mentions
+    ]
+    return bool(around) and all(loop.identity not in held.loops for held in around)
+
+
 def _is_made_in(function: FunctionModel, value: Value) -> bool:
-    return (
-        value.kind is Kind.OPTIMIZER
-        and value.origin is not Origin.ARGUMENT
-        and any(value in bound for name, bound in function.bindings.items() if "." not in name)
+    if value.kind is not Kind.OPTIMIZER or value.origin is Origin.ARGUMENT:
+        return False
+    # What a loop goes through was made before it, perhaps elsewhere.
+    passed = frozenset[str]().union(*(loop.targets for loop in function.loops()))
+    return any(
+        value in bound or any(value.site in held.mentions for held in bound)
+        for name, bound in function.bindings.items()
+        if "." not in name and name not in passed
     )
 
 

@@ -23,7 +23,7 @@ from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import FunctionScope, Part
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.rules._hand_steps import unzeroed_hand_steps
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._intervals import come_round, may_be_whole
@@ -96,6 +96,8 @@ class MissingZeroGrad(Rule):
             for leading, step, owner, calls in effects.steps:
                 if id(step) in handled:
                     continue
+                if first_word(step.receiver) in loop.targets and owner is function:
+                    continue  # a loop around this one may come to each optimizer again
                 handled.add(id(step))
                 if effects.unclear or loop.runs_once or _is_zeroed(step, owner, effects):
                     continue
@@ -520,8 +522,12 @@ def _collect(
         elif event.function not in (effects.scope, *(call.function for call in calls)):
             called = function.module.function(event.function)
             inside = (*calls, event)
+            own = {loop.identity: loop.targets for loop in called.loops()}
             for item in called.events():
                 is_inner = inner or bool(item.loops)
+                if isinstance(item, Step) and len(item.loops) == 1:
+                    # `for optimizer in optimizers: optimizer.step()` makes one step with each.
+                    is_inner = inner or first_word(item.receiver) not in own[item.loops[0]]
                 _collect(effects, leading, item, called, inside, inner=is_inner)
 
 
