@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MODEL_NAME = re.compile(
     r"model|(?:^|_)net[a-z]?(?:$|_|\d)|net$|network|critic|actor|generator|discriminator|encoder"
     r"|decoder|backbone|unet|classifier|policy|(?:^|_)(?:rnn|lstm|gru|cell)(?:$|_|\d)"
-    r"|student|teacher|(?:^|_)(?:mlp|cnn|vae|gan|bert|gpt|vit|head|trunk)(?:$|_|\d)"
+    r"|student|teacher|(?:^|_)(?:mlp|cnn|vae|gan|disc|bert|gpt|vit|head|trunk)(?:$|_|\d)"
     r"|predictor|projector|embedder|learner|regressor|transformer"
 )
 _ADVERSARIES = frozenset({"G", "D"})

@@ -210,9 +210,26 @@ def _read_other_method(
         receiver=NOTHING if used else receiver,
         owner=receiver,
     )
-    if root is not None and any(value.kind is Kind.INSTANCE for value in receiver):
+    may_change = function is not None or not _was_given(reading, receiver, method)
+    if root is not None and may_change and any(value.kind is Kind.INSTANCE for value in receiver):
         reading.state.forget_attributes(root, next(iter(result)))
     return result
+
+
+def _was_given(reading: Reading, receiver: Values, attribute: str) -> bool:
+    """Tell whether an object keeps what is called here, as ``self.criterion``: it is no method.
+
+    What is called then has no hold of the object.
+    """
+    return all(
+        value.kind is Kind.INSTANCE
+        and any(
+            attribute in method.words and method.may_bind_attribute(attribute)
+            for owner in reading.scopes.lineage(reading.scopes.classes.get(value.name))
+            for method in owner.methods.values()
+        )
+        for value in receiver
+    )
 
 
 def _are_results(values: Values) -> bool:

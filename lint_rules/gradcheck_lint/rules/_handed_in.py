@@ -9,7 +9,16 @@ import libcst as cst
 from gradcheck_lint.model.flow import Call, StoreKind
 from gradcheck_lint.model.paths import values_of_parameters
 from gradcheck_lint.model.syntax import walk
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values
+from gradcheck_lint.model.values import (
+    NO_SITES,
+    NOTHING,
+    Kind,
+    Origin,
+    Values,
+    all_are,
+    held_by,
+    sites,
+)
 from gradcheck_lint.rules._emptying import empties, is_named_for_emptying
 
 if TYPE_CHECKING:
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import ClassScope
 
-__all__ = ["class_handed_in", "kept_by_caller", "lasts_at_callers"]
+__all__ = ["class_handed_in", "kept_by_caller", "lasts_at_callers", "models_of_optimizer"]
 
 
 class _Use(NamedTuple):
@@ -50,6 +59,26 @@ def class_handed_in(function: FunctionModel, name: str) -> ClassScope | None:
         return None
     only = found.pop() if len(found) == 1 else None
     return None if only is None else function.module.scopes.classes.get(only)
+
+
+def models_of_optimizer(function: FunctionModel, name: str) -> frozenset[int]:
+    """Return the parameters that hold a model whose optimizer is another parameter.
+
+    Every caller in the file has to make the optimizer of the parameters of that model.
+    """
+    if not _is_parameter(function, name):
+        return NO_SITES
+    found: list[frozenset[int]] = []
+    for use in _uses_of(function):
+        optimizers = _given(function, use, name)
+        if not all_are(optimizers, Kind.OPTIMIZER):
+            return NO_SITES
+        owned = held_by(optimizers) - sites(optimizers)
+        given = values_of_parameters(use.call, function)
+        found.append(
+            frozenset(site for site, values in given.items() if values and sites(values) <= owned)
+        )
+    return frozenset.intersection(*found) if found else NO_SITES
 
 
 def lasts_at_callers(function: FunctionModel, name: str, kind: Kind) -> bool:

@@ -8,8 +8,10 @@ from gradcheck_lint.model.flow import Backward, Call, Event, Step, ZeroGrad
 from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.model.values import NO_SITES, Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.rules._handed_in import models_of_optimizer
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
+from gradcheck_lint.rules._repeating import repeats, steps_for_others
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._verdicts import covers
 from gradcheck_suite import catalogue
@@ -41,9 +43,16 @@ class LeftoverGradient(Rule):
             if isinstance(event, (Backward, Step, ZeroGrad)) or _may_reset(event, function)
         ]
         for index, event in enumerate(events):
-            if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
+            owned = _owned_by(event, function)
+            if not isinstance(event, Step) or not owned:
                 continue
-            found = _leftover(events[:index], event, function)
+            found = _leftover(events[:index], event, function, owned)
+            if found is None and _comes_again(event, function):
+                around = [*events[index:], *events[:index]]
+                around = [known for known in around if known is not event]
+                found = _leftover(around, event, function, owned)
+                if found is not None and not _is_reset(around, event, function, found[0]):
+                    continue  # nothing resets this optimizer at all, which is another mistake
             if found is None or may_act_unseen(function, ZEROING):
                 continue
             foreign, own = found
@@ -77,6 +86,53 @@ def train(generator, critic, loader):
         opt_c.step()
 """,
             lines=(15,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+class Agent:
+    def __init__(self, actor, critic, target):
+        self.actor, self.critic, self.target = actor, critic, target
+        self.actor_opt = torch.optim.Adam(self.actor.parameters())
+        self.critic_opt = torch.optim.Adam(self.critic.parameters())
+
+    def learn(self, state, action, reward):
+        wanted = reward + self.target(state).detach()
+        (self.critic(state, action) - wanted).pow(2).mean().backward()
+        self.critic_opt.step()
+        self.critic_opt.zero_grad()
+
+        loss = -self.critic(state, self.actor(state)).mean()
+        self.actor_opt.zero_grad()
+        loss.backward()
+        self.actor_opt.step()
+""",
+            lines=(12,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+def step(generator, disc, opt_g, opt_d, noise, real):
+    fake = generator(noise)
+    opt_g.zero_grad()
+    (-disc(fake).mean()).backward()
+    opt_g.step()
+    (disc(fake.detach()).mean() - disc(real).mean()).backward()
+    opt_d.step()
+    opt_d.zero_grad()
+
+def main(loader):
+    generator, disc = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_d = torch.optim.Adam(disc.parameters())
+    for noise, real in loader:
+        step(generator, disc, opt_g, opt_d, noise, real)
+""",
+            lines=(9,),
             severity=Severity.WARNING,
         ),
     )
@@ -144,6 +200,81 @@ def train(a, b, loader):
 """,
             why="the first loss does not reach the second model",
         ),
+        Valid(
+            """\
+import torch
+
+class Agent:
+    def __init__(self, actor, critic, target):
+        self.actor, self.critic, self.target = actor, critic, target
+        self.actor_opt = torch.optim.Adam(self.actor.parameters())
+        self.critic_opt = torch.optim.Adam(self.critic.parameters())
+
+    def learn(self, state, action, reward):
+        wanted = reward + self.target(state).detach()
+        (self.critic(state, action) - wanted).pow(2).mean().backward()
+        self.critic_opt.step()
+
+        loss = -self.critic(state, self.actor(state)).mean()
+        self.actor_opt.zero_grad()
+        loss.backward()
+        self.actor_opt.step()
+        self.critic_opt.zero_grad()
+
+def once(generator, disc, noise, real):
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_d = torch.optim.Adam(disc.parameters())
+    (disc(generator(noise).detach()).mean() - disc(real).mean()).backward()
+    opt_d.step()
+    (-disc(generator(noise)).mean()).backward()
+    opt_g.step()
+
+def step(generator, disc, opt_g, opt_d, noise, real):
+    fake = generator(noise)
+    opt_g.zero_grad()
+    (-disc(fake).mean()).backward()
+    opt_g.step()
+    opt_d.zero_grad()
+    (disc(fake.detach()).mean() - disc(real).mean()).backward()
+    opt_d.step()
+
+def main(loader):
+    generator, disc = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_d = torch.optim.Adam(disc.parameters())
+    for noise, real in loader:
+        step(generator, disc, opt_g, opt_d, noise, real)
+""",
+            why="reset before the next call, or called once",
+        ),
+    )
+
+
+def _owned_by(step: Event, function: FunctionModel) -> frozenset[int]:
+    """Return the models whose parameters an optimizer has, as far as that is known."""
+    if not isinstance(step, Step):
+        return NO_SITES
+    if all_are(step.values, Kind.OPTIMIZER):
+        return held_by(step.values)
+    return models_of_optimizer(function, step.receiver or "")
+
+
+def _comes_again(step: Step, function: FunctionModel) -> bool:
+    """Tell whether a step follows what comes after it, in the next iteration or call."""
+    if step.loops:
+        return len(step.loops) == 1
+    return repeats(function) or steps_for_others(function)
+
+
+def _is_reset(
+    around: Sequence[Event], step: Step, function: FunctionModel, foreign: Backward
+) -> bool:
+    """Tell whether the gradients are reset between a step and the next foreign backward."""
+    used = Occurrence(step, step, function, {})
+    return any(
+        isinstance(event, ZeroGrad)
+        and covers(Occurrence(event, event, function, {}), used) is not False
+        for event in around[: around.index(foreign)]
     )
 
 
@@ -157,10 +288,9 @@ def _may_reset(event: Event, function: FunctionModel) -> bool:
 
 
 def _leftover(
-    before: Sequence[Event], step: Step, function: FunctionModel
+    before: Sequence[Event], step: Step, function: FunctionModel, owned: frozenset[int]
 ) -> tuple[Backward, Backward] | None:
     """Return the other loss's backward and the own one, if no reset lies between them."""
-    owned = held_by(step.values)
     used = Occurrence(step, step, function, {})
     own: Backward | None = None
     stepped = False
