@@ -80,6 +80,7 @@ SAME_GRAPH_METHODS: Final = words(
     mean sum clone squeeze unsqueeze view view_as reshape flatten to cuda cpu float double
     half bfloat16 contiguous type_as neg abs sqrt log exp square pow t transpose permute
     expand sigmoid tanh softmax log_softmax relu rsqrt reciprocal expm1 log1p sin cos norm
+    flip fliplr flipud cumsum cumprod roll tril triu logsumexp std var prod amax amin
     """
 )
 """Methods of one tensor whose result has a graph exactly if that tensor has one."""

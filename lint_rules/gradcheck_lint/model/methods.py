@@ -67,6 +67,7 @@ from gradcheck_lint.model.values import (
     implied_by_all,
     mentioned_by,
     replace,
+    through_all,
 )
 
 if TYPE_CHECKING:
@@ -428,12 +429,15 @@ def _read_append(
             stored=stored,
             stored_node=positional(node)[-1] if positional(node) else None,
         )
-    cut = cut_of(stored)
+    cut, through = cut_of(stored), through_all(stored)
     for value in receiver:
         if value.kind is Kind.CONTAINER:
             # A site keeps its identity; what its elements are is no longer known. As values are
             # compared without their cuts, one with a cut is uncertain to be another.
             changes = {"cut": cut, "certain": False} if cut is not None and not value.cut else {}
+            if through:
+                changes["through"] = value.through | through
+                changes["mentions"] = value.mentions | mentioned_by(stored)
             reading.state.replace_site(value.site, _emptied(changes))
     return frozenset({reading.recorder.value(Kind.NUMBER, node)})
 

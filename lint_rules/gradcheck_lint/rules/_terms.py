@@ -29,39 +29,49 @@ if TYPE_CHECKING:
 def lost_terms(function: FunctionModel, backward: Backward) -> Iterator[cst.CSTNode]:
     """Yield what took the graph of a term away, for each term that is constant as a whole.
 
-    A constant that a term with a graph is multiplied with, or compared with, is no term.
+    A constant that a term with a graph is multiplied with, or compared with, is no term. Nor is a
+    number what a target is made of: it counts where it is added to the loss as it is.
     """
     node = backward.node
     if not isinstance(node, cst.Call):
         return
     receiver = node.func.value if isinstance(node.func, cst.Attribute) else None
     given = positional(node)
-    waiting: list[cst.BaseExpression] = [receiver] if receiver is not None else []
-    if backward.by_engine and given:
-        waiting = [given[0]]
+    start = given[0] if backward.by_engine and given else receiver
+    # A term, and whether it is added to the loss as it is.
+    waiting: list[tuple[cst.BaseExpression, bool]] = [] if start is None else [(start, True)]
     seen: set[str] = set()
-    assigned = _assigned(function)
+    assigned = _assigned(function, node)
     while waiting:
-        term = waiting.pop()
+        term, is_added = waiting.pop()
         name = dotted_name(term)
         cut = _what_cut(term, name, function)
+        if cut is None and is_added and term is not start:
+            cut = _made_number(name, function)
+        below: list[cst.BaseExpression] = []
         if cut is not None:
             yield cut
         elif name is not None:
             if name not in seen:
                 seen.add(name)
-                waiting.extend(assigned.get(name, ()))
+                waiting += [
+                    (each, is_added and is_early) for each, is_early in assigned.get(name, ())
+                ]
         elif isinstance(term, cst.BinaryOperation):
             if isinstance(term.operator, (cst.Add, cst.Subtract)):
-                waiting += [term.left, term.right]
+                below += [term.left, term.right]
+                if is_added:
+                    yield from _items_beside_tensor(term, function)
             elif isinstance(term.operator, (cst.Multiply, cst.Divide)):
-                waiting += _only_factor(term, function)
+                below += _only_factor(term, function)
         elif isinstance(term, cst.UnaryOperation):
-            waiting.append(term.expression)
+            below.append(term.expression)
         elif _keeps_graph(term):
             assert isinstance(term, cst.Call)
             assert isinstance(term.func, cst.Attribute)
-            waiting.append(term.func.value)
+            below.append(term.func.value)
+            is_added = False
+        waiting += [(each, is_added) for each in below]
 
 
 def is_gradient(node: cst.CSTNode, function: FunctionModel) -> bool:
@@ -113,10 +123,14 @@ _BEFORE_CREATE_GRAPH = 4
 _ADDING = frozenset({cst.AddAssign, cst.SubtractAssign})
 
 
-def _assigned(function: FunctionModel) -> dict[str, list[cst.BaseExpression]]:
-    """Return what is assigned or added to each name."""
-    found: dict[str, list[cst.BaseExpression]] = {}
+def _assigned(
+    function: FunctionModel, before: cst.CSTNode
+) -> dict[str, list[tuple[cst.BaseExpression, bool]]]:
+    """Return what is assigned or added to each name, and whether that comes before something."""
+    found: dict[str, list[tuple[cst.BaseExpression, bool]]] = {}
+    is_early = True
     for node in function.scope.nodes:
+        is_early = is_early and node is not before
         if type(node) in ASSIGNING:
             target, value = assigned_once(node)
         elif type(node) is cst.AugAssign and type(node.operator) in _ADDING:
@@ -125,7 +139,7 @@ def _assigned(function: FunctionModel) -> dict[str, list[cst.BaseExpression]]:
             continue
         name = dotted_name(target)
         if name is not None and value is not None:
-            found.setdefault(name, []).append(value)
+            found.setdefault(name, []).append((value, is_early))
     return found
 
 
@@ -141,6 +155,37 @@ def _what_cut(
     else:
         values = _returned_by(term, function)
     return cut_of(values) if all_are(values, Kind.PLAIN) else None
+
+
+def _made_number(name: str | None, function: FunctionModel) -> cst.CSTNode | None:
+    """Return the ``item()`` that made a number of what a name stands for, whatever the path."""
+    values = NOTHING if name is None else function.bindings.get(name, NOTHING)
+    cut = cut_of(values) if all_are(values, Kind.NUMBER) else None
+    return cut if is_item(cut) else None
+
+
+def _items_beside_tensor(
+    total: cst.BinaryOperation, function: FunctionModel
+) -> Iterator[cst.CSTNode]:
+    """Yield ``b.item()`` of ``a + b.item()`` if ``b`` was computed, and ``a`` is no such number."""
+    sides = (total.left, total.right)
+    if sum(map(is_item, sides)) != 1:
+        return
+    (item,) = filter(is_item, sides)
+    assert isinstance(item, cst.Call)
+    name = dotted_name(item.func.value) if isinstance(item.func, cst.Attribute) else None
+    held = NOTHING if name is None else function.bindings.get(name, NOTHING)
+    if held and all(value.through or value.kind is Kind.HISTORY for value in held):
+        yield item
+
+
+def is_item(node: cst.CSTNode | None) -> bool:
+    """Tell whether this is a call of ``x.item()``."""
+    return (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "item"
+    )
 
 
 def _returned_by(node: cst.BaseExpression, function: FunctionModel) -> Values:

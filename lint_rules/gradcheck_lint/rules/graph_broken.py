@@ -13,7 +13,7 @@ from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
-from gradcheck_lint.rules._terms import is_gradient, lost_terms
+from gradcheck_lint.rules._terms import is_gradient, is_item, lost_terms
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -59,19 +59,23 @@ class GraphBroken(Rule):
             for cut_node in lost_terms(function, event):
                 if id(cut_node) in reported:
                     continue
-                of_gradient = is_gradient(cut_node, function)
-                if of_gradient or (is_computed and _copies_computed(cut_node)):
-                    reported.add(id(cut_node))
-                    text = source_of(tree, cut_node)
-                    yield Violation(
-                        cut_node,
-                        _OF_GRADIENT.format(text) if of_gradient else _OF_COPY.format(text),
-                        Severity.WARNING,
-                        "pass create_graph=True"
-                        if of_gradient
-                        else "use the computed tensor itself, or torch.stack for a list of them",
-                        ((event.node, "the loss is differentiated here"),),
-                    )
+                if is_gradient(cut_node, function):
+                    message, hint = _OF_GRADIENT, "pass create_graph=True"
+                elif is_computed and _copies_computed(cut_node):
+                    message = _OF_COPY
+                    hint = "use the computed tensor itself, or torch.stack for a list of them"
+                elif is_computed and is_item(cut_node):
+                    message, hint = _OF_ITEM, "leave out .item() where the loss is made of it"
+                else:
+                    continue
+                reported.add(id(cut_node))
+                yield Violation(
+                    cut_node,
+                    message.format(source_of(tree, cut_node)),
+                    Severity.WARNING,
+                    hint,
+                    ((event.node, "the loss is differentiated here"),),
+                )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -116,6 +120,45 @@ def train(encoder, decoder, loader, optimizer):
         optimizer.step()
 """,
             lines=(7,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+def reinforce(policy, env, optimizer):
+    for _ in range(100):
+        log_probs, rewards = [], []
+        for state in env:
+            action = torch.distributions.Categorical(logits=policy(state))
+            log_probs.append(action.log_prob(action.sample()))
+            rewards.append(env.step(action))
+        returns = torch.tensor(rewards).flip(0).cumsum(0).flip(0)
+        log_probs = torch.tensor(log_probs)
+        loss = -(log_probs * returns).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(11,),
+        ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def train(model, loader, optimizer, weight):
+    for x, y in loader:
+        out = model(x)
+        weights = sum(p.abs().sum().item() for p in model.parameters())
+        size, smooth = out.pow(2).mean().item(), out.diff().abs().mean()
+        loss = F.mse_loss(out, y) + weight * weights + 0.1 * size - smooth.item()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss = loss.detach() + smooth.item()
+""",
+            lines=(7, 8, 9),
             severity=Severity.WARNING,
         ),
         Invalid(
@@ -271,6 +314,39 @@ def train(model, loader, weights):
         Valid(
             """\
 import torch
+import torch.nn.functional as F
+
+def learn(critic, env, optimizer, state, gamma):
+    while True:
+        value, entropy = critic(state), critic(state).std()
+        state, reward = env.step(state)
+        target = reward + gamma * critic(state).item()
+        scale = value.mean().item() / entropy.item()
+        difference = value - target
+        loss = difference.pow(2).mean() + scale * entropy
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.item() + entropy.item()
+        loss = loss.item() + total
+
+def reinforce(policy, env, optimizer):
+    log_probs, rewards = [], []
+    for state in env:
+        action = torch.distributions.Categorical(logits=policy(state))
+        log_probs.append(action.log_prob(action.sample()))
+        rewards.append(env.step(action))
+    returns = torch.tensor(rewards).flip(0).cumsum(0).flip(0)
+    loss = -(torch.stack(log_probs) * returns).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""",
+            why="targets, scales and numbers to be shown are meant to be constants",
+        ),
+        Valid(
+            """\
+import torch
 
 def train(model, batches, criterion, optimizer):
     for x, y in batches:
@@ -290,6 +366,10 @@ def train(model, batches, criterion, optimizer):
 _OF_COPY = (
     "`{}` makes a tensor without a graph from a computed value, so this term of the loss has no "
     "gradient"
+)
+_OF_ITEM = (
+    "`{}` makes a number of a computed value, so this term of the loss has no gradient and trains "
+    "nothing"
 )
 _OF_GRADIENT = (
     "`{}` returns gradients without a graph, because create_graph is not set: this term of the "
