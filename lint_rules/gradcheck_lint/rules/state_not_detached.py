@@ -13,6 +13,7 @@ from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, Value, Values, through_all
 from gradcheck_lint.rules._hidden_acts import DETACHING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._states_on_self import state_kept_by
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -40,10 +41,8 @@ class StateNotDetached(Rule):
             if event.mode is GradMode.DISABLED:
                 continue
             own = id(event.node)
-            passed = [part for values in event.passed for part in _parts_of(values)]
-            if _MEMORY.search(" ".join(_names_passed(event.node))) is not None:
-                continue
-            if not any(_is_carried(values, own, event.loops) for values in passed):
+            kept = state_kept_by(function, event)
+            if kept is None and not _is_given_back(event):
                 continue
             proofs = [
                 backward
@@ -54,9 +53,10 @@ class StateNotDetached(Rule):
             if not proofs or may_act_elsewhere(function, DETACHING):
                 continue
             is_certain = proofs[0].arms == event.arms and not proofs[0].expects_error
+            given = event.receiver if kept is None else kept.receiver
             yield Violation(
-                event.node,
-                f"`{event.receiver}` is given a state that its call in the previous iteration "
+                event.node if kept is None else kept.node,
+                f"`{given}` is given a state that its call in the previous iteration "
                 "returned, with its graph: backward() reaches into earlier steps, and torch raises "
                 "or memory grows",
                 Severity.ERROR if is_certain else Severity.WARNING,
@@ -116,6 +116,37 @@ class Agent:
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(scores, target).backward()
             self.optimizer.step()
+""",
+            lines=(11,),
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(size, size), nn.Linear(size, size)
+        self.state = None
+
+    def forward(self, x):
+        y, self.state = self.rnn(x, self.state)
+        return self.out(y)
+
+    def reset(self):
+        self.state = None
+
+def train(loader, size):
+    net = Net(size)
+    optimizer = torch.optim.Adam(net.parameters())
+    for epoch in range(3):
+        net.reset()
+        for x, y in loader:
+            loss = (net(x) - y).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 """,
             lines=(11,),
         ),
@@ -220,7 +251,54 @@ def learn(cell, head, env, optimizer, x):
 """,
             why="detached, whatever the input is made of",
         ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(size, size), nn.Linear(size, size)
+        self.state = self.other = self.third = None
+
+    def forward(self, x):
+        y, state = self.rnn(x, self.other)
+        self.other = state.detach()
+        self.third = None
+        z, self.third = self.rnn(x, self.third)
+        return self.out(y + z)
+
+class Stateful(Net):
+    def forward(self, x):
+        y, self.state = self.rnn(x, self.state)
+        return self.out(y)
+
+    def detach_state(self):
+        self.state = self.state.detach() if self.state is not None else None
+
+def train(loader, size):
+    net, stateful, third = Net(size), Stateful(size), Stateful(size)
+    optimizer = torch.optim.Adam([*net.parameters(), *stateful.parameters()])
+    for x, y in loader:
+        loss = (net(x) - y + stateful(x) + third(x)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        stateful.detach_state()
+        third.state = None
+""",
+            why="the module detaches the state, or the loop has it detached or begins anew",
+        ),
     )
+
+
+def _is_given_back(event: Forward) -> bool:
+    """Tell whether a model is given what its call in the iteration before has returned."""
+    if _MEMORY.search(" ".join(_names_passed(event.node))) is not None:
+        return False
+    passed = [part for values in event.passed for part in _parts_of(values)]
+    return any(_is_carried(values, id(event.node), event.loops) for values in passed)
 
 
 _MEMORY: Final = re.compile(r"\bmem(?:s|ory|ories)?\b")
