@@ -46,6 +46,18 @@ def collect_attributes(
                 found.setdefault(attribute, []).append(held if simple else None)
 
 
+def assigns_attribute(scope: FunctionScope, attribute: str) -> bool:
+    """Tell whether a function assigns to an attribute of this name, of whatever object."""
+    if attribute not in scope.words or not scope.may_bind_attribute(attribute):
+        return False
+    return any(
+        name.endswith(f".{attribute}")
+        for node in scope.nodes
+        if isinstance(node, (cst.AssignTarget, cst.AnnAssign))
+        for name in bound_names(node.target)
+    )
+
+
 def class_assignments(
     node: cst.ClassDef,
 ) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:

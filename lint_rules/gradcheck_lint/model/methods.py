@@ -14,6 +14,7 @@ from gradcheck_lint.model.arguments import (
     record_call,
 )
 from gradcheck_lint.model.arithmetic import same_graph
+from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.entries import note_update
 from gradcheck_lint.model.expressions import container, element_of, is_rest, one_of_rest, read
 from gradcheck_lint.model.flow import Attach, Freeze, InPlace, Store, StoreKind, ZeroGrad
@@ -225,7 +226,7 @@ def _was_given(reading: Reading, receiver: Values, attribute: str) -> bool:
     return all(
         value.kind is Kind.INSTANCE
         and any(
-            attribute in method.words and method.may_bind_attribute(attribute)
+            assigns_attribute(method, attribute)
             for owner in reading.scopes.lineage(reading.scopes.classes.get(value.name))
             for method in owner.methods.values()
         )

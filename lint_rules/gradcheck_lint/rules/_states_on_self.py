@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Forward, GradMode
 from gradcheck_lint.model.values import Kind, Value, Values, held_by
 
@@ -85,7 +86,7 @@ def _is_renewed(
         for name, method in owner.methods.items()
         if method is not forward
         and not name.endswith("__init__")
-        and (method.may_bind_attribute(attribute) or "detach_" in method.words)
+        and (assigns_attribute(method, attribute) or "detach_" in method.words)
     }
     loop, models = event.loops[-1], held_by(event.values)
     for other in function.events():

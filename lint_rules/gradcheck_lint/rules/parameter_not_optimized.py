@@ -13,6 +13,7 @@ from gradcheck_lint.model.nearness import STEP, STEPS
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
+from gradcheck_lint.rules._attached_later import attached_later, is_later_method
 from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._left_out import left_out
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -38,6 +39,8 @@ class ParameterNotOptimized(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether an optimizer is made or steps there, and a layer is put somewhere."""
         scope = function.scope
+        if is_later_method(function):
+            return True
         steps = not STEPS.isdisjoint(scope.words) and function.module.near.has_itself(scope, STEP)
         if not steps and not ("parameters" in scope.words and _makes_optimizer(scope.words)):
             return False
@@ -52,6 +55,8 @@ class ParameterNotOptimized(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
         yield from left_out(function)
+        if _GROUPS.search(function.module.source) is None:
+            yield from attached_later(function)
         events = list(function.events())
         attached = [
             event
@@ -118,6 +123,42 @@ def finetune(model, loader, classes):
 """,
             lines=(7,),
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Continual(nn.Module):
+    def __init__(self, backbone, size):
+        super().__init__()
+        self.backbone, self.size = backbone, size
+        self.head = nn.Linear(size, 10)
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def new_task(self, classes):
+        self.head = nn.Linear(self.size, classes)
+
+    def observe(self, x, y):
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.head(self.backbone(x)), y).backward()
+        self.optimizer.step()
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def adapt(self, classes):
+        self.model.fc = nn.Linear(512, classes)
+
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+""",
+            lines=(12, 25),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -136,6 +177,50 @@ def finetune(model, loader, classes):
         optimizer.step()
 """,
             why="the optimizer is made afterwards",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Continual(nn.Module):
+    def __init__(self, backbone, size):
+        super().__init__()
+        self.backbone, self.size = backbone, size
+        self.head, self.drop = nn.Linear(size, 10), nn.Dropout(0.1)
+        self.start()
+
+    def start(self):
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def new_task(self, classes):
+        self.head = nn.Linear(self.size, classes)
+        self.start()
+
+    def observe(self, x, y):
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.head(self.drop(self.backbone(x))), y).backward()
+        self.optimizer.step()
+
+class Trainer:
+    def __init__(self, model, other):
+        self.model, self.other = model, other
+        self.build()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def build(self):
+        self.model.fc = nn.Linear(512, 4)
+
+    def quiet(self):
+        self.model.drop = nn.Dropout(0.5)
+        self.other.fc = nn.Linear(512, 4)
+
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+""",
+            why="made anew afterwards, put in before, without weights, or of another model",
         ),
     )
 
