@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import ClassScope
 
-__all__ = ["class_handed_in", "kept_by_caller", "lasts_at_callers", "models_of_optimizer"]
+__all__ = [
+    "class_handed_in",
+    "given_by_callers",
+    "kept_by_caller",
+    "lasts_at_callers",
+    "models_of_optimizer",
+]
 
 
 class _Use(NamedTuple):
@@ -59,6 +65,13 @@ def class_handed_in(function: FunctionModel, name: str) -> ClassScope | None:
         return None
     only = found.pop() if len(found) == 1 else None
     return None if only is None else function.module.scopes.classes.get(only)
+
+
+def given_by_callers(function: FunctionModel, name: str) -> list[tuple[FunctionModel, Values]]:
+    """Return what each call in the file gives a parameter, nothing for what can't be told."""
+    if not _is_parameter(function, name):
+        return []
+    return [(use.caller, _given(function, use, name)) for use in _uses_of(function)]
 
 
 def models_of_optimizer(function: FunctionModel, name: str) -> frozenset[int]:

@@ -11,6 +11,7 @@ from gradcheck_lint.model.paths import turns
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, Origin, mentioned_by, sites, through_all
+from gradcheck_lint.rules._closed_graphs import is_closed
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -52,7 +53,11 @@ class RetainGraph(Rule):
             or any(_may_share(backward, other, calls) for other in _later(function, backward))
             or _may_differentiate_again(events, backward)
             or _maker_is_asked_again(function, events, backward)
-            or (not backward.loops and _is_called(function))
+            or (
+                not backward.loops
+                and _is_called(function)
+                and not is_closed(function, backward, calls)
+            )
             or _is_from_outside(function, backward)
         ):
             return
@@ -96,6 +101,37 @@ def train(model, optimizer, loader, log):
             lines=(7,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+class GAN:
+    def __init__(self, generator, critic):
+        self.generator, self.critic = generator, critic
+        self.opt_g = torch.optim.Adam(self.generator.parameters())
+        self.opt_c = torch.optim.Adam(self.critic.parameters())
+
+    def step_c(self, real, noise):
+        fake = self.generator(noise).detach()
+        loss = self.critic(fake).mean() - self.critic(real).mean()
+        self.opt_c.zero_grad()
+        loss.backward(retain_graph=True)
+        self.opt_c.step()
+        return loss.item()
+
+    def step_g(self, noise):
+        self.opt_g.zero_grad()
+        (-self.critic(self.generator(noise)).mean()).backward()
+        self.opt_g.step()
+
+    def fit(self, loader):
+        for real, noise in loader:
+            self.step_c(real, noise)
+            self.step_g(noise)
+""",
+            lines=(13,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -112,6 +148,46 @@ def train(model, optimizer, loader):
         optimizer.step()
 """,
             why="a second backward uses it",
+        ),
+        Valid(
+            """\
+import torch
+
+class GAN:
+    def __init__(self, generator, critic):
+        self.generator, self.critic = generator, critic
+        self.opt_g = torch.optim.Adam(self.generator.parameters())
+        self.opt_c = torch.optim.Adam(self.critic.parameters())
+
+    def returned(self, real, noise):
+        fake = self.generator(noise)
+        loss = self.critic(fake).mean() - self.critic(real).mean()
+        loss.backward(retain_graph=True)
+        return loss.item(), fake
+
+    def given(self, real, fake):
+        (self.critic(fake).mean() - self.critic(real).mean()).backward(retain_graph=True)
+
+    def kept(self, real):
+        self.score = self.critic(real).mean()
+        self.score.backward(retain_graph=True)
+
+    def of_object(self, real):
+        (self.score * self.critic(real)).mean().backward(retain_graph=True)
+
+    def step_g(self, noise):
+        self.opt_g.zero_grad()
+        (-self.critic(self.generator(noise)).mean()).backward()
+        self.opt_g.step()
+
+    def fit(self, loader):
+        for real, noise in loader:
+            self.given(real, self.returned(real, noise)[1])
+            self.kept(real)
+            self.of_object(real)
+            self.step_g(noise)
+""",
+            why="a part of the graph comes from elsewhere, or is let out",
         ),
         Valid(
             """\
