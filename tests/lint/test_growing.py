@@ -85,6 +85,41 @@ def test_what_keeps_no_graph_is_left_alone(body):
     assert _found(_in_loop(body)) == []
 
 
+_NETS = """\
+import torch
+
+def train(nets, loader, epochs):
+    optimizers = {name: torch.optim.Adam(net.parameters()) for name, net in nets.items()}
+    losses, step = {}, 0
+    for epoch in range(epochs):
+        for LOOP:
+            step += 1
+            optimizers["a"].zero_grad()
+            loss = nets["a"](torch.randn(2, 2)).mean()
+            loss.backward()
+            optimizers["a"].step()
+            losses[KEY] = loss
+    return losses
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "key", "is_kept"),
+    [
+        ("i, x in enumerate(loader)", "i", True),
+        ("i, x in enumerate(loader)", "epoch, i", True),
+        ("name, net in nets.items()", "step", True),
+        ("name, net in nets.items()", "name", False),
+        ('name, net in {"a": nets["a"], "b": nets["b"]}.items()', 'f"train/{name}"', False),
+        ("i, net in enumerate(nets.values())", "i", False),
+        ("i in range(3)", "i", False),
+    ],
+)
+def test_keys_of_an_inner_loop_come_again_unless_it_goes_through_the_data(loop, key, is_kept):
+    found = _found(_NETS.replace("LOOP", loop).replace("KEY", key))
+    assert found == ([("GCS201", "error")] if is_kept else [])
+
+
 _STEP = """\
 import torch
 from collections import deque

@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Store, StoreKind
 from gradcheck_lint.model.syntax import dotted_name, positional
-from gradcheck_lint.model.values import Kind, Values, all_are, join_all
+from gradcheck_lint.model.values import Kind, Value, Values, all_are, join_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ def note_entry(
     if next((loop for loop in reversed(loops) if loop in made_in), loops[-1]) != loops[-1]:
         return  # the keys of a loop over what is there already are the same ones each time
     names = [name for key in keys for name in _names_in(key)]
-    if not any(value.loops[-1:] == loops[-1:] for name in names for value in reading.look_up(name)):
+    if not any(_counts(reading, value, loops) for name in names for value in reading.look_up(name)):
         return
     held = reading.look_up(path)
     if all_are(held, Kind.CONTAINER):
@@ -49,6 +49,20 @@ def note_entry(
             stored=values,
             stored_node=source,
         )
+
+
+def _counts(reading: Reading, value: Value, loops: tuple[int, ...]) -> bool:
+    """Tell whether this numbers the iterations, and is no key of what a loop goes through.
+
+    ``for name, net in nets.items()`` comes to the same few names again and again, and a loop inside
+    of another one counts from the start each time: that is many only where it counts batches.
+    """
+    if value.kind is not Kind.NUMBER or value.loops[-1:] != loops[-1:]:
+        return False
+    if isinstance(value.node, (cst.AugAssign, cst.BinaryOperation)):
+        return True
+    is_whole = len(loops) == 1 or loops[-1] in reading.recorder.over_data
+    return is_whole and type(value.node) is not cst.Call
 
 
 def note_update(reading: Reading, node: cst.Call, given: Values) -> None:

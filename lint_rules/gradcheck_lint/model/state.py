@@ -100,6 +100,8 @@ class Recorder:
     unrecorded: set[int] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
     """The sites of what a data loader yields, or targets are, which have no graph as a rule."""
+    over_data: set[int] = field(default_factory=set)
+    """The loops over data loaders."""
 
     def intern(self, key: Hashable) -> int:
         """Return the site that stands for ``key``, the same one each time (never an ``id``)."""

@@ -487,6 +487,7 @@ class StatementReader:
             bind_target(reading, node.target, element_of(reading, iterated, node.target))
             self._bind_counter(node)
             if is_loader(node.iter):
+                reading.recorder.over_data.add(id(node))
                 for name in bound_names(node.target):
                     found = reading.look_up(name)
                     if all_are(found, Kind.UNKNOWN) and not through_all(found):

@@ -103,7 +103,7 @@ def _is_made_elsewhere(function: FunctionModel, maker: FunctionScope, word: str)
     scopes = [
         scope
         for scope in known.functions
-        if scope.owner is None or maker.owner in known.lineage(scope.owner)
+        if scope.owner is None or any(maker.owner is one for one in known.lineage(scope.owner))
     ]
     if any(scope is not maker and assigns_attribute(scope, word) for scope in scopes):
         return True

@@ -264,6 +264,8 @@ def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
         if name is None or len(models) != 1 or _may_change(name, models, nodes[start:], events):
             continue
         owned = _owned(node)
+        if node is None or owned is None:
+            continue
         if start < order.get(id(node), 0) and f"{owned}.".startswith(f"{name}."):
             yield Violation(
                 node,
