@@ -115,7 +115,14 @@ def test_a_list_that_is_emptied_before_the_loop_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "inside", ["self.losses.clear()", "self.losses = []", "del self.losses[:]"]
+    "inside",
+    [
+        "self.losses.clear()",
+        "self.losses = []",
+        "del self.losses[:]",
+        "self.steps, self.losses = 0, []",
+        "self.steps = self.losses = []",
+    ],
 )
 def test_a_list_of_an_object_that_another_method_empties(inside: str) -> None:
     assert _codes(_filled(_OBJECT, inside=inside, level=2)) == []

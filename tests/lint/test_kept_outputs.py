@@ -107,6 +107,18 @@ def test_outputs_of_a_model_that_is_trained_beside(body, is_kept):
     assert found == ([("GCS201", "warning")] if is_kept else [])
 
 
+def test_a_buffer_that_a_method_empties_is_left_alone():
+    take = """\
+    def take(self):
+        rows, self.last, self.rows = self.rows, {}, []
+        return rows
+
+"""
+    source = _METERS.rstrip() + "\n" + take + _COLLECT
+    source = source.replace("BODY", "buffer.push(critic(state))\n        rows = buffer.take()")
+    assert _found(source) == []
+
+
 def test_a_kept_output_is_told_by_its_model():
     source = _METERS + _COLLECT.replace("BODY", "values.append(critic(state))")
     (finding,) = lint_source(source.encode(), "train.py")

@@ -13,7 +13,7 @@ from gradcheck_lint.model.syntax import dotted_name, integer, last_word, walk
 from gradcheck_lint.model.values import sites
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gradcheck_lint.model.flow import Store
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
@@ -75,7 +75,7 @@ def _empties_argument(call: Call, store: Store) -> bool:
     if scope is None or isinstance(scope.node, cst.Module) or not _is_handed(call, store):
         return False
     parameters = {known.name.value for known in scope.node.params.params}
-    return any(_emptied_by(node, in_place=True) in parameters for node in scope.nodes)
+    return any(not parameters.isdisjoint(_emptied_by(node, in_place=True)) for node in scope.nodes)
 
 
 def _inside(scope: FunctionScope, module: ModuleModel) -> Iterator[FunctionScope]:
@@ -109,9 +109,11 @@ def _is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) 
         if scope is None or id(scope) in seen:
             continue
         seen.add(id(scope))
-        emptied = {_emptied_by(node, in_place=not is_attribute) for node in scope.nodes} - {None}
+        emptied = {
+            name for node in scope.nodes for name in _emptied_by(node, in_place=not is_attribute)
+        }
         if is_attribute:
-            words = {last_word(name) for name in emptied if name and "." in name}
+            words = {last_word(name) for name in emptied if "." in name}
             if last_word(target) in words:
                 return True
         elif target in emptied:
@@ -140,7 +142,7 @@ def is_emptied_anywhere(module: ModuleModel, target: str, maker: FunctionScope |
         for node in scope.nodes_with_lambdas:
             if makes and isinstance(node, cst.Assign) and not _is_part_assigned(node):
                 continue
-            if last_word(_emptied_by(node) or "") == word:
+            if any(last_word(name) == word for name in _emptied_by(node)):
                 return True
     return False
 
@@ -155,7 +157,7 @@ def _empties_in(scope: FunctionScope, target: str) -> bool:
 
 def _any_empties(nodes: Iterable[cst.CSTNode], target: str, store: Store | None = None) -> bool:
     return any(
-        _emptied_by(node) == target
+        target in _emptied_by(node)
         for node in nodes
         if store is None or not _is_part_of(node, store)
     )
@@ -170,33 +172,37 @@ def _is_part_of(node: cst.CSTNode, store: Store) -> bool:
     return node is store.node
 
 
-def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> str | None:
-    """Return the dotted name of what a node empties, cuts short, detaches, or else replaces."""
+def _emptied_by(node: cst.CSTNode, *, in_place: bool = False) -> Sequence[str]:
+    """Return the dotted names of what a node empties, cuts short, detaches, or else replaces."""
+    found: list[str | None] = []
     if type(node) is cst.Call:
         func = node.func
         if type(func) is cst.Attribute and func.attr.value in _EMPTYING:
-            return dotted_name(func.value)
+            found.append(dotted_name(func.value))
     elif type(node) is cst.Del:
         target: cst.CSTNode = node.target
         if isinstance(target, cst.Subscript):
-            return dotted_name(target.value)
-        return None if in_place else dotted_name(target)
+            found.append(dotted_name(target.value))
+        elif not in_place:
+            found.append(dotted_name(target))
     elif type(node) is cst.Assign:
-        found = (_replaced_by(node, target.target, in_place=in_place) for target in node.targets)
-        return next((path for path in found if path is not None), None)
-    return None
+        for assigned in node.targets:
+            found += _replaced_by(node, assigned.target, in_place=in_place)
+    return [name for name in found if name is not None]
 
 
-def _replaced_by(node: cst.Assign, target: cst.BaseExpression, *, in_place: bool) -> str | None:
+def _replaced_by(
+    node: cst.Assign, target: cst.BaseExpression, *, in_place: bool
+) -> Sequence[str | None]:
     if isinstance(target, cst.Subscript):
-        return dotted_name(target.value) if _is_of_sequence(target) else None
+        return [dotted_name(target.value)] if _is_of_sequence(target) else []
     if in_place:
-        return None
+        return []
     if isinstance(target, cst.Tuple):
         # `losses, self.losses = self.losses, []`
-        paths = (dotted_name(element.value) for element in target.elements)
-        return next((path for path in paths if path is not None and "." in path), None)
-    return None if _adds_to(node.value, dotted_name(target)) else dotted_name(target)
+        paths = [dotted_name(element.value) for element in target.elements]
+        return [path for path in paths if path is not None and "." in path]
+    return [] if _adds_to(node.value, dotted_name(target)) else [dotted_name(target)]
 
 
 _EMPTYING: Final = frozenset(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Event, Freeze, Jump, Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import (
@@ -14,6 +15,7 @@ from gradcheck_lint.model.syntax import (
     bound_names,
     dotted_name,
     keyword,
+    last_word,
     positional,
     walk,
 )
@@ -209,6 +211,21 @@ def train_with_new_head(model, loader):
         model(x).mean().backward()
         optimizer.step()
 
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.model.requires_grad_(False)
+        self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
+
+    def start(self):
+        self.model.head = nn.Linear(8, 3)
+        self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        self.model(x).mean().backward()
+        self.optimizer.step()
+
 def train_beside(model, other, loader):
     model.backbone.requires_grad_(False)
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
@@ -344,7 +361,7 @@ def _stepped(function: FunctionModel, events: list[Event]) -> Iterator[Value]:
     itself = f"{function.scope.first_parameter}."
     if function.scope.owner is not None:
         for name, values in function.bindings.items():
-            if name.startswith(itself):
+            if name.startswith(itself) and not _is_replaced(function, last_word(name)):
                 used |= sites(values)
     for event in events:
         if isinstance(event, Step):
@@ -356,6 +373,14 @@ def _stepped(function: FunctionModel, events: list[Event]) -> Iterator[Value]:
             if value.kind is Kind.OPTIMIZER and value.site in used:
                 used.discard(value.site)
                 yield value
+
+
+def _is_replaced(function: FunctionModel, attribute: str) -> bool:
+    """Tell whether another function of the file assigns to an attribute as well."""
+    return any(
+        scope is not function.scope and assigns_attribute(scope, attribute)
+        for scope in function.module.scopes.functions
+    )
 
 
 def _owned(node: cst.CSTNode | None) -> str | None:
