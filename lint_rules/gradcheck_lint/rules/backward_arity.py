@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import libcst as cst
-
-from gradcheck_lint.model.function_class import (
-    AutogradFunction,
-    function_with,
-    has_other_decorator,
-    returns,
-)
+from gradcheck_lint.model.function_class import function_with, has_other_decorator, returns
+from gradcheck_lint.model.gradient_count import GradientCount
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -36,8 +30,10 @@ class BackwardArity(Rule):
         if any(has_other_decorator(method, scopes) for method in (function.scope, known.forward)):
             return
         needed = sum(not item.has_default for item in known.inputs)
+        cotangents = frozenset(item.name for item in known.cotangents)
+        count = GradientCount(function.scope, cotangents, scopes)
         for node in returns(function.scope):
-            given = _count(node.value, known)
+            given = count.of(node.value)
             if given is not None and given < needed:
                 yield Violation(
                     node,
@@ -87,6 +83,39 @@ class Affine(torch.autograd.Function):
 """,
             lines=(16,),
         ),
+        Invalid(
+            """\
+import torch
+
+class Hardswish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, inplace):
+        ctx.save_for_backward(x)
+        return x * (x + 3).clamp(0, 6) / 6
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        if not ctx.needs_input_grad[0]:
+            return None
+        grad_input = grad_output * (x / 3 + 0.5).clamp(0, 1)
+        grad_input[x < -3] = 0
+        return grad_input
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, step, low, high):
+        ctx.save_for_backward(x)
+        return (x / step).round().clamp(low, high) * step
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_step = torch.where(grad > 0, grad, 0.0)
+        grads = (grad, grad_step, None)
+        return grads
+""",
+            lines=(13, 16, 28),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -129,6 +158,40 @@ class Cat(Function):
 import torch
 from torch.autograd import Function
 
+class Cat(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.sizes = [len(a), len(b)]
+        return torch.cat((a, b))
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        if ctx.sizes[0] == ctx.sizes[1]:
+            return grad_output.chunk(2)
+        return grad_output.split(ctx.sizes)
+
+class Add(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        return a + b
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        grads = (grad_output,)
+        grads += (grad_output,)
+        more = (grad_output,)
+        more = more + (None,)
+        if ctx.needs_input_grad[1]:
+            return grads
+        return more
+""",
+            why="the pieces of a tensor are a tuple, and a tuple may grow",
+        ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
 class Two(Function):
     @staticmethod
     def forward(ctx, a, b):
@@ -144,35 +207,3 @@ class Two(Function):
             why="a name or product may hold a tuple",
         ),
     )
-
-
-_TENSOR_OPERATORS = (cst.Divide, cst.Subtract, cst.MatrixMultiply, cst.Power)
-
-
-def _count(  # noqa: PLR0911 - one answer for each form
-    node: cst.BaseExpression | None, function: AutogradFunction
-) -> int | None:
-    """Return how many values are returned, or None if that can't be told."""
-    if isinstance(node, cst.Tuple):
-        if any(isinstance(element, cst.StarredElement) for element in node.elements):
-            return None
-        return len(node.elements)
-    if isinstance(node, cst.BinaryOperation):
-        if isinstance(node.operator, _TENSOR_OPERATORS):
-            return 1
-        if isinstance(node.operator, cst.Multiply):
-            sides = (node.left, node.right)
-            names = {item.name for item in function.cotangents}
-            return 1 if any(_is_cotangent(side, names) for side in sides) else None
-        return None
-    if isinstance(node, cst.UnaryOperation):
-        return 1
-    names = {item.name for item in function.cotangents}
-    return 1 if node is not None and _is_cotangent(node, names) else None
-
-
-def _is_cotangent(node: cst.BaseExpression, names: set[str]) -> bool:
-    """Tell whether this is the gradient that backward was given, perhaps through its methods."""
-    while isinstance(node, (cst.Call, cst.Attribute)):
-        node = node.func if isinstance(node, cst.Call) else node.value
-    return isinstance(node, cst.Name) and node.value in names
