@@ -15,6 +15,7 @@ from gradcheck_lint.model.knowledge import (
     VIEW_METHODS,
 )
 from gradcheck_lint.model.module import ModuleModel
+from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import ClassScope
 from gradcheck_lint.model.syntax import (
     children,
@@ -26,7 +27,7 @@ from gradcheck_lint.model.syntax import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope, Scopes
@@ -99,6 +100,12 @@ class AutogradFunction:
         )
 
     @cached_property
+    def is_once_differentiable(self) -> bool:
+        """Tell whether backward refuses a second derivative."""
+        name, scopes = "once_differentiable", self.module.scopes
+        return self.backward is not None and has_decorator(self.backward, name, scopes)
+
+    @cached_property
     def inputs(self) -> list[Input] | None:
         """Return what forward takes, without ctx; None where that is open."""
         if self.forward is None:
@@ -115,6 +122,14 @@ class AutogradFunction:
         return (found or [])[1:]
 
     @cached_property
+    def starred_cotangents(self) -> cst.Param | None:
+        """Return the ``*grads`` of backward, if it has any."""
+        if self.backward is None or isinstance(self.backward.node, cst.Module):
+            return None
+        star = self.backward.node.params.star_arg
+        return star if isinstance(star, cst.Param) else None
+
+    @cached_property
     def context_name(self) -> str:
         """Return what forward or ``setup_context`` calls the context."""
         holder = self.setup or self.forward
@@ -123,24 +138,17 @@ class AutogradFunction:
     def saving_calls(self, name: str) -> Iterator[cst.Call]:
         """Yield the calls of ``ctx.<name>(...)`` where the context is filled."""
         for scope in (self.forward, self.setup):
-            if scope is None:
-                continue
-            for node in body_of(scope):
-                if (
-                    isinstance(node, cst.Call)
-                    and isinstance(node.func, cst.Attribute)
-                    and node.func.attr.value == name
-                ):
-                    yield node
+            if scope is not None:
+                yield from saving_calls_in(scope, name)
 
     @cached_property
     def saved(self) -> frozenset[str]:
         """Return the names that are handed to ``save_for_backward``."""
         return frozenset(
-            argument.value
-            for call in self.saving_calls("save_for_backward")
-            for argument in positional(call)
-            if isinstance(argument, cst.Name)
+            name
+            for scope in (self.forward, self.setup)
+            if scope is not None
+            for name, _ in saved_names(scope)
         )
 
     @cached_property
@@ -217,14 +225,53 @@ def function_with(function: FunctionModel, *methods: str) -> AutogradFunction | 
     return None
 
 
-def has_decorator(scope: FunctionScope, name: str) -> bool:
-    """Tell whether a method has a decorator of this name."""
+def saving_calls_in(scope: FunctionScope, name: str) -> Iterator[cst.Call]:
+    """Yield the calls of ``<anything>.<name>(...)`` in one function."""
+    for node in body_of(scope):
+        if (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == name
+        ):
+            yield node
+
+
+def saved_names(scope: FunctionScope) -> Iterator[tuple[str, cst.CSTNode]]:
+    """Yield each name that ``save_for_backward`` gets, with the argument by which it does.
+
+    What a starred name holds counts, where it is given one display of names and nothing else.
+    """
+    for call in saving_calls_in(scope, "save_for_backward"):
+        for argument in call.args:
+            held = displayed(argument.value, scope) if argument.star else [argument.value]
+            for value in held:
+                if isinstance(value, cst.Name):
+                    yield value.value, argument.value
+
+
+def displayed(
+    node: cst.BaseExpression | None, scope: FunctionScope
+) -> Sequence[cst.BaseExpression]:
+    """Return the elements of a tuple or list, or of the only one that a name holds."""
+    if isinstance(node, cst.Name):
+        sources = sources_of(scope).get(node.value) or []
+        node = sources[0] if len(sources) == 1 else node
+    if not isinstance(node, (cst.Tuple, cst.List)):
+        return []
+    return [element.value for element in node.elements]
+
+
+def has_decorator(scope: FunctionScope, name: str, scopes: Scopes | None = None) -> bool:
+    """Tell whether a method has a decorator of this name, or one imported by it from torch."""
     if isinstance(scope.node, cst.Module):
         return False
     for decorator in scope.node.decorators:
         target = decorator.decorator
-        call = target.func if isinstance(target, cst.Call) else target
-        if (dotted_name(call) or "").rpartition(".")[2] == name:
+        called = dotted_name(target.func if isinstance(target, cst.Call) else target) or ""
+        imported = (scopes.resolve_import(called) if scopes is not None else None) or ""
+        if called.rpartition(".")[2] == name:
+            return True
+        if imported.startswith("torch.") and imported.rpartition(".")[2] == name:
             return True
     return False
 

@@ -13,6 +13,8 @@ from gradcheck_lint.model.function_class import (
     has_decorator,
 )
 from gradcheck_lint.model.scopes import walk_near
+from gradcheck_lint.model.syntax import assigned_once, dotted_name
+from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class LegacyFunction(Rule):
@@ -119,6 +122,31 @@ y = Clamp()(torch.ones(2))
 """,
             lines=(12,),
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Sign(torch.autograd.Function):
+    def forward(self, x):
+        return x.sign()
+
+    def backward(self, grad_output):
+        return grad_output
+
+sign = Sign()
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sign = Sign()
+
+    def forward(self, x):
+        own = Sign()
+        return own(x) + self.sign(x) + sign(x)
+""",
+            lines=(20, 20, 20),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -138,6 +166,45 @@ y = Double.apply(torch.ones(2))
 """,
             why="works through apply, with or without staticmethod",
         ),
+        Valid(
+            """\
+import torch
+from torch import nn
+from torch.autograd import Function
+
+class Round(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output
+
+    def __call__(self, x):
+        return self.apply(x)
+
+class Double(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * 2
+
+class Layer(nn.Module):
+    def __init__(self, quantize=None):
+        super().__init__()
+        self.quantize = Round()
+        self.scale = Double() if quantize is None else quantize
+        self.double = Double()
+
+    def forward(self, x):
+        return self.quantize(x) + self.scale(x) + self.double.apply(x) + Round()(x)
+""",
+            why="has a call of its own, may be another one, or is used through apply",
+        ),
     )
 
 
@@ -148,13 +215,45 @@ def _is_old(function: AutogradFunction) -> bool:
 
 def _calls_of_instances(function: AutogradFunction) -> list[cst.Call]:
     """Return `Fn(...)(x)` and calls of names that hold an instance."""
+    scopes = function.module.scopes
+    if scopes.method(function.scope, "__call__") is not None:
+        return []
     found: list[cst.Call] = []
+    names: set[str] = set()
     for node in walk_near(function.module.tree, frozenset({function.name})):
         if type(node) is cst.Call and type(node.func) is cst.Call:
-            made = node.func.func
-            if isinstance(made, cst.Name) and made.value == function.name:
+            if _makes(node.func, function):
                 found.append(node)
+        else:
+            target, value = assigned_once(node)
+            if value is not None and _makes(value, function):
+                names.add((dotted_name(target) or "").rpartition(".")[2])
+    for scope in scopes.functions if names else ():
+        if not names.isdisjoint(scope.words):
+            found.extend(_calls_of_names(scope, function))
     return found
+
+
+def _makes(node: cst.BaseExpression, function: AutogradFunction) -> bool:
+    return isinstance(node, cst.Call) and dotted_name(node.func) == function.name
+
+
+def _calls_of_names(scope: FunctionScope, function: AutogradFunction) -> Iterator[cst.Call]:
+    """Yield the calls of what can only be an instance."""
+    module = function.module
+    for node in scope.nodes_and_lambdas[0]:
+        if type(node) is not cst.Call:
+            continue
+        root, _, attribute = (dotted_name(node.func) or "").partition(".")
+        if not attribute:
+            own = module.function(scope).bindings.get(root)
+            values = own if own is not None else module.bindings_around(scope, root)
+        elif scope.owner is not None and root == scope.first_parameter:
+            values = module.class_attribute(scope.owner.name, attribute)
+        else:
+            continue
+        if all_are(values, Kind.INSTANCE) and {known.name for known in values} == {function.name}:
+            yield node
 
 
 def _keeps_state(function: AutogradFunction) -> bool:

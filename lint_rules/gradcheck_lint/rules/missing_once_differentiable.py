@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import body_of, function_with, has_decorator
+from gradcheck_lint.model.function_class import body_of, function_with
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.rules._rule import Fix, Invalid, NewImport, Replacement, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -28,7 +28,7 @@ class MissingOnceDifferentiable(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every backward that computes outside of autograd, at the first such place."""
         known = function_with(function, "backward")
-        if known is None or has_decorator(function.scope, "once_differentiable"):
+        if known is None or known.is_once_differentiable:
             return
         node = _leaves(function)
         if node is None or not isinstance(function.scope.node, cst.FunctionDef):
@@ -103,6 +103,25 @@ class Cube(Function):
         return 3 * grad_output * x.data ** 2
 """,
             why="marked",
+        ),
+        Valid(
+            """\
+import torch
+from torch.autograd.function import once_differentiable as once
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.data ** 3
+
+    @staticmethod
+    @once
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        return 3 * grad_output * x.data ** 2
+""",
+            why="marked under another name",
         ),
         Valid(
             """\

@@ -11,10 +11,10 @@ from gradcheck_lint.model.function_class import (
     assignments,
     body_of,
     function_with,
-    has_decorator,
     names_in,
+    saved_names,
 )
-from gradcheck_lint.model.syntax import child_list, dotted_name, positional
+from gradcheck_lint.model.syntax import child_list, dotted_name
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -32,29 +32,28 @@ class SavedIntermediate(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every saved intermediate that backward computes with."""
-        known = function_with(function, "forward")
+        known = function_with(function, "forward", "setup_context")
         if known is None or known.backward is None or known.inputs is None:
             return
-        if has_decorator(known.backward, "once_differentiable") or _is_opaque(known):
+        if known.is_once_differentiable or _is_opaque(known):
             return
         bound = assignments(function.scope)
         inputs = {item.name for item in known.inputs}
         returned = _with_aliases(known.returned, bound)
         smooth = _smooth_names(bound, inputs & known.tensors)
-        for call in known.saving_calls("save_for_backward"):
-            for argument in positional(call):
-                name = argument.value if isinstance(argument, cst.Name) else None
-                if name is None or name in returned or name in inputs or name not in smooth:
-                    continue
-                yield Violation(
-                    argument,
-                    f"`{name}` is computed in forward, where nothing is recorded, and saved: the "
-                    "first derivative is right, but a second one treats it as a constant",
-                    Severity.WARNING,
-                    "save the inputs and compute it again in backward, return it as an output, or "
-                    "mark backward @once_differentiable",
-                    ((smooth[name], "computed here"),),
-                )
+        for name, argument in saved_names(function.scope):
+            if name in returned or name in inputs or name not in smooth:
+                continue
+            where = function.scope.name.rpartition(".")[2]
+            yield Violation(
+                argument,
+                f"`{name}` is computed in {where}, where nothing is recorded, and saved: the "
+                "first derivative is right, but a second one treats it as a constant",
+                Severity.WARNING,
+                "save the inputs and compute it again in backward, return it as an output, or "
+                "mark backward @once_differentiable",
+                ((smooth[name], "computed here"),),
+            )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -75,6 +74,30 @@ class Sigmoid(Function):
         return grad_output * exponential / (1 + exponential) ** 2
 """,
             lines=(8,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+class Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        (x,) = inputs
+        exponential = torch.exp(-x)
+        saved = (x, exponential)
+        ctx.save_for_backward(*saved)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, exponential = ctx.saved_tensors
+        return grad_output * exponential / (1 + exponential) ** 2
+""",
+            lines=(13,),
             severity=Severity.WARNING,
         ),
     )
@@ -100,6 +123,28 @@ class Sigmoid(Function):
         return grad_output * exponential / (1 + exponential) ** 2
 """,
             why="a second derivative is refused",
+        ),
+        Valid(
+            """\
+import torch
+
+class Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        y = output
+        saved = (*inputs, y)
+        ctx.save_for_backward(*saved)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, y = ctx.saved_tensors
+        return grad_output * y * (1 - y)
+""",
+            why="an input and an output",
         ),
         Valid(
             """\
