@@ -14,7 +14,15 @@ from gradcheck_lint.model.function_class import (
     names_in,
     returns,
 )
-from gradcheck_lint.model.syntax import dotted_name, integer, is_none, positional, walk
+from gradcheck_lint.model.needed_gradients import guards_in
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    dotted_name,
+    is_none,
+    positional,
+    walk,
+)
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -38,18 +46,17 @@ class NoneGradient(Rule):
         if known is None or known.inputs is None:
             return
         places = _places(function)
-        for node in body_of(function.scope):
-            index = _guarded_index(node)
-            if index is None or not isinstance(node, cst.If) or index >= len(known.inputs):
+        for guard in guards_in(function.scope):
+            if guard.index >= len(known.inputs):
                 continue
-            guarded = {places[name] for name in _assigned(node) if name in places}
-            if not guarded or index in guarded or len(guarded) > 1:
+            guarded = {places[name] for name in guard.names if name in places} | guard.places
+            if len(guarded) != 1 or guard.index in guarded:
                 continue
             (place,) = guarded
             yield Violation(
-                node.test,
-                f"needs_input_grad[{index}] asks about input {index} of forward, but guards the "
-                f"gradient that is returned for input {place}",
+                guard.test,
+                f"needs_input_grad[{guard.index}] asks about input {guard.index} of forward, but "
+                f"guards the gradient that is returned for input {place}",
                 Severity.ERROR,
                 f"ask `ctx.needs_input_grad[{place}]`",
             )
@@ -79,6 +86,70 @@ class Linear(Function):
         return grad_x, grad_weight
 """,
             lines=(14, 16),
+        ),
+        Invalid(
+            """\
+import torch
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, weight = ctx.saved_tensors
+        grad_x = grad_output @ weight if ctx.needs_input_grad[1] else None
+        return grad_x, grad_output.t() @ x if ctx.needs_input_grad[0] else None
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, weight = ctx.saved_tensors
+        need_x, need_weight = ctx.needs_input_grad
+        grad_x = grad_weight = None
+        if need_weight:
+            grad_x = grad_output * weight
+        if need_x:
+            grad_weight = grad_output * x
+        return grad_x, grad_weight
+""",
+            lines=(12, 13, 26, 28),
+        ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Slope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, slope):
+        ctx.save_for_backward(x, slope)
+        return torch.where(x > 0, x, x * slope)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, slope = ctx.saved_tensors
+        return torch.where(x > 0, grad_output, grad_output * slope), None
+
+prelu = Slope.apply
+
+class PReLU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope = nn.Parameter(torch.full((1,), 0.25))
+
+    def forward(self, x):
+        return prelu(x, self.slope)
+""",
+            lines=(13,),
+            severity=Severity.WARNING,
         ),
         Invalid(
             """\
@@ -166,6 +237,30 @@ class Linear(Function):
 """,
             why="each index guards its own gradient",
         ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        x, weight = ctx.saved_tensors
+        need_x, need_weight = ctx.needs_input_grad
+        need_x = need_x or need_weight
+        grad_weight = grad_output * x if ctx.needs_input_grad[1] else None
+        part = weight if ctx.needs_input_grad[1] else weight * 1
+        if need_x:
+            grad_weight = grad_weight
+        return grad_output * part if ctx.needs_input_grad[0] else None, grad_weight
+""",
+            why="each question is about its own gradient, or not about one at all",
+        ),
     )
 
 
@@ -186,17 +281,14 @@ def _lost(function: FunctionModel, places: dict[str, int]) -> Iterator[Violation
     """Yield gradients that are computed where they are asked for, and then not returned."""
     ways = [elements_of(node.value) for node in returns(function.scope)]
     used = {name for node in returns(function.scope) for name in names_in(node)}
-    for node in body_of(function.scope):
-        index = _guarded_index(node)
-        if index is None or not isinstance(node, cst.If) or not ways:
-            continue
-        computed = _assigned(node)
+    for guard in guards_in(function.scope) if ways else ():
+        index, computed = guard.index, guard.names
         if len(computed) != 1 or computed & (used | places.keys()):
             continue
         if all(index < len(way) and is_none(way[index]) for way in ways):
             (name,) = computed
             yield Violation(
-                node.test,
+                guard.test,
                 f"`{name}` is computed because input {index} needs a gradient, but backward "
                 f"returns None for it",
                 Severity.ERROR,
@@ -213,11 +305,12 @@ def _refused(function: FunctionModel, known: AutogradFunction) -> Iterator[Viola
     refused = [
         place for place in range(len(known.inputs)) if all(is_none(way[place]) for way in ways)
     ]
+    names = _names_of_apply(known) if refused else frozenset()
     for scope in function.module.scopes.functions if refused else ():
         if scope.owner is None:
             continue
         for node in body_of(scope):
-            if not isinstance(node, cst.Call) or dotted_name(node.func) != f"{known.name}.apply":
+            if not isinstance(node, cst.Call) or dotted_name(node.func) not in names:
                 continue
             handed = positional(node)
             for place in refused:
@@ -263,26 +356,13 @@ def _is_parameter_used_once(
     return all(other is node or any(other is target for target in made) for other in named)
 
 
-def _guarded_index(node: cst.CSTNode) -> int | None:
-    """Return n of ``if ctx.needs_input_grad[n]:``."""
-    if not isinstance(node, cst.If) or node.orelse is not None:
-        return None
-    test = node.test
-    if not isinstance(test, cst.Subscript) or not isinstance(test.value, cst.Attribute):
-        return None
-    if test.value.attr.value != "needs_input_grad" or len(test.slice) != 1:
-        return None
-    index = test.slice[0].slice
-    return integer(index.value) if isinstance(index, cst.Index) else None
-
-
-def _assigned(node: cst.If) -> set[str]:
-    found: set[str] = set()
-    for statement in node.body.body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            for small in statement.body:
-                if isinstance(small, cst.Assign):
-                    for target in small.targets:
-                        if isinstance(target.target, cst.Name):
-                            found.add(target.target.value)
-    return found
+def _names_of_apply(known: AutogradFunction) -> frozenset[str | None]:
+    """Return ``Fn.apply`` and the names that the file gives it, and nothing else."""
+    apply = f"{known.name}.apply"
+    given: dict[str, set[str | None]] = {}
+    for node in walk(known.module.tree):
+        if type(node) in ASSIGNING:
+            target, value = assigned_once(node)
+            if (name := dotted_name(target)) is not None:
+                given.setdefault(name, set()).add(dotted_name(value))
+    return frozenset({apply, *(name for name, values in given.items() if values == {apply})})

@@ -10,7 +10,7 @@ from gradcheck_lint.model.function_class import (
     AutogradFunction,
     assignments,
     body_of,
-    elements_of,
+    displayed,
     function_with,
     returns,
 )
@@ -39,9 +39,7 @@ class OutputWronglyDifferentiable(Rule):
         ):
             return
         ends = returns(function.scope)
-        if len(ends) != 1 or not isinstance(ends[0].value, cst.Tuple):
-            return
-        outputs = elements_of(ends[0].value)
+        outputs = displayed(ends[0].value, function.scope) if len(ends) == 1 else []
         if len(outputs) != len(known.cotangents):
             return
         bound = assignments(function.scope)
@@ -78,6 +76,31 @@ class Threshold(Function):
         return grad_output * mask, None
 """,
             lines=(9,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Threshold(Function):
+    @staticmethod
+    def forward(x, level):
+        mask = torch.gt(x, level).to(x.dtype)
+        outputs = x * mask, mask
+        return outputs
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, mask = output
+        ctx.save_for_backward(mask)
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_mask):
+        (mask,) = ctx.saved_tensors
+        return grad_output * mask, None
+""",
+            lines=(8,),
             severity=Severity.WARNING,
         ),
     )

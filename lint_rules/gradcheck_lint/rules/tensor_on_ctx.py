@@ -12,6 +12,8 @@ from gradcheck_lint.model.function_class import (
     body_of,
     elements_of,
     function_with,
+    parameters,
+    returns,
 )
 from gradcheck_lint.model.syntax import dotted_name, is_none, positional, walk
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class TensorOnCtx(Rule):
@@ -35,24 +38,19 @@ class TensorOnCtx(Rule):
         if known is None:
             return
         context = function.scope.first_parameter
-        inputs = {item.name for item in known.inputs or []}
-        for node in body_of(function.scope):
-            for attribute, name in _bound_names(node):
-                what = _what(name, known, inputs, function)
-                if (
-                    what is not None
-                    and isinstance(attribute.value, cst.Name)
-                    and attribute.value.value == context
-                    and not _is_other_there(function, node, name)
-                ):
+        for attribute, value in _bound_on(function.scope, context):
+            for name in _held(value):
+                what = _what(name, known, function)
+                if what is not None and not _is_other_there(function, value, name):
                     yield Violation(
-                        node,
+                        attribute,
                         f"`{context}.{attribute.attr.value}` keeps {what} `{name}` outside of "
                         "save_for_backward: torch can't see whether it was overwritten before "
                         "backward, and an input or output kept so leaks its graph",
                         Severity.WARNING,
                         f"`{context}.save_for_backward({name})`, then `{context}.saved_tensors`",
                     )
+                    break
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -92,6 +90,39 @@ class Exp(Function):
             lines=(8,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        weights = (q @ k.transpose(-2, -1)).softmax(-1)
+        ctx.weights: torch.Tensor = weights
+        ctx.inputs = [q, k, v]
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        q, k, v = ctx.inputs
+        return gradients(q, k, v, ctx.weights, grad_output)
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.output = output
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.output
+""",
+            lines=(7, 8, 23),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -115,34 +146,98 @@ class Scale(Function):
 """,
             why="numbers and shapes belong on ctx",
         ),
+        Valid(
+            """\
+import torch
+
+class Crop(torch.autograd.Function):
+    @staticmethod
+    def forward(x, top, left):
+        return x[top:, left:], x.mean()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, top, left = inputs
+        ratio = top / left
+        half = ratio / 2
+        ctx.corner = (top, left)
+        ctx.kept = {"top": top, "shape": x.shape, "half": half}
+        ctx.half: float = half
+        ctx.several = output
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_mean):
+        return grad_output.new_zeros(ctx.kept["shape"]), None, None
+""",
+            why="numbers in tuples and dictionaries, and what may be several outputs",
+        ),
     )
 
 
-def _bound_names(node: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
-    """Yield each attribute that a statement binds to a name, also several at once."""
+def _bound_on(
+    scope: FunctionScope, context: str | None
+) -> Iterator[tuple[cst.Attribute, cst.BaseExpression]]:
+    """Yield each attribute of the context that a statement binds, also several at once."""
+    for node in body_of(scope):
+        for target, value in _pairs(node):
+            if (
+                isinstance(target, cst.Attribute)
+                and isinstance(target.value, cst.Name)
+                and target.value.value == context
+            ):
+                yield target, value
+
+
+def _pairs(node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    if isinstance(node, cst.AnnAssign) and node.value is not None:
+        yield node.target, node.value
     if not isinstance(node, cst.Assign):
         return
     for known in node.targets:
-        pairs: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(known.target, node.value)]
         if isinstance(known.target, cst.Tuple) and isinstance(node.value, cst.Tuple):
             left, right = known.target.elements, node.value.elements
-            pairs = [(one.value, other.value) for one, other in zip(left, right, strict=False)]
-        for target, value in pairs:
-            if isinstance(target, cst.Attribute) and isinstance(value, cst.Name):
-                yield target, value.value
+            yield from ((one.value, other.value) for one, other in zip(left, right, strict=False))
+        else:
+            yield known.target, node.value
 
 
-def _what(
-    name: str, function: AutogradFunction, inputs: set[str], model: FunctionModel
-) -> str | None:
+def _held(value: cst.BaseExpression) -> Iterator[str]:
+    """Yield the name that is kept, or those in a list, tuple or dictionary."""
+    held = [value]
+    if isinstance(value, (cst.List, cst.Tuple, cst.Dict)):
+        held = [element.value for element in value.elements]
+    for kept in held:
+        if isinstance(kept, cst.Name):
+            yield kept.value
+
+
+def _what(name: str, function: AutogradFunction, model: FunctionModel) -> str | None:
     """Say which tensor a name holds; None if it is not shown to be one."""
-    if name in inputs:
-        bound = assignments(model.scope).get(name, [])
-        return "the input" if name in function.tensors and not bound else None
     sources = assignments(model.scope).get(name, [])
-    if len(sources) != 1 or not _makes_tensor(sources[0], function):
+    if name in {item.name for item in function.inputs or []}:
+        return "the input" if name in function.tensors and not sources else None
+    if model.scope is function.setup and not sources and name == _output_name(function):
+        return "the output" if _gives_one_tensor(function) else None
+    if len(sources) != 1 or not _is_tensor(sources[0], function, model.scope):
         return None
     return "the output" if name in function.returned else "the tensor"
+
+
+def _output_name(function: AutogradFunction) -> str | None:
+    """Return what ``setup_context(ctx, inputs, output)`` calls the output."""
+    given = parameters(function.setup) if function.setup is not None else None
+    return given[2].name if given is not None and len(given) == 3 else None  # noqa: PLR2004
+
+
+def _gives_one_tensor(function: AutogradFunction) -> bool:
+    """Tell whether forward returns a tensor, and no tuple, whichever way it goes."""
+    forward = function.forward
+    if forward is None:
+        return False
+    ways = [node.value for node in returns(forward)]
+    return bool(ways) and all(
+        way is not None and _is_tensor(way, function, forward) for way in ways
+    )
 
 
 def _is_other_there(function: FunctionModel, place: cst.CSTNode, name: str) -> bool:
@@ -194,14 +289,33 @@ def _is_not_none(test: cst.Comparison) -> bool | None:
     return {cst.Is: False, cst.IsNot: True}.get(type(only.operator))
 
 
-def _makes_tensor(node: cst.BaseExpression, function: AutogradFunction) -> bool:
+def _is_tensor(
+    node: cst.BaseExpression,
+    function: AutogradFunction,
+    scope: FunctionScope,
+    seen: frozenset[str] = frozenset(),
+) -> bool:
+    """Tell whether an expression is shown to be a tensor."""
+    if isinstance(node, cst.Name):
+        sources = assignments(scope).get(node.value, [])
+        if node.value in function.tensors:
+            return not sources
+        deeper = seen | {node.value}
+        return (
+            node.value not in seen
+            and len(sources) == 1
+            and _is_tensor(sources[0], function, scope, deeper)
+        )
+    if isinstance(node, cst.BinaryOperation):
+        sides = (node.left, node.right)
+        return any(_is_tensor(side, function, scope, seen) for side in sides)
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return False
     method, owner = node.func.attr.value, node.func.value
-    if not isinstance(owner, cst.Name) or method not in _MAKERS:
+    if method not in _MAKERS:
         return False
-    imported = function.module.scopes.resolve_import(owner.value)
-    return imported == "torch" or owner.value in function.tensors
+    imported = function.module.scopes.resolve_import(dotted_name(owner) or "")
+    return imported == "torch" or _is_tensor(owner, function, scope, seen)
 
 
 _MAKERS = frozenset(
