@@ -121,6 +121,23 @@ TORCH_MODULES_WITH_WEIGHTS: Final = frozenset(
     )
 )
 
+SAVES_INPUT: Final = words(
+    """
+    pow square sin cos sinh cosh log log2 log10 log1p abs clamp norm prod var std cumprod
+    logsumexp softplus gelu silu mish leaky_relu hardtanh hardswish relu6 celu elu selu asin acos
+    atan atanh erf lgamma digamma logsigmoid hardsigmoid softsign nan_to_num logit sinc
+    """
+)
+"""Operations of one tensor that save it if it requires a gradient."""
+
+SAVING_LAYERS: Final = words(
+    """
+    Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LayerNorm
+    GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d
+    """
+)
+"""Layers that save their input for the gradient of their weights."""
+
 GRAPHLESS_METHODS: Final = words(
     """
     argsort bool byte char eq equal ge gt int isclose isfinite isinf isnan le logical_and

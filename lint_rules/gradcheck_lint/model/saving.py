@@ -11,35 +11,18 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, Save
-from gradcheck_lint.model.knowledge import words
+from gradcheck_lint.model.knowledge import SAVES_INPUT, SAVING_LAYERS, words
 from gradcheck_lint.model.values import NOTHING, Kind, Values, all_are
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.arguments import Arguments
     from gradcheck_lint.model.reading import Reading
 
-_SAVES_INPUT: Final = words(
-    """
-    pow square sin cos sinh cosh log log2 log10 log1p abs clamp norm prod var std cumprod
-    logsumexp softplus gelu silu mish leaky_relu hardtanh hardswish relu6 celu elu selu asin acos
-    atan atanh erf lgamma digamma logsigmoid hardsigmoid softsign nan_to_num logit sinc
-    """
-)
-"""Operations of one tensor that save it if it requires a gradient."""
-
 _PRODUCTS: Final = frozenset({"mul", "multiply", "matmul", "mm", "bmm", "mv", "dot", "linear"})
 """Operations that save each factor for the gradient of the other."""
 
 _DISTANCES: Final = frozenset({"mse_loss", "smooth_l1_loss"})
 """Losses that save both operands."""
-
-_SAVING_LAYERS: Final = words(
-    """
-    Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LayerNorm
-    GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d
-    """
-)
-"""Layers that save their input for the gradient of their weights."""
 
 _ACTIVATIONS: Final = words(
     """
@@ -70,7 +53,7 @@ def note_method(reading: Reading, node: cst.Call, receiver: Values, arguments: A
     """Note what a method of a tensor saves."""
     assert isinstance(node.func, cst.Attribute)
     name = node.func.attr.value
-    if name in _SAVES_INPUT and _has_graph(receiver):
+    if name in SAVES_INPUT and _has_graph(receiver):
         _note(reading, node, receiver, is_tensor=True)
     elif name in _PRODUCTS and arguments.positional:
         _note_product(reading, node, receiver, arguments.positional[0])
@@ -80,7 +63,7 @@ def note_function(reading: Reading, node: cst.Call, name: str, arguments: Argume
     """Note what a function of torch saves; ``name`` is its last part."""
     first = arguments.positional[0] if arguments.positional else NOTHING
     second = arguments.positional[1] if len(arguments.positional) > 1 else NOTHING
-    if name in _SAVES_INPUT and _has_graph(first):
+    if name in SAVES_INPUT and _has_graph(first):
         _note(reading, node, first, is_tensor=True)
     elif name in _PRODUCTS or name.startswith("conv"):
         _note_product(reading, node, first, second)
@@ -95,7 +78,7 @@ def note_layer(reading: Reading, node: cst.Call, layers: Values, arguments: Argu
         return
     first = arguments.positional[0]
     names = {layer.name.removeprefix("torch.nn.") for layer in layers}
-    if (names <= _SAVING_LAYERS and not reading.may_freeze) or (
+    if (names <= SAVING_LAYERS and not reading.may_freeze) or (
         names <= _ACTIVATIONS and _has_graph(first)
     ):
         _note(reading, node, first, is_tensor=True)

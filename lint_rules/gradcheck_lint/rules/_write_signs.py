@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from gradcheck_lint.model.knowledge import SAVES_INPUT
 from gradcheck_lint.rules._signs import (
     SUBSCRIPT_WRITE,
     Pattern,
@@ -173,11 +174,14 @@ def _may_read_itself(match: re.Match[bytes]) -> bool:
     if source.find(write.base, start, start + _MOST_STATEMENT) < 0:
         return False
     statement = first_statement(source, start)
-    return statement is None or _combines_item(statement, write.base)
+    if statement is None or _combines_item(statement, write.base):
+        return True
+    is_product = b"*" in match[0] or b"/" in match[0]
+    return is_product and compiled(rb"[\s\\(]*").sub(b"", statement).startswith(write.base)
 
 
 def _combines_item(statement: bytes, base: bytes) -> bool:
-    """Tell whether an item of ``base`` is given to a call, or multiplied or divided."""
+    """Tell whether an item of ``base`` is given to a call, multiplied or divided, or asked."""
     for found in compiled(re.escape(base) + rb"\s*\[").finditer(statement):
         if statement[: found.start()].rstrip()[-1:] in _BEFORE_OPERAND:
             return True
@@ -187,11 +191,15 @@ def _combines_item(statement: bytes, base: bytes) -> bool:
             if depth == 0:
                 end = bracket.end()
                 break
-        if compiled(rb"[\s\\)]*[*/@]").match(statement, end) is not None:
+        if compiled(_AFTER_OPERAND).match(statement, end) is not None:
             return True
     return False
 
 
+_AFTER_OPERAND: Final = (
+    rb"[\s\\)]*(?:[*/@]|\.[\s\\]*(?:%b)[\s\\]*\()" % "|".join(sorted(SAVES_INPUT)).encode()
+)
+"""An operator, or a method that saves what it's called on."""
 _BEFORE_OPERAND: Final = frozenset({b"(", b",", b"*", b"/", b"@", b"=", b"\\"})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,14 +9,26 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
 from gradcheck_lint.model.nearness import writes_items
-from gradcheck_lint.model.provenance import dotted
-from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional, walk
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values
+from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, walk
+from gradcheck_lint.model.values import (
+    NOTHING,
+    Kind,
+    Origin,
+    Value,
+    Values,
+    all_are,
+    sites,
+)
 from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._recording import is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._saved_slices import (
+    SavedSlices,
+    may_save_slice,
+    saved_by_augmented,
+    saved_slices,
+)
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -25,7 +36,6 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_lint.model.deferred import ItemWrite
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -38,13 +48,16 @@ class SliceReadThenWrite(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function computes what it assigns to an item of an item's neighbour."""
         if function.scope.statements is not None and function.module.provenance is not None:
-            return any(map(_may_read_itself, function.scope.item_writes))
+            return any(map(may_save_slice, function.scope.item_writes))
         if function.scope is function.module.scopes.top:
             return True
         return any(
             source is not None
             and (name := dotted_name(target.value)) is not None
-            and _saved_slice(source, name) is not None
+            and any(
+                isinstance(node, cst.Subscript) and dotted_name(node.value) == name
+                for node in walk(source)
+            )
             for target, source in writes_items(function.scope)
         )
 
@@ -52,18 +65,17 @@ class SliceReadThenWrite(Rule):
         """Yield every subscript assignment that reads its own base where it's saved."""
         seen: set[int] = set()
         for event in function.events():
-            if not isinstance(event, InPlace) or not isinstance(event.node, cst.Subscript):
+            if not isinstance(event, InPlace) or id(event.node) in seen:
                 continue
-            if event.source is None or event.mode is GradMode.DISABLED or id(event.node) in seen:
+            if event.source is None or event.mode is GradMode.DISABLED or event.expects_error:
                 continue
-            if event.expects_error:
+            target, saved = _target_and_slices(event, function)
+            if target is None or saved is None:
                 continue
-            name = dotted_name(event.node.value)
-            if name is None or (saved := _saved_slice(event.source, name)) is None:
-                continue
-            slices, others = saved
+            name = dotted_name(target.value)
+            slices = saved.slices
             operand = slices[0]
-            certain = _is_saved(event, event.node, others, function)
+            certain = _is_saved(event, target, saved, function)
             if certain is None:
                 continue
             if is_for_evaluation(function, event) or may_be_frozen(function):
@@ -158,9 +170,94 @@ class Cumulative(nn.Module):
         return h
 """,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Recurrent(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.cell = nn.GRUCell(width, width)
+        self.lift = nn.Linear(width, width)
+
+    def forward(self, x):
+        states = torch.zeros(len(x) + 1, *x.shape[1:])
+        for t in range(len(x)):
+            states[t + 1] = self.cell(x[t], states[t])
+        h = self.lift(states[1:])
+        h[..., 0] = h[..., 1].square()
+        h[..., 1] = h[..., 0] ** 2
+        h[..., 2] *= h[..., 1]
+        return h
+""",
+            lines=(13, 15, 16, 17),
+            fixed="""\
+import torch
+from torch import nn
+
+class Recurrent(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.cell = nn.GRUCell(width, width)
+        self.lift = nn.Linear(width, width)
+
+    def forward(self, x):
+        states = torch.zeros(len(x) + 1, *x.shape[1:])
+        for t in range(len(x)):
+            states[t + 1] = self.cell(x[t], states[t].clone())
+        h = self.lift(states[1:])
+        h[..., 0] = h[..., 1].clone().square()
+        h[..., 1] = h[..., 0].clone() ** 2
+        h[..., 2] *= h[..., 1].clone()
+        return h
+""",
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.lift = nn.Linear(width, width)
+        self.cell = nn.GRUCell(width, width)
+
+    def forward(self, x, boxes):
+        h = self.lift(x)
+        h[..., 0] = h[..., 0].sigmoid() + h[..., 1].exp()
+        h[..., 2:] = h[..., 2:].softmax(-1)
+        h[..., 1] -= 2 * h[..., 0]
+        h[..., 1] *= h[..., 0].exp()
+        boxes = boxes.detach().clone()
+        boxes[:, 0] = boxes[:, 0] * boxes[:, 1]
+        boxes[:, 1] = boxes[:, 1] ** 2
+        states = [x[0]]
+        for t in range(len(x)):
+            states.append(states[t])
+            states[t] = self.cell(x[t], states[t])
+            states[t] *= states[t]
+        return h, boxes, states
+
+    def forward_in_place(self, x):
+        # Only for inference.
+        h = self.lift(x)
+        h[:, :4] = self.lift(h[:, :4])
+        return h
+
+    @torch.no_grad()
+    def rollout(self, x, steps):
+        out = torch.zeros(steps, *x.shape)
+        for t in range(1, steps):
+            out[t] = self.lift(out[t - 1])
+        return out
+""",
+            why="they save their output, nobody trains it, or a list holds what is read",
+        ),
         Valid(
             """\
 import torch
@@ -199,77 +296,60 @@ class Masked(nn.Module):
     )
 
 
+def _target_and_slices(
+    event: InPlace, function: FunctionModel
+) -> tuple[cst.Subscript, SavedSlices] | tuple[None, None]:
+    """Return the item that is written to, and what of the same tensor is saved for that."""
+    node = event.node
+    target = node.target if isinstance(node, cst.AugAssign) else node
+    if not isinstance(target, cst.Subscript) or (name := dotted_name(target.value)) is None:
+        return None, None
+    saved = saved_by_augmented(node, name) if isinstance(node, cst.AugAssign) else None
+    if saved is None and event.source is not None:
+        saved = saved_slices(event.source, name, function)
+    return (None, None) if saved is None else (target, saved)
+
+
 def _is_saved(
-    event: InPlace,
-    target: cst.Subscript,
-    others: list[cst.BaseExpression],
-    function: FunctionModel,
+    event: InPlace, target: cst.Subscript, saved: SavedSlices, function: FunctionModel
 ) -> bool | None:
-    """Tell whether a slice that is used with ``others`` is surely saved; None if likely not.
+    """Tell whether a slice is surely saved; None if likely not.
 
     An operand is saved only if what it is used with needs a gradient.
     """
     name = dotted_name(target.value) or ""
     if is_preallocated(event.values, function):
-        need = max(_need_of(other, name, function) for other in others)
+        if not _may_ever_have_graph(event, function):
+            return None
+        if saved.by_layer:
+            return _has_graph(event.written)
+        need = max(_need_of(other, name, function) for other in saved.others)
         if need is _Need.SURELY and _has_graph(event.written):
             return True
         return False if need is not _Need.NO and _may_have_graph(function) else None
     if event.values and all(map(_is_recorded, event.values)):
         # The slice has a graph itself.
-        is_sure = _is_tensor(event.values, target) and any(
-            _has_graph_itself(other, name, function) for other in others
+        is_sure = _is_tensor(event.values, target) and (
+            saved.by_layer
+            or any(_has_graph_itself(other, name, function) for other in saved.others)
         )
         return is_sure or None
     return None
 
 
-def _may_read_itself(item: ItemWrite) -> bool:
-    """Tell whether an item is written with what an operation makes of an item of the same."""
-    if type(item.source) is ast.Constant or not (name := dotted(item.target.value)):
-        return False
-    for node in walk_python(item.source):
-        operands: list[ast.expr] = []
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.MatMult)):
-            operands = [node.left, node.right]
-        elif isinstance(node, ast.Call):
-            operands = node.args
-        if any(
-            isinstance(operand, ast.Subscript) and dotted(operand.value) == name
-            for operand in operands
-        ):
-            return True
-    return False
+def _may_ever_have_graph(event: InPlace, function: FunctionModel) -> bool:
+    """Tell whether anything that may have a graph is written to a tensor that had none."""
+    written_to = sites(event.values)
+    return any(
+        isinstance(other, InPlace)
+        and other.operation not in _WITHOUT_SOURCE
+        and not written_to.isdisjoint(sites(other.values))
+        and not all_are(other.written, Kind.PLAIN, Kind.NUMBER)
+        for other in function.events()
+    )
 
 
-_SAVING = (cst.Multiply, cst.Divide, cst.MatrixMultiply)
-_SAVING_CALLS = frozenset({"mul", "matmul", "mm", "bmm", "div", "dot", "mv", "einsum"})
-
-
-def _saved_slice(
-    node: cst.CSTNode, name: str
-) -> tuple[list[cst.Subscript], list[cst.BaseExpression]] | None:
-    """Return the slices of ``name`` that an operation saves, and what the first is used with."""
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        operands: list[cst.BaseExpression] = []
-        if isinstance(current, cst.BinaryOperation) and isinstance(current.operator, _SAVING):
-            if not is_literal(current.left) and not is_literal(current.right):
-                operands = [current.left, current.right]
-        elif isinstance(current, cst.Call) and _last_name(current) in _SAVING_CALLS:
-            operands = positional(current)
-        slices = [
-            operand
-            for operand in operands
-            if isinstance(operand, cst.Subscript) and dotted_name(operand.value) == name
-        ]
-        if slices:
-            if isinstance(current, cst.Call) and isinstance(current.func, cst.Attribute):
-                operands.append(current.func.value)  # `gate.mul(slice)`, if not `torch.mul`
-            return slices, [other for other in operands if other is not slices[0]]
-        stack.extend(child_list(current))
-    return None
+_WITHOUT_SOURCE = frozenset({"clamp_()", "fill_()", "zero_()", "uniform_()", "normal_()"})
 
 
 def _has_graph(values: Values) -> bool:
