@@ -15,9 +15,11 @@ from gradcheck_lint.rules._signs import (
     BACKWARD_CALL,
     CALL_IN_PLACE,
     CONVERTED_PARAMETER,
+    DROPOUT_IN_PLACE,
     EVALUATION,
     FACTORY_CALL,
     FUNCTION_CLASS,
+    LAYER_IN_PLACE,
     LEAF_WORD,
     LOOP_OVER_PARAMETERS,
     OPTIMIZER_NAME,
@@ -136,8 +138,8 @@ RULES: Final = (
         "gradcheck_lint.rules.inplace_on_saved_output",
         "InplaceOnSavedOutput",
         (
-            (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE),
-            (OUTPUT_SAVING_CALL,),
+            (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE, LAYER_IN_PLACE),
+            (OUTPUT_SAVING_CALL, DROPOUT_IN_PLACE),
         ),
     ),
     RuleReference(

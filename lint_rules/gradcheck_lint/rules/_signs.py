@@ -122,6 +122,20 @@ CALL_IN_PLACE: Final = Pattern(
 )
 """``inplace=True``, ``x.add_(``, ``out=``."""
 
+LAYER_IN_PLACE: Final = Pattern(
+    (
+        rb"(?:LU|[Ss]wish|igmoid|Mish|ReLU6)[\s\\]*\([\s\\]*True\b",
+        rb"(?:LU|Dropout\w*|anh|Threshold)[\s\\]*\([^()\n]{1,99},[\s\\]*True\b",
+    ),
+    words=(b"(True", b", True", b",True"),
+)
+"""``nn.ReLU(True)``, ``nn.Dropout(0.5, True)``: ``inplace`` is the last parameter of both."""
+
+DROPOUT_IN_PLACE: Final = Pattern(
+    (rb"Dropout\w*[\s\\]*\([^()]{,200}\bTrue\b",), words=(b"Dropout",)
+)
+"""``nn.Dropout(0.5, inplace=True)``, which may come after ReLU."""
+
 LEAF_WORD: Final = Pattern(
     (
         rb"requires_grad\w*\s*[=(]\s*(?!False\b)",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace, Return
-from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.syntax import dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, carried_by_all, mentioned_by
+from gradcheck_lint.rules._layer_sequences import is_inplace, pairs_of_layers
 from gradcheck_lint.rules._recording import exclude, is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -29,14 +28,14 @@ class InplaceOnSavedOutput(Rule):
     """The output of an operation that needs it in backward is changed in place."""
 
     entry = catalogue.INPLACE_ON_SAVED_OUTPUT
-    part = Part.WRITE
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the output of such an operation can reach the function."""
-        if not function.may_record or not function.module.near.has(function.scope, _OUTPUT_SAVER):
-            return False
-        near = function.module.near
-        return near.has_itself(function.scope, _SEQUENTIAL) or function.may_write_to(_is_saver)
+        near, scope = function.module.near, function.scope
+        if near.has_itself(scope, _SEQUENTIAL):
+            return function.may_record
+        may_write = Part.WRITE in scope.parts and function.may_record
+        return may_write and near.has(scope, _OUTPUT_SAVER) and function.may_write_to(_is_saver)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""
@@ -115,6 +114,34 @@ class Block(nn.Module):
 """,
             lines=(13, 15),
         ),
+        Invalid(
+            """\
+from collections import OrderedDict
+from torch import nn
+
+def head(width):
+    layers = [nn.Linear(width, width), nn.ReLU(inplace=True)]
+    layers += [nn.Dropout(0.5, True)]
+    layers.append(nn.Linear(width, 1))
+    layers.append(nn.Sigmoid())
+    layers.append(nn.Hardtanh(inplace=True))
+    return nn.Sequential(*layers)
+
+class Squeeze(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate = nn.Sequential(OrderedDict([
+            ("conv", nn.Conv2d(width, width, 1)),
+            ("gate", nn.Tanh()),
+            ("act", nn.LeakyReLU(0.1, inplace=True)),
+        ]))
+        net = nn.Sequential()
+        net.add_module("gate", nn.Softmax(-1))
+        net.add_module("act", nn.ReLU(True))
+        self.net = net
+""",
+            lines=(6, 9, 18, 22),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -138,6 +165,25 @@ p.zero_()
 """,
             why="neither saves its output, nothing is recorded, or backward has been there",
         ),
+        Valid(
+            """\
+from torch import nn
+
+def head(width, gated, rates):
+    layers = [nn.Linear(width, width), nn.Sigmoid()]
+    if gated:
+        layers = [nn.Linear(width, width)]
+    layers.append(nn.ReLU(inplace=True))
+    layers.append(nn.Dropout(0.0, inplace=True))
+    for rate in rates:
+        layers.append(nn.Tanh())
+        layers.insert(0, nn.Linear(width, width))
+        layers.append(nn.ReLU(inplace=True))
+    arms = nn.ModuleList([nn.Sigmoid(), nn.ReLU(inplace=True)])
+    return nn.Sequential(*layers, nn.GELU(), nn.Dropout(0.1, inplace=True)), arms
+""",
+            why="another layer may be between, nothing is dropped, or it isn't one after the other",
+        ),
     )
 
 
@@ -146,7 +192,8 @@ _SAVED = frozenset(
 )
 _SAVED_BY_TORCH = frozenset({"relu", "exp2", "tan", "logsumexp", "cumprod"})
 """Modules go by these names too, which may be of any kind: ``self.relu = nn.LeakyReLU()``."""
-_SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax"})
+_SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Softmin", "ReLU"})
+_SAVED_IF_INPLACE = frozenset({"LeakyReLU", "ELU"})
 
 
 def _is_saver(word: str) -> bool:
@@ -157,11 +204,7 @@ def _is_sequential(word: str) -> bool:
     return word == "Sequential"
 
 
-def _is_either(word: str) -> bool:
-    return _is_saver(word) or _is_sequential(word)
-
-
-_OUTPUT_SAVER = Sought(_is_either)
+_OUTPUT_SAVER = Sought(_is_saver)
 _SEQUENTIAL = Sought(_is_sequential)
 
 
@@ -206,35 +249,41 @@ def _severity(function: FunctionModel, write: InPlace, later: list[Event]) -> Se
 def _sequences(function: FunctionModel) -> Iterator[Violation]:
     """Yield layers of an ``nn.Sequential`` that overwrite what the layer before has saved."""
     scopes = function.module.scopes
-    nodes = (
-        body_of(function.scope)
-        if not isinstance(function.scope.node, cst.Module)
-        else _top_level(function.scope.node)
-    )
-    for node in nodes:
-        if type(node) is not cst.Call:
+    for before, layer in pairs_of_layers(function):
+        first = scopes.resolve_import(dotted_name(before.func) or "") or ""
+        second = scopes.resolve_import(dotted_name(layer.func) or "") or ""
+        package, _, saver = first.rpartition(".")
+        if package != "torch.nn" or not _saves_output(saver, before):
             continue
-        if scopes.resolve_import(dotted_name(node.func) or "") != "torch.nn.Sequential":
+        name = second.removeprefix("torch.nn.")
+        if not is_inplace(layer, name) or _drops_nothing(layer, name):
             continue
-        layers = positional(node)
-        for before, layer in itertools.pairwise(layers):
-            if not isinstance(before, cst.Call) or not isinstance(layer, cst.Call):
-                continue
-            first = scopes.resolve_import(dotted_name(before.func) or "") or ""
-            if first.removeprefix("torch.nn.") not in _SAVED_LAYERS:
-                continue
-            if boolean(keyword(layer, "inplace")) is True:
-                yield Violation(
-                    layer,
-                    f"this layer overwrites the output of {first.rpartition('.')[2]}, which its "
-                    "backward needs: torch raises in backward()",
-                    Severity.ERROR,
-                    "drop inplace=True here",
-                    ((before, "saves its output"),),
-                )
+        is_known = second.startswith("torch.nn.") and _drops_surely(layer, name)
+        yield Violation(
+            layer,
+            f"this layer overwrites the output of {saver}, which its backward needs: torch raises "
+            "in backward()",
+            Severity.ERROR if is_known else Severity.WARNING,
+            "drop inplace=True here",
+            ((before, "saves its output"),),
+        )
 
 
-def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:
-    for statement in module.body:
-        if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            yield from walk(statement)
+def _saves_output(name: str, layer: cst.Call) -> bool:
+    return name in _SAVED_LAYERS or (name in _SAVED_IF_INPLACE and is_inplace(layer, name))
+
+
+def _drops_nothing(layer: cst.Call, name: str) -> bool:
+    """Tell whether this is a dropout with a rate of zero, which leaves its input as it is."""
+    rate = _rate(layer) if "Dropout" in name else None
+    return isinstance(rate, (cst.Integer, cst.Float)) and float(rate.value) == 0
+
+
+def _drops_surely(layer: cst.Call, name: str) -> bool:
+    """Tell whether the rate of a dropout stands there, so that it isn't zero."""
+    return "Dropout" not in name or isinstance(_rate(layer), (cst.Float, cst.Integer, type(None)))
+
+
+def _rate(layer: cst.Call) -> cst.BaseExpression | None:
+    handed = positional(layer)
+    return handed[0] if handed else keyword(layer, "p")
