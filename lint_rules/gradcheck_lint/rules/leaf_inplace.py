@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from gradcheck_lint.model.flow import GradMode, InPlace
+from gradcheck_lint.model.flow import Backward, GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are
@@ -146,6 +146,28 @@ def clip(model):
             lines=(5,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+def stylize(target, steps):
+    image = nn.Parameter(torch.rand(3, 8, 8))
+    optimizer = torch.optim.LBFGS([image])
+
+    def closure():
+        image.clamp_(0, 1)
+        optimizer.zero_grad()
+        loss = (image - target).pow(2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+    return image
+""",
+            lines=(9,),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -249,6 +271,29 @@ with torch.no_grad():
             """\
 import torch
 from torch import nn
+
+def stylize(target, run):
+    image = nn.Parameter(torch.rand(3, 8, 8))
+
+    def clamp():
+        image.clamp_(0, 1)
+
+    def closure():
+        with torch.no_grad():
+            image.clamp_(0, 1)
+        loss = (image - target).pow(2).sum()
+        loss.backward()
+        return loss
+
+    run(closure, clamp)
+    return image
+""",
+            why="whoever is handed a function may call it under no_grad",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
 from implicit import FixedPoint, cg
 
 class Inner(FixedPoint, solve=cg):
@@ -294,7 +339,7 @@ def _is_no_leaf(node: ast.expr) -> bool:
 def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
     """Return how certain it is that torch raises here; None for silence."""
     certain = all(value.certain for value in event.values)
-    if event.mode is GradMode.AMBIENT:
+    if event.mode is GradMode.AMBIENT and not _must_record(function):
         scopes = function.module.scopes
         if is_handed_on(function) or scopes.is_made_to_order(function.scope.owner):
             # Whoever gets it may call it, or wrap it, under no_grad.
@@ -308,11 +353,26 @@ def _severity(function: FunctionModel, event: InPlace) -> Severity | None:
             certain = False
         if not callers and not _is_forward_or_local(function, event):
             certain = False
-    elif event.mode is not GradMode.ENABLED:
+    elif event.mode not in {GradMode.ENABLED, GradMode.AMBIENT}:
         return None
     if not certain and function.module.may_freeze:
         return None
     return Severity.ERROR if certain else Severity.WARNING
+
+
+def _must_record(function: FunctionModel) -> bool:
+    """Tell whether a function differentiates what it computes, as a closure of an optimizer does.
+
+    Where its caller has turned recording off, it raises.
+    """
+    return any(
+        isinstance(event, Backward)
+        and event.mode is GradMode.AMBIENT
+        and not event.expects_error
+        and not event.arms
+        and all_are(event.values, Kind.HISTORY)
+        for event in function.events()
+    )
 
 
 def _is_forward_or_local(function: FunctionModel, event: InPlace) -> bool:

@@ -12,8 +12,15 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, PARAMETER_CLASSES
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, bound_names, dotted_name, walk
-from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    boolean,
+    bound_names,
+    dotted_name,
+    walk,
+)
+from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._lost_updates import lost_updates, may_lose_updates
 from gradcheck_lint.rules._repeating import repeats
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.values import Value
 
 
 class LeafRebound(Rule):
@@ -56,34 +64,8 @@ class LeafRebound(Rule):
                 )
         if _may_update_own(function):
             yield from _updated_on_self(function)
-        if not _may_update(function):
-            return
-        for loop in function.loops():
-            for node in walk(loop.node):
-                if not isinstance(node, cst.Assign) or len(node.targets) != 1:
-                    continue
-                name = dotted_name(node.targets[0].target)
-                if name is None or name.partition(".")[0] in loop.targets:
-                    continue
-                leaves = [
-                    value
-                    for value in function.bindings.get(name, ())
-                    if value.kind is Kind.LEAF and loop.identity not in value.loops
-                ]
-                if not leaves or not _is_update(node.value, name):
-                    continue
-                if _is_leaf_again(loop.node, name) or _ends_with(loop.node, node):
-                    continue
-                if "." in name and _is_used_whole(loop.node, name.partition(".")[0]):
-                    continue
-                yield Violation(
-                    node,
-                    f"`{name}` held a leaf and now holds a computed tensor: in the next iteration "
-                    f"`{name}.grad` is None",
-                    Severity.WARNING,
-                    f"update it in place under no_grad: `{name} -= lr * {name}.grad`",
-                    tuple((leaf.node, "the leaf") for leaf in leaves[:1] if leaf.node is not None),
-                )
+        if _may_update(function):
+            yield from _updated_in_loops(function)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -112,8 +94,38 @@ class Scale(nn.Module):
         self.weight = nn.Parameter(torch.ones(3)) * 0.02
         self.bias = nn.Parameter(torch.ones(3)).cuda()
         self.gain: torch.Tensor = nn.Parameter(torch.ones(3)) / 2
+        self.mask = nn.Parameter(torch.ones(3)).unsqueeze(0)
 """,
-            lines=(7, 8, 9),
+            lines=(7, 8, 9, 10),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+
+def invert(decoder, target, steps, lr):
+    z = torch.randn(1, 64)
+    z.requires_grad_(True)
+    shift = torch.zeros(64)
+    shift.requires_grad = True
+    for _ in range(steps):
+        (decoder(z + shift) - target).pow(2).mean().backward()
+        with torch.no_grad():
+            z = z - lr * z.grad
+        shift = shift.sub(shift.grad, alpha=lr)
+    return z
+
+class Regression:
+    def __init__(self, width):
+        self.w = torch.zeros(width)
+        self.w.requires_grad_()
+
+    def fit(self, x, y, steps):
+        for _ in range(steps):
+            ((x @ self.w - y) ** 2).mean().backward()
+            self.w = torch.sub(self.w, 0.1 * self.w.grad)
+""",
+            lines=(11, 12, 23),
             severity=Severity.WARNING,
         ),
         Invalid(
@@ -159,6 +171,30 @@ def average(model, other, share):
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+def invert(decoder, target, steps, lr):
+    z = torch.randn(1, 64)
+    for _ in range(steps):
+        z.requires_grad_()
+        (decoder(z) - target).pow(2).mean().backward()
+        z = torch.sub(z, lr * z.grad).detach()
+    for _ in range(steps):
+        z = torch.add(z, lr)
+    return z
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3).unsqueeze(0))
+        self.start = nn.Parameter(torch.ones(3)).data.unsqueeze(0)
+        self.frozen = nn.Parameter(torch.ones(3)).requires_grad_(False)
+""",
+            why="a leaf again in each iteration, or meant to be none",
+        ),
         Valid(
             """\
 import torch
@@ -266,6 +302,39 @@ def _may_convert(function: FunctionModel) -> bool:
     )
 
 
+def _updated_in_loops(function: FunctionModel) -> Iterator[Violation]:
+    """Yield `w = w - lr * w.grad` in a loop that made no leaf of it."""
+    for loop in function.loops():
+        for node in walk(loop.node):
+            if not isinstance(node, cst.Assign) or len(node.targets) != 1:
+                continue
+            name = dotted_name(node.targets[0].target)
+            if name is None or name.partition(".")[0] in loop.targets:
+                continue
+            if not _is_update(node.value, name, function):
+                continue
+            leaves = [
+                value
+                for value in function.bindings.get(name, ())
+                if loop.identity not in value.loops
+                and (value.kind is Kind.LEAF or _becomes_leaf(value, name, function))
+            ]
+            if not leaves:
+                continue
+            if _is_leaf_again(loop.node, name, function) or _ends_with(loop.node, node):
+                continue
+            if "." in name and _is_used_whole(loop.node, name.partition(".")[0]):
+                continue
+            yield Violation(
+                node,
+                f"`{name}` held a leaf and now holds a computed tensor: in the next iteration "
+                f"`{name}.grad` is None",
+                Severity.WARNING,
+                f"update it in place under no_grad: `{name} -= lr * {name}.grad`",
+                tuple((leaf.node, "the leaf") for leaf in leaves[:1] if leaf.node is not None),
+            )
+
+
 def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
     """Yield `self.w = self.w - lr * self.w.grad` where a loop comes to it again."""
     scope, first = function.scope, function.scope.first_parameter
@@ -280,10 +349,15 @@ def _updated_on_self(function: FunctionModel) -> Iterator[Violation]:
         path = dotted_name(target)
         if path is None or value is None or path.rpartition(".")[0] != first:
             continue
-        if not _is_update(value, path) or _is_leaf_again(scope.node, path):
+        if not _is_update(value, path, function) or _is_leaf_again(scope.node, path, function):
             continue
-        leaves = function.module.function(maker).bindings.get(path, frozenset())
-        if not all_are(leaves, Kind.LEAF) or _is_set_elsewhere(path, function):
+        making = function.module.function(maker)
+        leaves = making.bindings.get(path, frozenset())
+        if not all(
+            known.kind is Kind.LEAF or _becomes_leaf(known, path, making) for known in leaves
+        ):
+            continue
+        if not leaves or _is_set_elsewhere(path, function):
             continue
         if id(node) in in_loops or repeats(function):
             yield Violation(
@@ -325,7 +399,10 @@ def _is_parameter(word: str) -> bool:
 _PARAMETER = Sought(_is_parameter)
 
 
-_CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"})
+_CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"}) | {
+    *("abs", "clone", "exp", "expand", "flatten", "mul", "permute", "repeat", "reshape", "sigmoid"),
+    *("softplus", "squeeze", "t", "transpose", "unsqueeze", "view"),
+}
 
 
 _DEFAULT_DTYPES = frozenset({"torch.float32", "torch.float"})
@@ -348,9 +425,36 @@ def _may_be_default(parameter: cst.BaseExpression) -> bool:
     return _OTHER_DTYPES.isdisjoint(names)
 
 
-def _is_update(node: cst.BaseExpression, name: str) -> bool:
-    """Tell whether the value is made of the leaf and of its gradient."""
-    if not isinstance(node, cst.BinaryOperation):
+def _becomes_leaf(value: Value, name: str, function: FunctionModel) -> bool:
+    """Tell whether a tensor is made a leaf by a statement: ``w.requires_grad_()``."""
+    if value.kind not in {Kind.PLAIN, Kind.UNKNOWN}:
+        return False
+    for node in function.scope.nodes_and_lambdas[0]:
+        if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
+            called = node.value
+            wanted = [argument.value for argument in called.args]
+            if dotted_name(called.func) == f"{name}.requires_grad_" and (
+                not wanted or boolean(wanted[0]) is True
+            ):
+                return True
+        elif (
+            isinstance(node, cst.Assign)
+            and boolean(node.value) is True
+            and any(dotted_name(each.target) == f"{name}.requires_grad" for each in node.targets)
+        ):
+            return True
+    return False
+
+
+def _is_update(node: cst.BaseExpression, name: str, function: FunctionModel) -> bool:
+    """Tell whether the value is computed of the leaf and of its gradient."""
+    if isinstance(node, cst.Call):
+        last = node.func.attr.value if isinstance(node.func, cst.Attribute) else ""
+        imported = function.module.scopes.resolve_import(dotted_name(node.func) or "")
+        is_torch = imported is not None and imported.rpartition(".")[0] == "torch"
+        if last not in _UPDATING or (imported is not None and not is_torch):
+            return False
+    elif not isinstance(node, cst.BinaryOperation):
         return False
     named = {
         dotted_name(inner) for inner in walk(node) if isinstance(inner, (cst.Name, cst.Attribute))
@@ -358,7 +462,12 @@ def _is_update(node: cst.BaseExpression, name: str) -> bool:
     return {name, f"{name}.grad"} <= named
 
 
-def _is_leaf_again(loop: cst.CSTNode, name: str) -> bool:
+_UPDATING = frozenset(
+    {"add", "addcdiv", "addcmul", "clamp", "clip", "lerp", "maximum", "minimum", "sub", "subtract"}
+)
+
+
+def _is_leaf_again(loop: cst.CSTNode, name: str, function: FunctionModel) -> bool:
     """Tell whether the loop makes a leaf of it, binds it anew, or hands it to what may do so."""
     for node in walk(loop):
         if isinstance(node, cst.Attribute):
@@ -370,7 +479,7 @@ def _is_leaf_again(loop: cst.CSTNode, name: str) -> bool:
         elif isinstance(node, cst.Assign):
             targets = [target.target for target in node.targets]
             if any(name in bound_names(target) for target in targets) and not _is_update(
-                node.value, name
+                node.value, name, function
             ):
                 return True
         elif isinstance(node, cst.Expr) and isinstance(node.value, cst.Call):
