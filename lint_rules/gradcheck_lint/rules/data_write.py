@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, InPlace
+from gradcheck_lint.model.knowledge import VIEW_METHODS
+from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import NOTHING, Kind
@@ -43,7 +45,7 @@ class DataWrite(Rule):
         if not backwards:
             return
         for index, event in enumerate(events):
-            if not isinstance(event, InPlace) or not _through_data(event.target):
+            if not isinstance(event, InPlace) or _data_in(event.target, function) is None:
                 continue
             before = [other for other in events[:index] if isinstance(other, Forward)]
             after = [other for other in events[index + 1 :] if isinstance(other, Backward)]
@@ -106,9 +108,68 @@ def train_critic(critic, pairs):
             lines=(9,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+from torch import nn
+
+class Prune(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x):
+        h = self.fc(x)
+        flat = h.data.view(-1)
+        flat[:10] = 0
+        return h
+
+def step(model, batch, optimizer, mask):
+    optimizer.zero_grad()
+    loss = model(batch).mean()
+    weight = model.fc.weight.data
+    weight *= mask
+    loss.backward()
+    optimizer.step()
+    weight *= mask
+""",
+            lines=(12, 19),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+from torch import nn
+
+class Prune(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x):
+        h = self.fc(x)
+        mean = h.data.mean(0)
+        mean *= 0.9
+        copy = h.data.clone()
+        copy[:2] = 0
+        return h + copy
+
+def step(model, batch, optimizer):
+    optimizer.zero_grad()
+    loss = model(batch).mean()
+    total = sum(p.data.norm() for p in model.parameters())
+    total += 1
+    loss.backward()
+    for p in model.parameters():
+        grad = p.grad.data
+        grad.clamp_(-1, 1)
+    optimizer.step()
+""",
+            why="what is computed of the data has memory of its own",
+        ),
         Valid(
             """\
 import torch
@@ -155,9 +216,8 @@ def _on_activations(function: FunctionModel) -> Iterator[Violation]:
     for event in function.events():
         if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
             continue
-        if event.target is None or not _through_data(event.target):
-            continue
-        name = dotted_name(_before_data(event.target)) or ""
+        data = _data_in(event.target, function)
+        name = (dotted_name(data.value) if data is not None else None) or ""
         held = function.bindings.get(name, NOTHING)
         if held and all(value.through or value.kind is Kind.HISTORY for value in held):
             yield Violation(
@@ -169,25 +229,37 @@ def _on_activations(function: FunctionModel) -> Iterator[Violation]:
             )
 
 
-def _before_data(node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return ``x`` of ``x.data[i]``."""
-    while isinstance(node, (cst.Attribute, cst.Subscript)):
-        if isinstance(node, cst.Attribute) and node.attr.value == "data":
-            return node.value
-        node = node.value
-    return node
+def _data_in(
+    node: cst.CSTNode | None, function: FunctionModel, depth: int = 0
+) -> cst.Attribute | None:
+    """Return the ``x.data`` that a written expression goes through, but not a gradient's.
 
-
-def _through_data(node: cst.BaseExpression | None) -> bool:
-    """Tell whether a written expression goes through ``.data``, but not a gradient's."""
-    found = False
-    while isinstance(node, (cst.Attribute, cst.Subscript)):
+    ``raw = x.data`` gives it another name, and ``x.data.view(-1)`` has the same memory.
+    """
+    found: cst.Attribute | None = None
+    while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         if isinstance(node, cst.Attribute):
             if "grad" in node.attr.value:
-                return False
-            found = found or node.attr.value == "data"
-        node = node.value
+                return None
+            found = node if node.attr.value == "data" and found is None else found
+            node = node.value
+        elif isinstance(node, cst.Subscript):
+            node = node.value
+        else:
+            is_view = isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME_MEMORY
+            if not is_view:
+                return None
+            assert isinstance(node.func, cst.Attribute)
+            node = node.func.value
+    if found is None and isinstance(node, cst.Name) and depth < _MOST_NAMES:
+        sources = sources_of(function.scope).get(node.value) or []
+        if len(sources) == 1:
+            return _data_in(sources[0], function, depth + 1)
     return found
+
+
+_SAME_MEMORY = VIEW_METHODS | {"flatten", "numpy", "reshape"}
+_MOST_NAMES = 2
 
 
 def _together(other: Forward | Backward, event: InPlace) -> bool:
