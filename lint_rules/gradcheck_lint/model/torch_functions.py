@@ -91,6 +91,7 @@ def _read_autograd(reading: Reading, node: cst.Call, last: str, arguments: Argum
             reading.state.mode,
             values=arguments.positional[0] if arguments.positional else NOTHING,
             retains_graph=retains_graph(node),
+            creates_graph=boolean(keyword(node, "create_graph")) is True,
             partial=keyword(node, "inputs") is not None,
             seeded=is_computed(reading, cotangent),
         )

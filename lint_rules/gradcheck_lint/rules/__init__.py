@@ -196,7 +196,7 @@ RULES: Final = (
         "hook-keeps-graph",
         "gradcheck_lint.rules.hook_keeps_graph",
         "HookKeepsGraph",
-        ((b"register_forward_hook", b"register_full_backward_hook"), (b"append(",)),
+        ((b"register_forward_hook",), (b"append(", b"+= [", b"+= (")),
     ),
     RuleReference(
         "GCS301",

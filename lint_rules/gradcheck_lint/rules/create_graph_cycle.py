@@ -60,6 +60,18 @@ def penalized_step(model: nn.Module, optimizer, x, y):
             lines=(7,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+def gradient_norm(model, criterion, x, y):
+    loss = criterion(model(x), y)
+    torch.autograd.backward([loss], create_graph=True)
+    return sum(p.grad.square().sum() for p in model.parameters())
+""",
+            lines=(5,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (

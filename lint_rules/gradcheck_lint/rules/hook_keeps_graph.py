@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import assignments, body_of, names_in
-from gradcheck_lint.model.syntax import dotted_name, last_word, positional, walk
+from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
+from gradcheck_lint.model.name_sources import sources_of
+from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional, walk
 from gradcheck_lint.rules._emptying import is_emptied_anywhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.name_sources import Sources
 
 
 class HookKeepsGraph(Rule):
@@ -33,25 +36,16 @@ class HookKeepsGraph(Rule):
         name = function.scope.name.rpartition(".")[2]
         if name not in _hooks(function) or function.scope.nested:
             return
-        parameters = [parameter.name.value for parameter in function.scope.node.params.params]
-        # The first is the module that is hooked, which has no graph.
-        given = set(parameters[1 if function.scope.owner is None else 2 :])
+        given = _given(function, is_partial=name in _hooks(function, partial=True))
+        bound = sources_of(function.scope)
         for node in body_of(function.scope):
-            if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+            target, kept = _kept(node)
+            stored = _with_graph(kept, bound)
+            if target is None or stored is None or stored not in given:
                 continue
-            handed = positional(node)
-            if node.func.attr.value != "append" or len(handed) != 1:
+            if _goes_with_the_hook(function, target) or _may_stay_small(function, target):
                 continue
-            stored = handed[0]
-            while isinstance(stored, cst.Subscript):
-                stored = stored.value
-            if not isinstance(stored, cst.Name) or stored.value not in given & names_in(stored):
-                continue
-            if _goes_with_the_hook(function, node.func.value) or _may_stay_small(
-                function, node.func.value
-            ):
-                continue
-            yield _violation(node, stored.value)
+            yield _violation(node, stored)
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -68,6 +62,34 @@ class Features:
         self.outputs.append(output)
 """,
             lines=(10,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+from functools import partial
+from torch import nn
+
+found = []
+
+def keep(module, args, output):
+    global found
+    found += [output]
+
+class Features:
+    def __init__(self, net: nn.Module):
+        self.outputs = {}
+        self.means = []
+        for name, layer in net.named_children():
+            self.outputs[name] = []
+            layer.register_forward_hook(partial(self.store, name))
+            layer.register_forward_hook(hook=keep)
+            layer.register_forward_hook(lambda m, i, o, name=name: self.means.append(o.mean()))
+
+    def store(self, name, module, inputs, output):
+        kept = output.cpu()
+        self.outputs[name].append(kept)
+""",
+            lines=(8, 18, 22),
             severity=Severity.WARNING,
         ),
         Invalid(
@@ -90,6 +112,28 @@ def watch(net):
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+from functools import partial
+from torch import nn
+
+class Shapes:
+    def __init__(self, net: nn.Module):
+        self.names = []
+        self.shapes = []
+        self.means = []
+        for name, layer in net.named_children():
+            layer.register_forward_hook(partial(self.store, name))
+
+    def store(self, name, module, inputs, output):
+        self.names.append(name)
+        self.shapes.append(output.shape)
+        self.means.append(output.mean().item())
+        output = output.detach()
+        self.means.append(output.max())
+""",
+            why="names, shapes and numbers have no graph",
+        ),
         Valid(
             """\
 outputs = []
@@ -159,20 +203,68 @@ def _in_lambdas(function: FunctionModel) -> Iterator[Violation]:
             continue
         handed = positional(node)
         hook = handed[0] if handed else None
+        if hook is None:
+            hook = keyword(node, "hook")
         if node.func.attr.value != "register_forward_hook" or not isinstance(hook, cst.Lambda):
             continue
-        body = hook.body
-        if not isinstance(body, cst.Call) or not isinstance(body.func, cst.Attribute):
+        target, kept = _kept(hook.body)
+        given = [known.name.value for known in hook.params.params if known.default is None]
+        path = dotted_name(target)
+        if len(given) != _HOOK_ARGUMENTS or path is None or path in local:
             continue
-        stored = positional(body)
-        given = [parameter.name.value for parameter in hook.params.params]
-        if body.func.attr.value != "append" or len(stored) != 1 or len(given) != _HOOK_ARGUMENTS:
-            continue
-        target = dotted_name(body.func.value)
-        if dotted_name(stored[0]) != given[-1] or target is None or target in local:
-            continue
-        if not _may_stay_small(function, body.func.value):
-            yield _violation(body, given[-1])
+        assert target is not None
+        if _with_graph(kept, {}) == given[-1] and not _may_stay_small(function, target):
+            yield _violation(hook.body, given[-1])
+
+
+def _given(function: FunctionModel, *, is_partial: bool) -> list[str]:
+    """Return the parameters of a hook that hold inputs and outputs of what is hooked.
+
+    The first is the module, which has no graph; ``partial`` puts what it likes before that.
+    """
+    if isinstance(function.scope.node, cst.Module):
+        return []
+    parameters = [parameter.name.value for parameter in function.scope.node.params.params]
+    if is_partial:
+        return parameters[-2:]
+    return parameters[1 if function.scope.owner is None else 2 :]
+
+
+def _kept(
+    node: cst.CSTNode,
+) -> tuple[cst.BaseExpression, cst.BaseExpression] | tuple[None, None]:
+    """Return the list and what is put in it by ``x.append(y)`` or ``x += [y]``."""
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        handed = positional(node)
+        if node.func.attr.value == "append" and len(handed) == 1:
+            return node.func.value, handed[0]
+    elif isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
+        value = node.value
+        if isinstance(value, (cst.List, cst.Tuple)) and len(value.elements) == 1:
+            return node.target, value.elements[0].value
+    return None, None
+
+
+def _with_graph(node: cst.BaseExpression | None, bound: Sources) -> str | None:
+    """Return the name of whose graph this expression holds, as ``out`` of ``out[0].cpu()``."""
+    while True:
+        if isinstance(node, cst.Subscript):
+            node = node.value
+        elif (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value in SAME_GRAPH_METHODS
+        ):
+            node = node.func.value
+        else:
+            break
+    if not isinstance(node, cst.Name):
+        return None
+    sources = bound.get(node.value)
+    if sources is None:
+        return None if node.value in bound else node.value
+    remaining = {name: known for name, known in bound.items() if name != node.value}
+    return _with_graph(sources[0], remaining) if len(sources) == 1 else None
 
 
 _HOOK_ARGUMENTS = 3
@@ -188,20 +280,32 @@ def _violation(node: cst.CSTNode, stored: str) -> Violation:
     )
 
 
-def _hooks(function: FunctionModel) -> frozenset[str]:
-    """Return the names of the functions that the file registers as hooks."""
+def _hooks(function: FunctionModel, *, partial: bool = False) -> frozenset[str]:
+    """Return the names of the functions that the file registers as hooks, or through partial."""
     memo = function.module.memo
-    if "hooks" not in memo:
-        memo["hooks"] = frozenset(
-            (dotted_name(argument) or "").rpartition(".")[2]
+    key = ("hooks", partial)
+    if key not in memo:
+        memo[key] = frozenset(
+            (dotted_name(hook) or "").rpartition(".")[2]
             for node in walk(function.module.tree)
             if isinstance(node, cst.Call)
             and isinstance(node.func, cst.Attribute)
             and node.func.attr.value == "register_forward_hook"
-            for argument in positional(node)[:1]
+            for hook in _registered(node, only_partial=partial)
         )
-    found: frozenset[str] = memo["hooks"]
+    found: frozenset[str] = memo[key]
     return found
+
+
+def _registered(node: cst.Call, *, only_partial: bool) -> list[cst.BaseExpression]:
+    """Return the function that a call registers as a hook."""
+    handed = [*positional(node)[:1], keyword(node, "hook")]
+    hook = next((each for each in handed if each is not None), None)
+    is_partial = isinstance(hook, cst.Call) and last_word(dotted_name(hook.func)) == "partial"
+    if is_partial:
+        assert isinstance(hook, cst.Call)
+        return positional(hook)[:1]
+    return [] if only_partial or hook is None else [hook]
 
 
 def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool:
