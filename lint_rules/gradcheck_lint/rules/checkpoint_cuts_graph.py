@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
-from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import ClassScope
+    from gradcheck_lint.model.scopes import ClassScope, Scopes
 
 
 class CheckpointCutsGraph(Rule):
@@ -41,20 +41,15 @@ class CheckpointCutsGraph(Rule):
         for node in body_of(function.scope):
             if not isinstance(node, cst.Call):
                 continue
-            qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
-            if qualified != "torch.utils.checkpoint.checkpoint":
+            handed = _handed(node, scopes)
+            if handed is None:
                 continue
-            handed = positional(node)
-            if boolean(keyword(node, "use_reentrant")) is not True or len(handed) != 2:  # noqa: PLR2004
+            layer, given_to_it = handed
+            called = dotted_name(layer) or ""
+            attribute = called.removeprefix(f"{function.scope.first_parameter}.")
+            if given[:1] != [given_to_it.value] if isinstance(given_to_it, cst.Name) else True:
                 continue
-            called = dotted_name(handed[0]) or ""
-            first = function.scope.first_parameter
-            layer = function.module.class_attribute(
-                owner.node.name.value, called.removeprefix(f"{first}.")
-            )
-            if given[:1] != [handed[1].value] if isinstance(handed[1], cst.Name) else True:
-                continue
-            if not all_are(layer, Kind.MODULE) or names_in(handed[1]) - set(given):
+            if not _is_layer(attribute, owner, function):
                 continue
             if any(not _ASKED.isdisjoint(method.words) for method in owner.methods.values()):
                 continue
@@ -89,6 +84,28 @@ class Network(nn.Module):
             lines=(12,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+import torch.utils.checkpoint as cp
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.trunk = nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)])
+        self.stem = nn.Linear(width, width)
+
+    def run(self, x):
+        return self.stem(x).relu()
+
+    def forward(self, x):
+        y = cp.checkpoint(self.run, x, use_reentrant=True)
+        return y + cp.checkpoint_sequential(self.trunk, 4, x, use_reentrant=True)
+""",
+            lines=(15, 16),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -96,21 +113,55 @@ class Network(nn.Module):
             """\
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 class Network(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.stem = nn.Linear(width, width)
         self.body = nn.Linear(width, width)
+        self.layers = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
 
     def forward(self, x):
         x = self.stem(x)
         x = checkpoint(self.body, x, use_reentrant=True)
+        x = checkpoint_sequential(self.layers, 2, x, use_reentrant=True)
         return checkpoint(self.body, x, use_reentrant=False)
 """,
             why="the input comes from a layer, or the other kind",
         ),
+    )
+
+
+_INPUT_PLACES = {"checkpoint": 1, "checkpoint_sequential": 2}
+"""At which place each function takes the input of what it runs."""
+
+
+def _handed(node: cst.Call, scopes: Scopes) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """Return what a reentrant checkpoint runs, and its only input; None if there are more."""
+    qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
+    place = _INPUT_PLACES.get(qualified.removeprefix("torch.utils.checkpoint."))
+    handed = positional(node)
+    if place is None or boolean(keyword(node, "use_reentrant")) is not True:
+        return None
+    return (handed[0], handed[place]) if len(handed) == place + 1 else None
+
+
+def _is_layer(attribute: str, owner: ClassScope, function: FunctionModel) -> bool:
+    """Tell whether an attribute holds a layer, or is a method that calls one."""
+    module = function.module
+    method = module.scopes.method(owner, attribute)
+    if method is None:
+        return all_are(module.class_attribute(owner.node.name.value, attribute), Kind.MODULE)
+    called = (
+        (dotted_name(node.func) or "").removeprefix(f"{method.first_parameter}.")
+        for node in body_of(method)
+        if isinstance(node, cst.Call)
+    )
+    return any(
+        all_are(module.class_attribute(owner.node.name.value, name), Kind.MODULE)
+        for name in called
+        if name.isidentifier()
     )
 
 

@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.forward import is_named_as_model
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     boolean,
@@ -17,10 +18,11 @@ from gradcheck_lint.model.syntax import (
     dotted_name,
     is_none,
     keyword,
+    last_word,
     positional,
     walk,
 )
-from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, all_are
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -62,12 +64,14 @@ class GradReadOnNonLeaf(Rule):
         cleared = {id(node.target) for node in nodes if type(node) is cst.AssignTarget}
         for node in reads:
             name = node.value.value if type(node.value) is cst.Name else None
-            values = function.bindings.get(name or "", frozenset())
-            if name is None or name in seen or not values or id(node) in cleared:
+            if name is None or name in seen or id(node) in cleared:
+                continue
+            values = _held_at_the_end(name, function)
+            if not values:
                 continue
             if f"{name}.grad" in known:
                 continue
-            if not is_top and _is_output(values):
+            if not is_top and _is_output(values, function):
                 what = f"`{name}` is the output of a model"
             elif _are_of_leaf(values, function):
                 what = f"`{name}` is computed from a leaf and none itself"
@@ -115,6 +119,35 @@ def fit(x, y):
             lines=(6, 10),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+def grad_cam(features, classifier, image):
+    maps = features(image)
+    classifier(maps.mean((2, 3))).max().backward()
+    return maps.grad
+
+def saliency(model, x):
+    x = x.clone().requires_grad_()
+    scaled = x * 2
+    model(scaled).sum().backward()
+    return scaled.grad
+
+def attack(model, x, device):
+    delta = torch.zeros(x.shape, requires_grad=True).to(device)
+    model(x + delta).sum().backward()
+    return delta.grad
+
+def direction(loss_of):
+    noise = torch.randn(3, requires_grad=True)
+    noise = noise / noise.norm()
+    loss_of(noise).backward()
+    return noise.grad
+""",
+            lines=(6, 12, 17, 23),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -149,6 +182,29 @@ def input_gradient(encoder: nn.Module, x):
     return x.grad.norm()
 """,
             why="leaves keep their gradient",
+        ),
+        Valid(
+            """\
+import torch
+
+def attack(model, x, device):
+    delta = torch.zeros(x.shape, device=device, requires_grad=True).to(device)
+    noise = torch.zeros(x.shape).to(device).requires_grad_()
+    scale = torch.ones(1, requires_grad=True).to(torch.float32)
+    model(x + delta + scale * noise).sum().backward()
+    return delta.grad + noise.grad + scale.grad
+
+def direction(loss_of, make):
+    noise = torch.randn(3, requires_grad=True)
+    noise = noise / noise.norm()
+    noise = noise.detach().requires_grad_()
+    other = make(noise)
+    if loss_of is None:
+        noise = noise + 1
+    loss_of(noise, other).backward()
+    return noise.grad, other.grad
+""",
+            why="made where it stays, made a leaf again, or not known",
         ),
     )
 
@@ -188,42 +244,100 @@ _PART = re.compile(
 """What the parts of a model are called whose output depends on its parameters."""
 
 
-def _is_output(values: Values) -> bool:
+def _is_output(values: Values, function: FunctionModel) -> bool:
     """Tell whether a model, or a part of one that is called by its name, made each of these."""
     return all(
         value.kind is Kind.UNKNOWN
         and value.cut is None
-        and (value.result_of != 0 or _is_of_part(value.node))
+        and (value.result_of != 0 or _is_of_part(value.node, function))
         for value in values
     )
 
 
-def _is_of_part(node: cst.CSTNode | None) -> bool:
-    if type(node) is not cst.Call or type(node.func) is not cst.Attribute or not node.args:
+def _is_of_part(node: cst.CSTNode | None, function: FunctionModel) -> bool:
+    if type(node) is not cst.Call or not node.args:
+        return False
+    if type(node.func) is cst.Name:
+        called = function.bindings.get(node.func.value, NOTHING)
+        is_argument = bool(called) and all(each.origin is Origin.ARGUMENT for each in called)
+        return is_argument and _PART.fullmatch(node.func.value) is not None
+    if type(node.func) is not cst.Attribute:
         return False
     owner, part = dotted_name(node.func.value), node.func.attr.value
     return owner is not None and is_named_as_model(owner) and _PART.fullmatch(part) is not None
 
 
+def _held_at_the_end(name: str, function: FunctionModel) -> Values:
+    """Return what a name is bound to, of plain statements one after the other the last alone."""
+    values = function.bindings.get(name, NOTHING)
+    node = function.scope.node
+    sources = None if isinstance(node, cst.Module) else sources_of(function.scope).get(name)
+    if not sources or len(values) == 1 or isinstance(node, cst.Module):
+        return values
+    direct = {
+        id(small.value)
+        for line in node.body.body
+        if isinstance(line, cst.SimpleStatementLine)
+        for small in line.body
+        if isinstance(small, cst.Assign)
+    }
+    if any(id(source) not in direct for source in sources):
+        return values
+    last = frozenset(value for value in values if value.node is sources[-1])
+    return last or values
+
+
 def _are_of_leaf(values: Values, function: FunctionModel) -> bool:
     """Tell whether one operation made each of these of a leaf."""
-    return all_are(values, Kind.HISTORY) and all(_is_of_leaf(value, function) for value in values)
+    return all(_is_of_leaf(value, function) for value in values)
 
 
 def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
     node = value.node
+    if value.kind not in {Kind.HISTORY, Kind.UNKNOWN}:
+        return False
     if isinstance(node, cst.BinaryOperation):
         operands = [node.left, node.right]
         if any(isinstance(inner, cst.Call) and _asks_for_gradient(inner) for inner in walk(node)):
-            return True
+            return value.kind is Kind.HISTORY
     elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
         operands = [node.func.value, *positional(node)]
+        if _is_moved_leaf(node):
+            return True
     else:
         return False
-    names = (dotted_name(operand) for operand in operands)
-    return any(
-        name is not None and all_are(function.bindings.get(name, NOTHING), Kind.LEAF)
-        for name in names
+    names = [name for name in map(dotted_name, operands) if name is not None]
+    if value.kind is Kind.UNKNOWN:
+        is_arithmetic = isinstance(node, cst.BinaryOperation)
+        return is_arithmetic and any(_is_made_leaf(name, function) for name in names)
+    others = (function.bindings.get(name, NOTHING) - {value} for name in names)
+    return any(all_are(held, Kind.LEAF) for held in others)
+
+
+def _is_moved_leaf(node: cst.Call) -> bool:
+    """Tell whether a leaf is moved to a GPU as soon as it is made: there it's another tensor."""
+    assert isinstance(node.func, cst.Attribute)
+    made, handed = node.func.value, positional(node)
+    if not isinstance(made, cst.Call) or not _asks_for_gradient(made):
+        return False
+    if node.func.attr.value == "cuda":
+        return True
+    device = handed[0] if len(handed) == 1 and node.func.attr.value == "to" else None
+    is_named = "device" in last_word(dotted_name(device)).lower()
+    made_there = keyword(made, "device") is not None
+    is_gpu = isinstance(device, cst.SimpleString) and device.value.strip("'\"").startswith("cuda")
+    return (is_named or is_gpu) and not made_there
+
+
+def _is_made_leaf(name: str, function: FunctionModel) -> bool:
+    """Tell whether all that a name is given is asked to require grad: ``x.requires_grad_()``."""
+    sources = sources_of(function.scope).get(name)
+    return bool(sources) and all(
+        isinstance(source, cst.Call)
+        and isinstance(source.func, cst.Attribute)
+        and source.func.attr.value == "requires_grad_"
+        and (not source.args or boolean(source.args[0].value) is True)
+        for source in sources or ()
     )
 
 
@@ -235,7 +349,11 @@ def _asks_for_gradient(node: cst.Call) -> bool:
 def _optimized(function: FunctionModel) -> Iterator[Violation]:
     """Yield every computed tensor that an optimizer is given in a list."""
     bindings = function.bindings
-    computed = {name for name, values in bindings.items() if _are_of_leaf(values, function)}
+    computed = {
+        name
+        for name, values in bindings.items()
+        if all_are(values, Kind.HISTORY) and _are_of_leaf(values, function)
+    }
     for node in _nodes(function) if computed else ():
         if not isinstance(node, cst.Call) or not node.args:
             continue
