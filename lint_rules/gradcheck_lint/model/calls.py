@@ -124,7 +124,8 @@ def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Argume
         pair = make(Kind.TUPLE, node, parts=parts, holds=held_by(arguments.everything))
         return container(reading, node, [frozenset({pair})])
     if name in _NUMBER_BUILTINS:
-        return frozenset({make(Kind.NUMBER, node)})
+        cut = _cut_by_number(node, arguments) if name in {"float", "int", "round"} else None
+        return frozenset({make(Kind.NUMBER, node, cut=cut)})
     if name == "sum" and len(arguments.positional) == 1:
         added = element_of(reading, arguments.positional[0], node)
         if all_are(added, Kind.NUMBER):
@@ -142,6 +143,19 @@ def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Argume
         holds=holds | {id(node)},
     )
     return frozenset({made})
+
+
+def _cut_by_number(node: cst.Call, arguments: Arguments) -> cst.CSTNode | None:
+    """Return what cut the graph of what ``float`` is given, which is that call if it has one."""
+    given = arguments.everything
+    has_graph = any(value.kind is Kind.HISTORY or value.through for value in given)
+    return node if has_graph else cut_of(given)
+
+
+def _cut_within(arguments: Arguments) -> cst.CSTNode | None:
+    """Return what cut the graph of what numpy is given, or of the elements of a list."""
+    given = arguments.everything
+    return cut_of(given, *(part for value in given for part in value.parts))
 
 
 def _note_set(reading: Reading, node: cst.Call, arguments: Arguments) -> None:
@@ -209,7 +223,7 @@ def _read_imported(
     elif package == "itertools":
         made = container(reading, node, [arguments.everything])
     elif package in {"numpy", "math"}:
-        made = frozenset({make(Kind.NUMBER, node)})
+        made = frozenset({make(Kind.NUMBER, node, cut=_cut_within(arguments))})
     if made is not None:
         return made
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)

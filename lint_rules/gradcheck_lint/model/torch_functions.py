@@ -54,7 +54,7 @@ def read_torch_call(
                 owned = first or arguments.keywords.get("params", NOTHING)
                 holds = frozenset({id(node)}) | held_by(owned)
             details = {"name": qualified, "holds": holds}
-        elif qualified in _COPIES or (made is Kind.LEAF and qualified in VARIABLE_CLASSES):
+        elif qualified in _COPIES or (made is Kind.LEAF and qualified in _LEAF_CLASSES):
             # A tensor made of a number or tensor that was computed: its graph ends here.
             is_cut = has_graph_or_cut(first) or has_graph_or_cut(_data_of(reading, node))
             details = {"cut": node if is_cut else None}
@@ -126,13 +126,20 @@ _JOINING = words(
 """Functions whose result has the graphs of all their arguments."""
 
 
-_COPIES = frozenset({"torch.tensor", "torch.Tensor", "torch.FloatTensor", "torch.from_numpy"})
+_COPIES = frozenset(
+    {"torch.tensor", "torch.Tensor", "torch.FloatTensor", "torch.from_numpy", "torch.as_tensor"}
+)
+_LEAF_CLASSES = VARIABLE_CLASSES | PARAMETER_CLASSES
 
 
 def has_graph_or_cut(values: Values) -> bool:
-    """Tell whether this may have a graph, or had one that was cut."""
+    """Tell whether this, or an element of a list, may have a graph, or had one that was cut."""
     return any(
-        value.kind is Kind.HISTORY or value.through or value.cut is not None for value in values
+        value.kind is Kind.HISTORY
+        or value.through
+        or value.cut is not None
+        or any(map(has_graph_or_cut, value.parts if value.kind is Kind.CONTAINER else ()))
+        for value in values
     )
 
 

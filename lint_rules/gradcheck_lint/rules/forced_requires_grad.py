@@ -107,6 +107,37 @@ def fit(model, loader, criterion, optimizer):
 """,
             lines=(9, 17),
         ),
+        Invalid(
+            """\
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+def from_float(model, loader, optimizer):
+    for x, y in loader:
+        loss = F.mse_loss(model(x), y)
+        loss = torch.tensor([float(loss)], requires_grad=True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+def from_numpy(model, loader, optimizer):
+    for x, y in loader:
+        out = model(x).detach().numpy()
+        loss = torch.tensor(np.abs(out - y.numpy()).mean(), requires_grad=True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+def wrapped(model, loader, optimizer):
+    for x, y in loader:
+        loss = torch.nn.Parameter(F.mse_loss(model(x), y).detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            lines=(8, 16, 23),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -124,6 +155,30 @@ def train(model, loader, optimizer):
         optimizer.step()
 """,
             why="a loss with a graph keeps it",
+        ),
+        Valid(
+            """\
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        out = model(x)
+        scale = torch.tensor([float(out.mean()), np.log(2.0)], requires_grad=True)
+        optimizer.zero_grad()
+        (F.mse_loss(out, y) * scale.sum()).backward()
+        optimizer.step()
+
+def temperature(start, loader):
+    log_alpha = torch.tensor(np.log(start), requires_grad=True)
+    optimizer = torch.optim.Adam([log_alpha])
+    for entropy in loader:
+        optimizer.zero_grad()
+        (log_alpha.exp() * entropy.detach()).mean().backward()
+        optimizer.step()
+""",
+            why="a leaf beside the graph, and one of its own",
         ),
         Valid(
             """\
