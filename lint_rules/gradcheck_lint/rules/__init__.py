@@ -321,7 +321,7 @@ RULES: Final = (
         "checkpoint-cuts-graph",
         "gradcheck_lint.rules.checkpoint_cuts_graph",
         "CheckpointCutsGraph",
-        ((b"use_reentrant=True",),),
+        ((b"utils.checkpoint", b"utils import checkpoint"), (b"def forward",)),
     ),
     RuleReference(
         "GCS501",
@@ -384,7 +384,10 @@ RULES: Final = (
         "non-finite-gradient",
         "gradcheck_lint.rules.non_finite_gradient",
         "NonFiniteGradient",
-        ((b"torch.where(", b"import where"), (b"sqrt", b"log", b"acos", b"asin", b"reciprocal")),
+        (
+            (b"torch.where(", b"import where"),
+            (b"sqrt", b"log", b"acos", b"asin", b"reciprocal", b"0.5", b"pow("),
+        ),
     ),
     RuleReference(
         "GCS701",

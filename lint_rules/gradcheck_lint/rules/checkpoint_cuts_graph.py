@@ -9,7 +9,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional
+from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -101,9 +101,10 @@ class Network(nn.Module):
 
     def forward(self, x):
         y = cp.checkpoint(self.run, x, use_reentrant=True)
-        return y + cp.checkpoint_sequential(self.trunk, 4, x, use_reentrant=True)
+        y = y + cp.checkpoint_sequential(self.trunk, 4, x, use_reentrant=True)
+        return y + cp.checkpoint(self.stem, x)
 """,
-            lines=(15, 16),
+            lines=(15, 16, 17),
             severity=Severity.WARNING,
         ),
     )
@@ -138,11 +139,15 @@ _INPUT_PLACES = {"checkpoint": 1, "checkpoint_sequential": 2}
 
 
 def _handed(node: cst.Call, scopes: Scopes) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
-    """Return what a reentrant checkpoint runs, and its only input; None if there are more."""
+    """Return what a reentrant checkpoint runs, and its only input; None if there are more.
+
+    A checkpoint is reentrant unless told otherwise, up to torch 2.13 at least.
+    """
     qualified = scopes.resolve_import(dotted_name(node.func) or "") or ""
     place = _INPUT_PLACES.get(qualified.removeprefix("torch.utils.checkpoint."))
     handed = positional(node)
-    if place is None or boolean(keyword(node, "use_reentrant")) is not True:
+    wanted = keyword(node, "use_reentrant")
+    if place is None or has_star(node) or (wanted is not None and boolean(wanted) is not True):
         return None
     return (handed[0], handed[place]) if len(handed) == place + 1 else None
 

@@ -10,7 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.nearness import Sought
-from gradcheck_lint.model.syntax import dotted_name, positional, walk
+from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -45,13 +45,16 @@ class NonFiniteGradient(Rule):
             if scopes.resolve_import(dotted_name(node.func) or "") != "torch.where":
                 continue
             handed = positional(node)
-            if len(handed) != 3 or not isinstance(handed[0], cst.Comparison):  # noqa: PLR2004
+            if len(handed) != 3:  # noqa: PLR2004
                 continue
-            compared = function.module.text(handed[0].left)
+            tested = _compared(_source(handed[0], bound))
+            if tested is None:
+                continue
+            compared = function.module.text(tested)
             if any(map(_is_kept_away, bound.get(compared, ()))):
                 continue
             for branch in handed[1:]:
-                found = _edge(branch, compared, function)
+                found = _edge(_source(branch, bound), compared, function)
                 if found is not None:
                     text = source_of(function.module.tree, found)
                     yield Violation(
@@ -75,9 +78,46 @@ def pairwise_distance(a, b):
             lines=(5,),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+def safe_norm(x):
+    square = x.pow(2).sum(-1)
+    mask = square.gt(0)
+    root = square ** 0.5
+    return torch.where(mask, root, 0.0)
+
+def entropy(p):
+    positive = 0 < p
+    return -torch.where(positive, p * torch.log(p), torch.zeros_like(p)).sum(-1)
+""",
+            lines=(6, 11),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch
+
+def safe_norm(x):
+    square = x.pow(2).sum(-1)
+    mask = square > 0
+    safe = torch.where(mask, square, 1.0)
+    root = safe ** 0.5
+    cube = square ** 3
+    return torch.where(mask, root, 0.0) + torch.where(mask, cube, square.pow(1.5))
+
+def entropy(p):
+    mask = p > 0
+    if p.ndim > 1:
+        mask = p > 1e-3
+    return -(p * torch.where(mask, p, 1.0).log()).sum(-1)
+""",
+            why="the input is made safe, or the derivative is finite",
+        ),
         Valid(
             """\
 import torch
@@ -113,6 +153,29 @@ def _is_kept_away(node: cst.BaseExpression) -> bool:
     return last.rpartition(".")[2] in _BOUNDED
 
 
+def _source(
+    node: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]]
+) -> cst.BaseExpression:
+    """Return what a name was given, if only one thing."""
+    sources = bound.get(node.value, []) if isinstance(node, cst.Name) else []
+    return sources[0] if len(sources) == 1 else node
+
+
+def _compared(test: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what a condition compares with a number: ``x > 0``, ``0 < x`` or ``x.gt(0)``."""
+    if isinstance(test, cst.Comparison):
+        if len(test.comparisons) == 1 and is_literal(test.left):
+            return test.comparisons[0].comparator
+        return test.left
+    if not isinstance(test, cst.Call) or not isinstance(test.func, cst.Attribute):
+        return None
+    handed = positional(test)
+    if test.func.attr.value not in _COMPARISONS or not handed:
+        return None
+    return handed[0] if len(handed) > 1 else test.func.value
+
+
+_COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 _BOUNDED = frozenset(
     {"clamp", "clamp_min", "clamp_", "clip", "maximum", "where", "softplus", "exp", "sigmoid"}
 )
@@ -131,16 +194,26 @@ def _edge(
 ) -> cst.BaseExpression | None:
     """Return the operation in a branch whose derivative is infinite where the test is false."""
     for node in walk(branch):
-        if not isinstance(node, cst.Call):
-            continue
-        last = (dotted_name(node.func) or "").rpartition(".")[2]
-        operand: cst.BaseExpression | None = None
-        if isinstance(node.func, cst.Attribute):
-            last, operand = node.func.attr.value, node.func.value
-        if last not in _EDGED:
-            continue
-        handed = positional(node)
-        texts = [function.module.text(item) for item in (operand, *handed) if item is not None]
-        if compared in texts:
+        operands: list[cst.BaseExpression] = []
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+            operands = [node.left] if _is_root(node.right) else []
+        elif isinstance(node, cst.Call):
+            last = (dotted_name(node.func) or "").rpartition(".")[2]
+            operands = positional(node)
+            if isinstance(node.func, cst.Attribute):
+                last = node.func.attr.value
+                operands = [node.func.value, *operands]
+            is_root = last == "pow" and bool(node.args) and _is_root(node.args[-1].value)
+            if last not in _EDGED and not is_root:
+                continue
+        if compared in map(function.module.text, operands):
+            assert isinstance(node, cst.BaseExpression)
             return node
     return None
+
+
+def _is_root(exponent: cst.BaseExpression) -> bool:
+    """Tell whether a power with this exponent has an infinite derivative at zero."""
+    if isinstance(exponent, cst.UnaryOperation):
+        return isinstance(exponent.operator, cst.Minus) and is_literal(exponent.expression)
+    return isinstance(exponent, cst.Float) and float(exponent.value) < 1
