@@ -47,7 +47,7 @@ def _makes_container(statement: bytes, source: bytes) -> bool:
     call = compiled(rb"((?:\w+\.)*)(\w+)\(").match(statement)
     if call is None:
         return False
-    if not call[1] and call[2] in _CONTAINERS:
+    if call[2] in _CONTAINERS and (not call[1] or call[2] not in _BUILTINS):
         return True
     return call[1].count(b".") <= 1 and _may_return_container(source, call[2])
 
@@ -86,7 +86,8 @@ _GOING_ON: Final = (
     rb"[^,(#]*=\s*\w+|[^#]*;\s*\w+"
     rb"|\s*(?:if|elif|else|for|while|with|try|except|finally|def)\b[^#]*:\s*\w+"
 )
-_CONTAINERS: Final = frozenset({b"list", b"tuple", b"dict"})
+_BUILTINS: Final = frozenset({b"list", b"tuple", b"dict"})
+_CONTAINERS: Final = _BUILTINS | {b"OrderedDict", b"defaultdict"}
 
 CONTAINER_ON_ATTRIBUTE: Final = Pattern(
     (rb"\.[ \t]*\w+[ \t]*(?::[^=\n]{,200})?=(?!=)[ \t]*",), confirms=_may_be_container

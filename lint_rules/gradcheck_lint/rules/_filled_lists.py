@@ -12,6 +12,7 @@ from gradcheck_lint.model.syntax import (
     assigned_once,
     dotted_name,
     is_none,
+    last_word,
     positional,
     walk,
 )
@@ -20,7 +21,7 @@ from gradcheck_lint.rules._layer_kinds import contents
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["appended", "filled"]
+__all__ = ["appended", "filled", "is_made_empty"]
 
 
 def appended(
@@ -32,7 +33,7 @@ def appended(
     """Return what the method appends to a list that it makes empty, or that has a name."""
     if isinstance(made, cst.Name):
         return filled(made, function)
-    if not isinstance(made, (cst.List, cst.Dict)) or made.elements:
+    if not is_made_empty(made):
         return []
     path = dotted_name(target)
     assigned: dict[str, list[cst.BaseExpression]] = {}
@@ -66,6 +67,25 @@ def appended(
     return found
 
 
+def is_made_empty(node: cst.BaseExpression) -> bool:
+    """Tell whether this is a container without anything, or a list with room: ``[None] * n``."""
+    if isinstance(node, (cst.List, cst.Dict)):
+        return not node.elements
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+        room = node.left
+        return isinstance(room, cst.List) and all(is_none(each.value) for each in room.elements)
+    if not isinstance(node, cst.Call):
+        return False
+    last = last_word(dotted_name(node.func))
+    handed = [dotted_name(argument.value) for argument in node.args]
+    if last == "defaultdict":
+        return handed in (["list"], ["dict"])
+    return last in _EMPTY and not handed
+
+
+_EMPTY = frozenset({"OrderedDict", "dict", "list"})
+
+
 def _are_exclusive(one: cst.CSTNode, other: cst.CSTNode, function: FunctionModel) -> bool:
     """Tell whether two statements stand in different arms of an ``if``."""
     return any(
@@ -80,7 +100,14 @@ def _added(node: cst.Call | cst.AugAssign, path: str | None) -> list[cst.BaseExp
     """Return what is put into a list by ``append``, ``extend`` or ``+=``."""
     if isinstance(node, cst.AugAssign):
         return contents(node.value) if dotted_name(node.target) == path else []
-    name, handed = dotted_name(node.func), positional(node)
+    func, handed = node.func, positional(node)
+    name = dotted_name(func)
+    if (
+        isinstance(func, cst.Attribute)
+        and func.attr.value == "append"
+        and _is_item_of(func.value, path)
+    ):
+        return handed
     if name == f"{path}.append":
         return handed
     return contents(handed[0]) if name == f"{path}.extend" and len(handed) == 1 else []

@@ -51,7 +51,11 @@ class LegacyScalarIndex(Rule):
             name = dotted_name(tensor)
             if id(node) in guarded or any(map(_keeps_dimension, bound.get(name or "", ()))):
                 continue
-            certain = name is not None and (name in backwards or _is_loss(name, bound, function))
+            certain = (
+                name in backwards or _is_loss(name, bound, function)
+                if name is not None
+                else _is_one_number(tensor, function)
+            )
             if not certain and (
                 may_not_reduce or not (name or "").rpartition(".")[2].lower().endswith("loss")
             ):
@@ -62,7 +66,7 @@ class LegacyScalarIndex(Rule):
                 Severity.ERROR if certain else Severity.WARNING,
                 "use `.item()`",
                 fix=Fix(
-                    (Replacement(node, f"{function.module.code(tensor)}.item()"),),
+                    (Replacement(node, f"{function.module.code(_before_data(node))}.item()"),),
                     "Read the number with item()",
                     safe=certain,
                 ),
@@ -94,9 +98,46 @@ def train_step(model, optimizer, x, y):
     return loss.item()
 """,
         ),
+        Invalid(
+            """\
+import torch
+import torch.nn.functional as F
+
+def evaluate(model, loader):
+    total = 0
+    for x, y in loader:
+        total += F.nll_loss(model(x), y, size_average=False).data[0]
+        loss = F.mse_loss(model(x), y)
+        print(loss.cpu().data[0])
+    return total
+""",
+            lines=(7, 9),
+            fixed="""\
+import torch
+import torch.nn.functional as F
+
+def evaluate(model, loader):
+    total = 0
+    for x, y in loader:
+        total += F.nll_loss(model(x), y, size_average=False).item()
+        loss = F.mse_loss(model(x), y)
+        print(loss.cpu().item())
+    return total
+""",
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+import torch.nn.functional as F
+
+def rows(model, x, y):
+    scores = model(x).cpu().data[0]
+    return scores, F.mse_loss(model(x), y, reduction="none").data[0], x.sum(1).cpu().data[0]
+""",
+            why="the first rows of what has more",
+        ),
         Valid(
             """\
 import torch
@@ -119,12 +160,29 @@ def _scalar_read(node: cst.CSTNode) -> tuple[cst.Subscript, cst.BaseExpression] 
     if not isinstance(index, cst.Index) or integer(index.value) != 0:
         return None
     value = node.value
-    if isinstance(value, cst.Attribute) and value.attr.value == "data":
-        return node, value.value
-    return None
+    if not isinstance(value, cst.Attribute) or value.attr.value != "data":
+        return None
+    tensor = value.value
+    while (
+        isinstance(tensor, cst.Call)
+        and isinstance(tensor.func, cst.Attribute)
+        and not tensor.args
+        and tensor.func.attr.value in _SAME_SHAPE
+    ):
+        tensor = tensor.func.value
+    return node, tensor
+
+
+_SAME_SHAPE = frozenset({"clone", "cpu", "cuda", "detach", "double", "float"})
 
 
 _REDUCTION = re.compile(rb"\breduc(?:e|tion)\s*=\s*(?![\"'](?:elementwise_)?(?:mean|sum)|True)")
+
+
+def _before_data(node: cst.Subscript) -> cst.BaseExpression:
+    """Return ``x.cpu()`` of ``x.cpu().data[0]``."""
+    assert isinstance(node.value, cst.Attribute)
+    return node.value.value
 
 
 def _keeps_dimension(node: cst.BaseExpression) -> bool:
@@ -140,12 +198,16 @@ def _is_loss(
 ) -> bool:
     """Tell whether a name is only bound to full reductions or losses."""
     sources = bound.get(name, [])
-    return bool(sources) and all(
-        isinstance(source, cst.Call)
-        and keyword(source, "reduction") is None
-        and keyword(source, "reduce") is None
-        and _reduces(source, function)
-        for source in sources
+    return bool(sources) and all(_is_one_number(source, function) for source in sources)
+
+
+def _is_one_number(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Tell whether an expression is a full reduction or a loss."""
+    return (
+        isinstance(node, cst.Call)
+        and keyword(node, "reduction") is None
+        and keyword(node, "reduce") is None
+        and _reduces(node, function)
     )
 
 

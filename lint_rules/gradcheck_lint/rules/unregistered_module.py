@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name
-from gradcheck_lint.rules._container_signs import RETURNED_LIST
-from gradcheck_lint.rules._copied_layers import are_copies_of_argument, kinds_returned
-from gradcheck_lint.rules._filled_lists import appended
-from gradcheck_lint.rules._layer_kinds import contents, kind_by_name, kind_of
-from gradcheck_lint.rules._registering import has_other_base, is_registered, is_run
+from gradcheck_lint.rules._container_kinds import form_of, is_nested, kinds_in
+from gradcheck_lint.rules._container_texts import LIST_BOUND, puts_container_on_attribute
+from gradcheck_lint.rules._registering import has_other_base, is_registered
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._wrapping import wrapped
 from gradcheck_suite import catalogue
@@ -36,7 +32,7 @@ class UnregisteredModule(Rule):
         scope = function.scope
         if not _constructs(function):
             return False
-        if scope.text is not None and not _puts_container_on_attribute(function):
+        if scope.text is not None and not puts_container_on_attribute(function):
             return False
         return function.module.scopes.derives_from(scope.owner, "torch.nn.")
 
@@ -49,7 +45,7 @@ class UnregisteredModule(Rule):
             return
         first = function.scope.first_parameter
         text = function.scope.text
-        lists = None if text is None else frozenset(_LIST.findall(text))
+        lists = None if text is None else frozenset(LIST_BOUND.findall(text))
         for node in body_of(function.scope):
             if type(node) not in ASSIGNING:
                 continue
@@ -60,7 +56,7 @@ class UnregisteredModule(Rule):
             assert value is not None
             if type(value) is cst.Name and lists is not None and value.value not in lists:
                 continue
-            kinds = _kinds_in(value, node, target, function)
+            kinds = kinds_in(value, node, target, function)
             severity = _severity(kinds)
             if severity is not None and has_other_base(owner, function):
                 severity = Severity.WARNING
@@ -71,15 +67,65 @@ class UnregisteredModule(Rule):
             is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value)
             yield Violation(
                 node,
-                f"`{first}.{target.attr.value}` is a plain {_form(value)} of {what}: "
+                f"`{first}.{target.attr.value}` is a plain {form_of(value)} of {what}: "
                 "`parameters()` does not find them, so no optimizer trains them and no state_dict "
                 "or `.to()` reaches them",
                 severity,
                 f"wrap it: `nn.{wrapper}(...)`",
-                fix=None if is_open else wrapped(value, wrapper, function),
+                fix=None if is_open or is_nested(value) else wrapped(value, wrapper, function),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
+        Invalid(
+            """\
+from collections import OrderedDict, defaultdict
+from torch import nn
+
+class Towers(nn.Module):
+    def __init__(self, width, depth, tasks):
+        super().__init__()
+        self.pairs = [(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+        self.norms = OrderedDict()
+        self.heads = defaultdict(list)
+        self.gates = [None] * depth
+        for i in range(depth):
+            self.norms[f"norm{i}"] = nn.LayerNorm(width)
+            self.gates[i] = nn.Linear(width, 1)
+        for task in tasks:
+            self.heads[task].append(nn.Linear(width, 1))
+""",
+            lines=(7, 8, 9, 10),
+        ),
+        Invalid(
+            """\
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        first, last = nn.Linear(width, width), nn.Linear(width, width)
+        self.layers = [first, last]
+""",
+            lines=(7,),
+            fixed="""\
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        first, last = nn.Linear(width, width), nn.Linear(width, width)
+        self.layers = nn.ModuleList([first, last])
+""",
+            safely_fixed="""\
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        first, last = nn.Linear(width, width), nn.Linear(width, width)
+        self.layers = [first, last]
+""",
+        ),
         Invalid(
             """\
 import torch
@@ -426,6 +472,27 @@ class Convolutions(nn.Module):
     valid: ClassVar[tuple[Valid, ...]] = (
         Valid(
             """\
+from collections import OrderedDict
+from torch import nn
+
+class Towers(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        first, last = nn.Linear(width, width), nn.Linear(width, width)
+        self.first = first
+        self.body = nn.Sequential(first, last)
+        self.order = [first, last]
+        self.pairs = [(nn.ReLU(), nn.Tanh()) for _ in range(depth)]
+        self.sizes = [None] * depth
+        self.names = OrderedDict()
+        for i in range(depth):
+            self.sizes[i] = width
+            self.names[i] = f"layer{i}"
+""",
+            why="registered on an attribute of their own, or nothing to train",
+        ),
+        Valid(
+            """\
 from torch import nn
 
 class Stack(nn.Module):
@@ -486,85 +553,6 @@ def _constructs(function: FunctionModel) -> bool:
     )
 
 
-def _kinds_in(
-    value: cst.BaseExpression,
-    node: cst.Assign | cst.AnnAssign,
-    target: cst.Attribute,
-    function: FunctionModel,
-) -> set[str | None]:
-    """Return the kinds of what is in a container that a constructor puts on an attribute."""
-    owner, attribute = function.scope.owner, target.attr.value
-    elements = contents(value) or appended(node, value, target, function)
-    if not elements:
-        return kinds_returned(value, function)
-    kinds = {kind_of(element, function) for element in elements}
-    if kinds != {None} or owner is None or not is_run(attribute, owner):
-        return kinds
-    is_written_out = isinstance(value, cst.List) and bool(value.elements)
-    if not is_written_out and are_copies_of_argument(elements, attribute, function):
-        return {"likely"}
-    return {kind_by_name(element, function) for element in elements}
-
-
-_LIST_END = re.compile(r"=[\s\\]*\[")
-_LIST = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
-
-
-_RETURNED_LIST = re.compile(RETURNED_LIST)
-
-
-def _puts_container_on_attribute(function: FunctionModel) -> bool:
-    """Tell whether something plain, or the name of a list, is put on an attribute."""
-    scope = function.scope
-    sources = [
-        source for target, source in scope.attribute_bindings if type(target) is ast.Attribute
-    ]
-    if any(map(_may_be_container, sources)):
-        return True
-    if any(_may_return_list(source, function) for source in sources):
-        return True
-    names = {source.id for source in sources if isinstance(source, ast.Name)}
-    text = scope.text or ""
-    has_lists = bool(names) and _LIST_END.search(text) is not None
-    return has_lists and not names.isdisjoint(_LIST.findall(text))
-
-
-def _may_return_list(node: ast.expr, function: FunctionModel) -> bool:
-    """Tell by its text whether a function of the file that is called may return a list."""
-    if not isinstance(node, ast.Call):
-        return False
-    scopes, called = function.module.scopes, None
-    if isinstance(node.func, ast.Name):
-        called = function.scope.nested.get(node.func.id) or scopes.top.nested.get(node.func.id)
-    elif isinstance(node.func, ast.Attribute) and (
-        isinstance(node.func.value, ast.Name)
-        and node.func.value.id == function.scope.first_parameter
-    ):
-        called = scopes.method(function.scope.owner, node.func.attr)
-    return called is not None and _RETURNED_LIST.search(called.text or "") is not None
-
-
-def _may_be_container(node: ast.expr) -> bool:
-    """Tell whether this is of a form that is taken for a plain container."""
-    if isinstance(node, ast.BinOp):
-        return type(node.op) is ast.Mult and type(node.left) is ast.List
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in {"list", "tuple", "dict"}
-    return type(node) in _DISPLAYS
-
-
-_DISPLAYS: Final = frozenset({ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp})
-
-
-_FORMS: dict[type[cst.CSTNode], str] = {
-    cst.List: "list",
-    cst.ListComp: "list",
-    cst.Tuple: "tuple",
-    cst.Dict: "dict",
-    cst.DictComp: "dict",
-}
-
-
 def _severity(kinds: set[str | None]) -> Severity | None:
     """Return how sure it is that the container holds parameters; None if nothing says so."""
     if kinds & {"module", "parameter"}:
@@ -577,15 +565,8 @@ def _is_filled_by_key(value: cst.BaseExpression) -> bool:
     return isinstance(value, cst.Dict) and not value.elements
 
 
-def _form(node: cst.BaseExpression) -> str:
-    if isinstance(node, cst.Call):
-        name = dotted_name(node.func)
-        return name if name in {"dict", "tuple"} else "list"
-    return _FORMS.get(type(node), "list")
-
-
 def _names(kinds: set[str | None], node: cst.BaseExpression) -> tuple[str, str]:
-    is_dict = isinstance(node, (cst.Dict, cst.DictComp)) or _form(node) == "dict"
+    is_dict = isinstance(node, (cst.Dict, cst.DictComp)) or form_of(node) == "dict"
     holder = "Dict" if is_dict else "List"
     if kinds == {"parameter"}:
         return "parameters", f"Parameter{holder}"
