@@ -16,9 +16,6 @@ _LIST_END = re.compile(r"=[\s\\]*\[")
 LIST_BOUND = re.compile(r"(\w+)[\s\\]*(?::[^\n=]+)?=[\s\\]*\[")
 
 
-_RETURNEDLIST_BOUND = re.compile(RETURNED_LIST)
-
-
 def puts_container_on_attribute(function: FunctionModel) -> bool:
     """Tell whether something plain, or the name of a list, is put on an attribute."""
     scope = function.scope

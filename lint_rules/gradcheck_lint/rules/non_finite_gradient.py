@@ -11,6 +11,7 @@ from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
+from gradcheck_lint.rules._edge_tests import comparison_of, number
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -47,15 +48,15 @@ class NonFiniteGradient(Rule):
             handed = positional(node)
             if len(handed) != 3:  # noqa: PLR2004
                 continue
-            tested = _compared(_source(handed[0], bound))
-            if tested is None:
+            test = comparison_of(_source(handed[0], bound))
+            if test is None:
                 continue
-            compared = function.module.text(tested)
+            compared = function.module.text(test.operand)
             if any(map(_is_kept_away, bound.get(compared, ()))):
                 continue
-            for branch in handed[1:]:
+            for branch, is_taken in ((handed[1], True), (handed[2], False)):
                 found = _edge(_source(branch, bound), compared, function)
-                if found is not None:
+                if found is not None and test.drops_edge(is_taken=is_taken):
                     text = source_of(function.module.tree, found)
                     yield Violation(
                         found,
@@ -91,8 +92,11 @@ def safe_norm(x):
 def entropy(p):
     positive = 0 < p
     return -torch.where(positive, p * torch.log(p), torch.zeros_like(p)).sum(-1)
+
+def to_srgb(x):
+    return torch.where(x <= 0.0031308, 12.92 * x, 1.055 * x.pow(1 / 2.4) - 0.055)
 """,
-            lines=(6, 11),
+            lines=(6, 11, 14),
             severity=Severity.WARNING,
         ),
     )
@@ -117,6 +121,18 @@ def entropy(p):
     return -(p * torch.where(mask, p, 1.0).log()).sum(-1)
 """,
             why="the input is made safe, or the derivative is finite",
+        ),
+        Valid(
+            """\
+import torch
+
+def log_bessel(x, small):
+    return torch.where(x < 3.75, small, x - 0.5 * x.log())
+
+def exponential(uniform, epsilon):
+    return torch.where(uniform >= 1.0 - epsilon, -epsilon, torch.log(uniform))
+""",
+            why="the test is about another place than the edge",
         ),
         Valid(
             """\
@@ -161,21 +177,6 @@ def _source(
     return sources[0] if len(sources) == 1 else node
 
 
-def _compared(test: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return what a condition compares with a number: ``x > 0``, ``0 < x`` or ``x.gt(0)``."""
-    if isinstance(test, cst.Comparison):
-        if len(test.comparisons) == 1 and is_literal(test.left):
-            return test.comparisons[0].comparator
-        return test.left
-    if not isinstance(test, cst.Call) or not isinstance(test.func, cst.Attribute):
-        return None
-    handed = positional(test)
-    if test.func.attr.value not in _COMPARISONS or not handed:
-        return None
-    return handed[0] if len(handed) > 1 else test.func.value
-
-
-_COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 _BOUNDED = frozenset(
     {"clamp", "clamp_min", "clamp_", "clip", "maximum", "where", "softplus", "exp", "sigmoid"}
 )
@@ -216,4 +217,7 @@ def _is_root(exponent: cst.BaseExpression) -> bool:
     """Tell whether a power with this exponent has an infinite derivative at zero."""
     if isinstance(exponent, cst.UnaryOperation):
         return isinstance(exponent.operator, cst.Minus) and is_literal(exponent.expression)
+    if isinstance(exponent, cst.BinaryOperation) and isinstance(exponent.operator, cst.Divide):
+        left, right = number(exponent.left), number(exponent.right)
+        return left is not None and right is not None and 0 < left < right
     return isinstance(exponent, cst.Float) and float(exponent.value) < 1
