@@ -9,9 +9,17 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace, Return
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import dotted_name, keyword, positional
+from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, carried_by_all, mentioned_by
 from gradcheck_lint.rules._layer_sequences import is_inplace, pairs_of_layers
+from gradcheck_lint.rules._overwriting_layers import (
+    drops_nothing,
+    drops_surely,
+    may_overwrite_by_layer,
+    saves_output,
+    saving_layer,
+    written_by_layer,
+)
 from gradcheck_lint.rules._recording import exclude, is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -34,6 +42,8 @@ class InplaceOnSavedOutput(Rule):
         near, scope = function.module.near, function.scope
         if near.has_itself(scope, _SEQUENTIAL):
             return function.may_record
+        if may_overwrite_by_layer(function):
+            return function.may_record
         may_write = Part.WRITE in scope.parts and function.may_record
         return may_write and near.has(scope, _OUTPUT_SAVER) and function.may_write_to(_is_saver)
 
@@ -41,10 +51,12 @@ class InplaceOnSavedOutput(Rule):
         """Yield every write to such an output, by a method or by the next layer."""
         if function.module.near.has_itself(function.scope, _SEQUENTIAL):
             yield from _sequences(function)
-        if not function.may_write_to(_is_saver):
+        by_layer = may_overwrite_by_layer(function)
+        if not by_layer and not function.may_write_to(_is_saver):
             return
         events = list(function.events())
-        for place, event in enumerate(events):
+        for place, happening in enumerate(events):
+            event = written_by_layer(happening) if by_layer else happening
             if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
                 continue
             makers = [_maker(value.node, function) for value in event.values]
@@ -142,9 +154,52 @@ class Squeeze(nn.Module):
 """,
             lines=(6, 9, 18, 22),
         ),
+        Invalid(
+            """\
+from torch import nn
+
+class Gate(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+        self.gate = nn.Sigmoid()
+        self.act = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.1, inplace=True)
+
+    def forward(self, x):
+        gate = self.gate(self.fc(x))
+        y = self.drop(self.act(self.fc(x)))
+        return y * self.act(gate)
+""",
+            lines=(13, 14),
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
+        Valid(
+            """\
+from torch import nn
+
+class Gate(nn.Module):
+    def __init__(self, width, rate, inner=None):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.gate = nn.Sigmoid()
+        self.inner = nn.Tanh() if inner is None else inner
+        self.act = nn.ReLU(inplace=True)
+        self.none = nn.Dropout(0.0, inplace=True)
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, x):
+        gate = self.none(self.gate(self.fc(x)))
+        y = self.act(self.norm(self.fc(x)))
+        z = self.drop(self.gate(y))
+        self.act(self.gate(x).detach())
+        return self.act(y + gate) + self.act(self.inner(z))
+""",
+            why="no layer is overwritten that is known to save its output",
+        ),
         Valid(
             """\
 import torch
@@ -192,8 +247,6 @@ _SAVED = frozenset(
 )
 _SAVED_BY_TORCH = frozenset({"relu", "exp2", "tan", "logsumexp", "cumprod"})
 """Modules go by these names too, which may be of any kind: ``self.relu = nn.LeakyReLU()``."""
-_SAVED_LAYERS = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Softmin", "ReLU"})
-_SAVED_IF_INPLACE = frozenset({"LeakyReLU", "ELU"})
 
 
 def _is_saver(word: str) -> bool:
@@ -220,7 +273,7 @@ def _maker(node: cst.CSTNode | None, function: FunctionModel) -> str | None:
         is_method = isinstance(node.func, cst.Attribute) and not node.args
         whole = function.module.scopes.resolve_import(name) or ""
         return last if is_method or whole.startswith("torch.") else None
-    return last if last in _SAVED else None
+    return last if last in _SAVED else saving_layer(node, function)
 
 
 def _severity(function: FunctionModel, write: InPlace, later: list[Event]) -> Severity | None:
@@ -253,12 +306,12 @@ def _sequences(function: FunctionModel) -> Iterator[Violation]:
         first = scopes.resolve_import(dotted_name(before.func) or "") or ""
         second = scopes.resolve_import(dotted_name(layer.func) or "") or ""
         package, _, saver = first.rpartition(".")
-        if package != "torch.nn" or not _saves_output(saver, before):
+        if package != "torch.nn" or not saves_output(saver, before):
             continue
         name = second.removeprefix("torch.nn.")
-        if not is_inplace(layer, name) or _drops_nothing(layer, name):
+        if not is_inplace(layer, name) or drops_nothing(layer, name):
             continue
-        is_known = second.startswith("torch.nn.") and _drops_surely(layer, name)
+        is_known = second.startswith("torch.nn.") and drops_surely(layer, name)
         yield Violation(
             layer,
             f"this layer overwrites the output of {saver}, which its backward needs: torch raises "
@@ -267,23 +320,3 @@ def _sequences(function: FunctionModel) -> Iterator[Violation]:
             "drop inplace=True here",
             ((before, "saves its output"),),
         )
-
-
-def _saves_output(name: str, layer: cst.Call) -> bool:
-    return name in _SAVED_LAYERS or (name in _SAVED_IF_INPLACE and is_inplace(layer, name))
-
-
-def _drops_nothing(layer: cst.Call, name: str) -> bool:
-    """Tell whether this is a dropout with a rate of zero, which leaves its input as it is."""
-    rate = _rate(layer) if "Dropout" in name else None
-    return isinstance(rate, (cst.Integer, cst.Float)) and float(rate.value) == 0
-
-
-def _drops_surely(layer: cst.Call, name: str) -> bool:
-    """Tell whether the rate of a dropout stands there, so that it isn't zero."""
-    return "Dropout" not in name or isinstance(_rate(layer), (cst.Float, cst.Integer, type(None)))
-
-
-def _rate(layer: cst.Call) -> cst.BaseExpression | None:
-    handed = positional(layer)
-    return handed[0] if handed else keyword(layer, "p")
