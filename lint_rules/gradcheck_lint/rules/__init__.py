@@ -147,7 +147,7 @@ RULES: Final = (
         "step-before-second-backward",
         "gradcheck_lint.rules.step_before_second_backward",
         "StepBeforeSecondBackward",
-        ((BACKWARD_CALL,), (b"step(",), (b"optim",)),
+        ((BACKWARD_CALL,), (b"step(",), (OPTIMIZER_NAME,)),
     ),
     RuleReference(
         "GCS201",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import re
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
 from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.model.syntax import last_word
+from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites, through_all
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -32,7 +34,10 @@ class StepBeforeSecondBackward(Rule):
         """Yield every step between a model's forward and a backward through it."""
         events = list(function.events())
         for index, event in enumerate(events):
-            if not isinstance(event, Step) or not all_are(event.values, Kind.OPTIMIZER):
+            if not isinstance(event, Step):
+                continue
+            is_known = all_are(event.values, Kind.OPTIMIZER) and not _is_argument(event)
+            if not is_known and not _is_argument(event):
                 continue
             owned = held_by(event.values)
             if not any(
@@ -47,7 +52,11 @@ class StepBeforeSecondBackward(Rule):
                 and other.mode is not GradMode.DISABLED
                 and other.loops == event.loops
                 and other.arms == event.arms
-                and sites(other.values) & owned
+                and (
+                    sites(other.values) & owned
+                    if is_known
+                    else _is_named_after(event.receiver, other.receiver)
+                )
             ]
             if not before:
                 continue
@@ -64,7 +73,7 @@ class StepBeforeSecondBackward(Rule):
                     f"`{receiver}` changes the weights of `{known.receiver}` here, but a later "
                     "backward() goes through its forward from before the step: torch raises, "
                     "because the saved weights are overwritten",
-                    Severity.ERROR if later.arms == event.arms else Severity.WARNING,
+                    Severity.ERROR if is_known and later.arms == event.arms else Severity.WARNING,
                     f"step after the last backward(), or call `{known.receiver}` again",
                     ((known.node, "ran here, before"), (later.node, "needs the old weights")),
                 )
@@ -129,6 +138,33 @@ class Adversaries:
 """,
             lines=(13,),
         ),
+        Invalid(
+            """\
+import torch
+
+def update(actor, critic, actor_optimizer, critic_optimizer, states, values):
+    actor_loss = -critic(actor(states)).mean()
+    critic_loss = (critic(states) - values).pow(2).mean()
+    critic_optimizer.zero_grad()
+    critic_loss.backward()
+    critic_optimizer.step()
+    actor_optimizer.zero_grad()
+    actor_loss.backward()
+    actor_optimizer.step()
+
+def train(netG, netD, loader, optimizerG, optimizerD: torch.optim.Optimizer):
+    for noise, real in loader:
+        judged = netD(netG(noise)).mean()
+        optimizerD.zero_grad()
+        (judged - netD(real).mean()).backward(retain_graph=True)
+        optimizerD.step()
+        optimizerG.zero_grad()
+        (-judged).backward()
+        optimizerG.step()
+""",
+            lines=(8, 18),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -150,4 +186,44 @@ def train(generator, critic, loader):
 """,
             why="the second loss is detached from the first model",
         ),
+        Valid(
+            """\
+import torch
+
+def update(actor, critic, optimizer, actor_optimizer, critic_optimizer, states, values):
+    actor_loss = -critic(actor(states)).mean()
+    critic_loss = (critic(states) - values).pow(2).mean()
+    critic_loss.backward()
+    actor_loss.backward()
+    critic_optimizer.step()
+    actor_optimizer.step()
+    value = critic(states)
+    policy_loss = (actor(states) * (values - value).detach()).mean()
+    (value - values).pow(2).mean().backward()
+    critic_optimizer.step()
+    policy_loss.backward()
+    optimizer.step()
+""",
+            why="both losses come before the steps, or the second one needs no weight that changes",
+        ),
     )
+
+
+def _is_argument(event: Step) -> bool:
+    """Tell whether the optimizer is handed in, so that only its name says what it owns."""
+    return bool(event.values) and all(
+        value.origin is Origin.ARGUMENT and value.kind in {Kind.OPTIMIZER, Kind.UNKNOWN}
+        for value in event.values
+    )
+
+
+def _is_named_after(optimizer: str | None, model: str) -> bool:
+    """Tell whether an optimizer has the name of a model: ``d_opt`` and ``D``, ``optimizerD``."""
+    name = _OPTIMIZER.sub("", last_word(optimizer or "").lower()).strip("_")
+    whose = _NET.sub("", last_word(model).lower()).strip("_")
+    return bool(name) and _SHORT.get(name, name) == _SHORT.get(whose, whose)
+
+
+_OPTIMIZER: Final = re.compile(r"optimi[sz]er|optim|opt(?![a-z])|(?<![a-z])opt")
+_NET: Final = re.compile(r"^net_?|_?(?:net|model|network)$")
+_SHORT: Final = {"discriminator": "d", "dis": "d", "generator": "g", "gen": "g"}
