@@ -9,11 +9,10 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Branch, Event, GradMode, Jump, Loop, Return
 from gradcheck_lint.model.syntax import decorator_name, dotted_name
+from gradcheck_lint.rules._heads import head_of
 from gradcheck_lint.rules._hidden_acts import FREEZING, may_act_elsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gradcheck_lint.model.flow import Block
     from gradcheck_lint.model.module import FunctionModel
 
@@ -23,7 +22,7 @@ def is_for_evaluation(function: FunctionModel, event: Event) -> bool:
     node = function.scope.node
     if not isinstance(node, cst.Module) and any(map(_evaluates, node.decorators)):
         return True
-    if any(_SAYS_SO.search(text) for text in _remarks(node)):
+    if not isinstance(node, cst.Module) and _SAYS_SO.search(head_of(function)) is not None:
         return True
     if event.mode in {GradMode.AMBIENT, GradMode.UNKNOWN}:
         # Some other context around it is not what turns recording on again.
@@ -31,20 +30,6 @@ def is_for_evaluation(function: FunctionModel, event: Event) -> bool:
         if callers and GradMode.ENABLED not in callers:
             return True
     return _is_in_evaluation(function.block, event) is True
-
-
-def _remarks(node: cst.FunctionDef | cst.Module) -> Iterator[str]:
-    """Yield the comments at the head of a function, and its docstring."""
-    if isinstance(node, cst.Module) or not isinstance(node.body, cst.IndentedBlock):
-        return
-    lines: list[cst.EmptyLine | cst.TrailingWhitespace]
-    lines = [*node.leading_lines, node.body.header]
-    for first in node.body.body[:1]:
-        lines.extend(first.leading_lines if isinstance(first, cst.SimpleStatementLine) else ())
-    for line in lines:
-        if line.comment is not None:
-            yield line.comment.value
-    yield node.get_docstring(clean=False) or ""
 
 
 def may_be_frozen(function: FunctionModel) -> bool:
@@ -63,7 +48,7 @@ def _evaluates(decorator: cst.Decorator) -> bool:
 
 
 _SAYS_SO: Final = re.compile(
-    r"(?i)\bonly (?:for|at|in|during|used for) (?:infer|eval)|\binference[- ]only"
+    rb"(?i)\bonly (?:for|at|in|during|used for) (?:infer|eval)|\binference[- ]only"
 )
 """How comments say that nobody trains what a function does."""
 _EVALUATING: Final = re.compile("infer|eval|predict|no_?grad|frozen")

@@ -190,19 +190,25 @@ def train(generator, critic, loader):
             """\
 import torch
 
-def update(actor, critic, optimizer, actor_optimizer, critic_optimizer, states, values):
+def update(actor, critic, actor_optimizer, critic_optimizer, states, values):
     actor_loss = -critic(actor(states)).mean()
     critic_loss = (critic(states) - values).pow(2).mean()
-    critic_loss.backward()
+    actor_optimizer.zero_grad()
     actor_loss.backward()
+    critic_optimizer.zero_grad()
+    critic_loss.backward()
     critic_optimizer.step()
     actor_optimizer.step()
+
+def advantage(actor, critic, actor_optimizer, critic_optimizer, states, values):
     value = critic(states)
     policy_loss = (actor(states) * (values - value).detach()).mean()
+    critic_optimizer.zero_grad()
     (value - values).pow(2).mean().backward()
     critic_optimizer.step()
+    actor_optimizer.zero_grad()
     policy_loss.backward()
-    optimizer.step()
+    actor_optimizer.step()
 """,
             why="both losses come before the steps, or the second one needs no weight that changes",
         ),
