@@ -214,6 +214,13 @@ class Windows:
         """Return whether there is one optimizer only, also among those yet to step."""
         return len(self._windows) == len(self._recorder.optimizers.known()) == 1
 
+    def anything_to_learn(self) -> bool:
+        """Return whether a backward has run, or anything was recorded for one.
+
+        Where nothing was, steps are there for a schedule of learning rates to be looked at.
+        """
+        return self._recorder.backwards > 0 or self._recorder.saved_tensors.saved > 0
+
     def any_discarded(self) -> bool:
         """Return whether any optimizer has lost gradients since its last step."""
         return any(window.discarded for window in self._windows.values())

@@ -1,9 +1,10 @@
 """Steps that no backward has come before: step without a fresh gradient.
 
 No backward of any kind has begun since the optimizer's last step. Either there are no gradients,
-and the step has written nothing; or they are those that its last step has used, with the same
-contents. A step that finds gradients which the program has put there itself is left alone, zeros
-among them, and so is one that moves parameters without gradients (an optimizer that needs none).
+and the step has written nothing, though a forward was recorded that they could come from; or they
+are those that its last step has used, with the same contents. A step that finds gradients which the
+program has put there itself is left alone, zeros among them, and so is one that moves parameters
+without gradients (an optimizer that needs none).
 
 Or, in each of an optimizer's turns, no backward has begun since its gradients were cleared, and
 those that were cleared, if any, came from a backward before the forward that was recorded last.
@@ -154,7 +155,7 @@ class IdleStepDetector:
             )
             seen.zeros = zeros[:_COMPARED]
             seen.idle = 0 if moved or put else seen.idle + 1
-            if seen.idle > 1:
+            if seen.idle > 1 and self._windows.anything_to_learn():
                 self._report(event, "none", None, count=seen.idle)
             return
         if seen.left and _are_unchanged(window, seen.left):

@@ -116,3 +116,15 @@ def scheduler_given_the_epoch():
             optimizer.zero_grad()
             mse(model, x, y).backward()
             optimizer.step()
+
+
+@clean
+def schedule_looked_at():
+    _, optimizer = setup(lr=1.0)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    rates = []
+    for _ in range(12):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == sorted(rates, reverse=True)
