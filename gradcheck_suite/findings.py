@@ -68,7 +68,7 @@ class Finding:
     ``message`` is one sentence: subject, what happened, expected against seen. ``hint`` is the
     next step, as code where it can be. ``evidence`` holds numbers and names (step, tensor, shape,
     numeric, analytic, bound, bytes); a mistake seen a thousand times is one finding whose
-    evidence has a ``count``.
+    evidence has a ``count``. One at which torch raised an exception has ``refused: True`` there.
     """
 
     code: str

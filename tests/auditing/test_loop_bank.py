@@ -40,6 +40,8 @@ def test_the_mistake_is_found(audited, line_of, name):
     session = audited(lambda: run_quietly(loop))
     found = [finding for finding in session.findings if finding.code == code]
     assert found, session.findings
+    for finding in found:
+        assert finding.evidence.get("refused", False) == ("torch refuses" in finding.message)
     if "# <- here" in inspect.getsource(loop):
         assert {finding.location.line for finding in found} == {line_of(loop)}, found
     assert {f.code for f in session.findings} <= {code, *ALSO.get(name, ())}

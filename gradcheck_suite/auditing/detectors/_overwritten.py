@@ -135,7 +135,12 @@ def _modified(uses: list[Use], first: Use, event: SavedTensorModified) -> Findin
         uses,
         message=message,
         hint=hint if writer is not None else f"{_WATCH}; {hint}",
-        evidence={"version": event.version, "expected_version": holder.version, "writes": moved},
+        evidence={
+            "version": event.version,
+            "expected_version": holder.version,
+            "writes": moved,
+            "refused": True,
+        },
     )
 
 

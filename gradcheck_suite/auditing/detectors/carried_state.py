@@ -182,5 +182,5 @@ def _finding(entry: Entry, event: BackwardFailed) -> Finding:
         location=where,
         related=related,
         hint=hint,
-        evidence={"backward": event.number},
+        evidence={"backward": event.number, "refused": True},
     )

@@ -207,7 +207,7 @@ def _refusal(event: GradientsClipped) -> Finding:
         detector="audit",
         location=location_of(event.site),
         hint=f"move {event.function} between backward() and step()",
-        evidence={"count": 1, "function": event.function},
+        evidence={"count": 1, "function": event.function, "refused": True},
     )
 
 

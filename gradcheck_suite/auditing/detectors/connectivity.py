@@ -227,7 +227,7 @@ class ConnectivityDetector:
                 detector="audit",
                 location=place,
                 hint="unfreeze what is to be trained: parameter.requires_grad_(True)",
-                evidence={"parameters": len(known)},
+                evidence={"parameters": len(known), "refused": True},
             )
             return
         entry = catalogue.FORWARD_UNDER_NO_GRAD if off else catalogue.GRAPH_BROKEN
@@ -254,7 +254,7 @@ class ConnectivityDetector:
             location=where,
             related=related,
             hint=hint,
-            evidence={"backward": event.number},
+            evidence={"backward": event.number, "refused": True},
         )
 
     def _left_off(self, place: Location | None) -> tuple[Location | None, tuple[Related, ...]]:

@@ -217,7 +217,7 @@ class FunctionContractDetector:
                 "make forward and backward static methods that take ctx in place of self, and call "
                 f"{name}.apply(...)"
             ),
-            evidence={"function": name},
+            evidence={"function": name, "refused": True},
         )
 
     def _after_failure(self, event: BackwardFailed) -> None:
@@ -236,7 +236,12 @@ class FunctionContractDetector:
             location=where or used,
             related=() if used is None or where is None else (Related(used, "in this backward"),),
             hint="return one value for each input of forward after ctx",
-            evidence={"function": name, "expected": int(expected), "got": int(got)},
+            evidence={
+                "function": name,
+                "expected": int(expected),
+                "got": int(got),
+                "refused": True,
+            },
         )
 
 

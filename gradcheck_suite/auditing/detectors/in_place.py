@@ -160,7 +160,11 @@ class InPlaceDetector:
             detector="audit",
             location=written,
             hint="with torch.no_grad(): around the write; or write to a copy, x.clone()",
-            evidence={"operation": event.operation, "shape": tuple(tensor.shape)},
+            evidence={
+                "operation": event.operation,
+                "shape": tuple(tensor.shape),
+                "refused": True,
+            },
         )
 
     def _subject(self, tensor: Tensor) -> str | None:

@@ -48,7 +48,7 @@ class NonLeafDetector:
                 location=location_of(event.site),
                 hint="make the tensor first, as in torch.randn(3, device=device), and ask for its "
                 "gradient then, with requires_grad_(); or give the optimizer the leaf",
-                evidence={"optimizer": event.optimizer},
+                evidence={"optimizer": event.optimizer, "refused": True},
             )
             for event in self._refused
         ]

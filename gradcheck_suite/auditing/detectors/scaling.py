@@ -116,6 +116,18 @@ _WORDS = {
     ),
 }
 
+_REFUSED = frozenset(
+    {
+        "unscaled twice",
+        "unscaled late",
+        "stepped twice",
+        "no scale",
+        "no gradient",
+        "gradient gone",
+        "early update",
+    }
+)
+
 _Key: TypeAlias = "tuple[int, int]"
 
 
@@ -272,5 +284,9 @@ def _finding(occurrence: _Occurrence) -> Finding:
         severity=Severity.WARNING if occurrence.kind == "unchecked" else Severity.ERROR,
         location=location_of(occurrence.site),
         hint=hint,
-        evidence={"count": occurrence.count, "kind": occurrence.kind},
+        evidence={
+            "count": occurrence.count,
+            "kind": occurrence.kind,
+            **({"refused": True} if occurrence.kind in _REFUSED else {}),
+        },
     )
