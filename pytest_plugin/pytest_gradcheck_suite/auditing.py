@@ -11,7 +11,7 @@ from pytest_gradcheck_suite.marks import fail_on as severity_of
 from pytest_gradcheck_suite.outcomes import fail_on_findings, has_ended_early, keep_beside_failure
 from pytest_gradcheck_suite.runtime import runtime
 from pytest_gradcheck_suite.settings import settings_of
-from pytest_gradcheck_suite.upkeep import note_foreign_hooks
+from pytest_gradcheck_suite.upkeep import note_foreign_audit, note_foreign_hooks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,17 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["AuditedBlock", "Auditor", "audit_of", "auditor_of", "forget_audit"]
 
 _AUDITOR = pytest.StashKey["Auditor"]()
-# Findings that come with an exception of torch's own. A test that passes has expected it.
-_REFUSED_BY_TORCH = frozenset(
-    {"GCS101", "GCS102", "GCS103", "GCS107", "GCS108", "GCS109", "GCS501"}
-)
 
 
 class AuditedBlock:
     """Audit the body of a ``with`` statement inside a test.
 
-    Leaving it fails the test if there are findings that are severe enough. An exception from the
-    body passes unchanged; the findings then become a section of the test's report.
+    Leaving it fails the test if there are findings that are severe enough, unless it is ``lenient``
+    (see ``leniency``). An exception from the body passes unchanged; the findings then become a
+    section of the test's report.
     """
 
     def __init__(
@@ -39,13 +36,13 @@ class AuditedBlock:
         item: pytest.Item,
         *,
         fail_on: Severity,
-        spared: frozenset[str] = frozenset(),
+        lenient: bool = False,
         with_traceback: bool = True,
         **arguments: Any,
     ) -> None:
         self._item = item
         self._fail_on = fail_on
-        self._spared = spared
+        self._lenient = lenient
         self._with_traceback = with_traceback
         self._audit = runtime().audit(**arguments)
         self.session: Any = None
@@ -80,7 +77,7 @@ class AuditedBlock:
             report,
             fail_on=self._fail_on,
             allow=allow,
-            spared=self._spared,
+            lenient=self._lenient,
             with_traceback=self._with_traceback,
         )
         return False
@@ -160,22 +157,26 @@ def forget_audit(item: pytest.Item) -> None:
 
 
 def audit_of(item: pytest.Item) -> AuditedBlock | None:
-    """Return the audit that the body of this test runs in, or None if nothing asks for one."""
+    """Return the audit that the body of this test runs in, or None if nothing asks for one.
+
+    An audit that a fixture holds open would hear nothing more while another is open inside of it:
+    where only the whole-suite mode asks, the fixture's is left in charge.
+    """
     mark = audit_mark(item)
     everything = settings_of(item.config).audit
-    if mark is None and everything is None and _AUDITOR not in item.stash:
+    asked_by_the_test = mark is not None or _AUDITOR in item.stash
+    if not asked_by_the_test and (everything is None or note_foreign_audit(item)):
         return None
     severity = None if mark is None else mark.fail_on
     if severity is None:
         severity = settings_of(item.config).fail_on if everything is None else everything
-    asked_by_the_test = mark is not None or _AUDITOR in item.stash
     auditor = auditor_of(item)
     if mark is not None:
         auditor.allowed |= mark.allow
     auditor.whole = AuditedBlock(
         item,
         fail_on=severity,
-        spared=frozenset() if asked_by_the_test else _REFUSED_BY_TORCH,
+        lenient=not asked_by_the_test,
         with_traceback=False,
     )
     return auditor.whole

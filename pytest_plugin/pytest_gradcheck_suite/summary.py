@@ -13,7 +13,7 @@ from pytest_gradcheck_suite.settings import REPORT_FORMATS, settings_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gradcheck_suite.findings import Finding
+    from gradcheck_suite.findings import Finding, Location
 
 __all__ = ["Run", "attach_notes", "run_of", "write_report_file", "write_summary"]
 
@@ -89,7 +89,7 @@ def write_summary(reporter: pytest.TerminalReporter, config: pytest.Config) -> N
         "gradcheck-suite: findings that failed no test",
         [
             f"{told.test}: {told.finding.severity.value} {told.finding.code} {told.finding.rule}: "
-            f"{told.finding.message}"
+            f"{told.finding.message}{_at(told.finding.location)}"
             for told in unseen
         ],
     )
@@ -156,6 +156,14 @@ def _joined(told: list[Told]) -> tuple[Finding, ...]:
 def _told_of(note: str, tests: list[str]) -> list[str]:
     more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
     return [f"{tests[0]}{more}: {note}"]
+
+
+def _at(location: Location | None) -> str:
+    if location is None:
+        return ""
+    from gradcheck_suite.reporting.paths import display_path  # noqa: PLC0415 - for findings
+
+    return f" ({display_path(location.path)}:{location.line})"
 
 
 def _section(reporter: pytest.TerminalReporter, title: str, lines: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["look", "note_foreign_hooks", "notes_of", "repair_after"]
+__all__ = ["look", "note_foreign_audit", "note_foreign_hooks", "notes_of", "repair_after"]
 
 _LOOKS = pytest.StashKey["dict[str, _State]"]()
 _NOTES = pytest.StashKey["list[str]"]()
@@ -90,6 +90,14 @@ def note_foreign_hooks(item: pytest.Item) -> None:
             f"saved tensors were not audited: the saved-tensors hooks of {_owner(hooks[0])} were "
             "active before the audit, and were left in charge",
         )
+
+
+def note_foreign_audit(item: pytest.Item) -> bool:
+    """Return whether a fixture holds an audit open, and note that it is left in charge if so."""
+    if not _open_audits():
+        return False
+    _note(item, "was not audited: an audit was open already, and was left in charge")
+    return True
 
 
 def notes_of(item: pytest.Item) -> list[str]:
