@@ -14,7 +14,7 @@ from pytest_gradcheck_suite.doctests import placed_in_docstrings
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gradcheck_suite.findings import Finding, Report
+    from gradcheck_suite.findings import Finding, Location, Report
 
 __all__ = [
     "Told",
@@ -60,8 +60,9 @@ def fail_on_findings(
 
     Milder findings, and what fails only tests that ask where it is ``lenient``, are kept for the
     terminal summary.
+
     ``with_traceback`` shows the line of the test that led here, for callers that are on the stack
-    of the test.
+    of the test. For others, the failure comes from the line of the mistake.
     """
     __tracebackhide__ = True
     report = _without(placed_in_docstrings(item, report), allow)
@@ -70,10 +71,33 @@ def fail_on_findings(
         from pytest_gradcheck_suite.leniency import fails_only_who_asks  # noqa: PLC0415 - rare
 
         severe = tuple(finding for finding in severe if not fails_only_who_asks(finding, item))
-    fails = bool(severe)
-    note_findings(item, report.findings, seen=fails)
-    if fails:
-        pytest.fail(str(report), pytrace=with_traceback)
+    note_findings(item, report.findings, seen=bool(severe))
+    if not severe:
+        return
+    if with_traceback:
+        pytest.fail(str(report))
+    _fail_at(severe[0].location or _place_of(item), report)
+
+
+def _fail_at(place: Location, report: Report) -> None:
+    """Fail as if the line of a mistake had raised: debuggers and ``--tb=line`` show that line.
+
+    The test has ended, so that its frames are gone; the innermost would be one of ours.
+    """
+    failure = pytest.fail.Exception(msg=str(report), pytrace=False)
+    code = compile("raise failure", place.path, "exec")
+    name = (place.function or code.co_name).rpartition(".")[2]
+    exec(
+        code.replace(co_firstlineno=max(place.line, 1), co_name=name),
+        {"failure": failure, "report": report, "__name__": name},
+    )
+
+
+def _place_of(item: pytest.Item) -> Location:
+    from gradcheck_suite.findings import Location  # noqa: PLC0415 - where there are findings
+
+    path, line, name = item.reportinfo()
+    return Location(path=str(path or item.path), line=(line or 0) + 1, function=name)
 
 
 def keep_beside_failure(

@@ -170,8 +170,12 @@ def test_in_the_debugger(run_tests, pytester):
             def reset(self):
                 pass
 
-            def interaction(self, *args):
-                print("entered the debugger")
+            def interaction(self, _frame, error):
+                trace = getattr(error, "__traceback__", error)
+                while trace.tb_next:
+                    trace = trace.tb_next
+                code = trace.tb_frame.f_code
+                print(f"stopped at {code.co_filename}:{trace.tb_lineno} in {code.co_name}")
         """
     )
     result = run_tests(
@@ -186,7 +190,36 @@ def test_in_the_debugger(run_tests, pytester):
     )
 
     result.assert_outcomes(failed=1, passed=1)
-    assert result.stdout.str().count("entered the debugger") == 1
+    # Not in the plugin, to which the test has returned.
+    file, line = _line_that_steps(pytester)
+    assert result.stdout.str().count(f"stopped at {file}:{line} in train") == 1
+
+
+def test_the_line_of_a_failure_is_that_of_the_mistake_or_of_the_test(run_tests, pytester):
+    result = run_tests(
+        """
+        @pytest.mark.autograd_audit
+        def test_forgets():
+            train(clear=False)
+
+        @pytest.mark.autograd_audit(fail_on="warning")
+        def test_warned(only_a_warning):
+            pass
+        """,
+        "--tb=line",
+    )
+
+    result.assert_outcomes(failed=2)
+    file, line = _line_that_steps(pytester)
+    result.stdout.fnmatch_lines(
+        [f"{file}:{line}: Failed: error GCS301 *", f"{file}:*: Failed: warning GCS403 *"]
+    )
+
+
+def _line_that_steps(pytester):
+    file = pytester.path / "test_training.py"
+    lines = enumerate(file.read_text().splitlines(), start=1)
+    return file, next(number for number, text in lines if "optimizer.step()" in text)
 
 
 def test_what_torch_code_of_a_doctest_did_is_placed_in_its_file(run_tests, pytester):
