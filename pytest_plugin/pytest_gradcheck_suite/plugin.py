@@ -112,6 +112,7 @@ def pytest_collection_modifyitems(session: Session, config: Config, items: list[
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: Item) -> Generator[None, Any, Any]:
     """Begin a test anew."""
+    __tracebackhide__ = True
     if item.config.stash[options.IN_USE]:
         from pytest_gradcheck_suite.testing import begin  # noqa: PLC0415 - for runs that use us
 
@@ -122,6 +123,7 @@ def pytest_runtest_setup(item: Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Item) -> Generator[None, Any, Any]:
     """Audit the body of a test and count the graphs it leaves, where that is asked for."""
+    __tracebackhide__ = True
     if not item.config.stash[options.IN_USE]:
         return (yield)
     from pytest_gradcheck_suite.testing import around_body  # noqa: PLC0415 - as above
@@ -132,6 +134,7 @@ def pytest_runtest_call(item: Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: Item) -> Generator[None, Any, Any]:
     """Put right what the test and its fixtures have left behind."""
+    __tracebackhide__ = True
     try:
         return (yield)
     finally:

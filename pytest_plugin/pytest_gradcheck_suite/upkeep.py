@@ -1,7 +1,8 @@
 """Name what a test leaves behind in torch, and put it right for the next test.
 
-Grad mode, saved-tensors hooks and open audits belong to the whole thread. What a body changed and
-its own tear-down did not put back would decide the outcome of every test after it.
+Grad mode, saved-tensors hooks and open audits belong to the whole thread. What a body or a fixture
+of one test has changed, and its tear-down did not put back, would decide the outcome of every test
+after it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def look(item: pytest.Item, moment: str) -> None:
 def repair_after(item: pytest.Item) -> None:
     """Put back what the body and the tear-down of a test have left changed, and note it.
 
-    What a fixture has set before the body began is the fixture's affair, and left alone.
+    What a fixture that other tests share has set is the fixture's affair, and left alone.
     """
     looks = item.stash.get(_LOOKS, None)
     if looks is None:
@@ -60,21 +61,54 @@ def repair_after(item: pytest.Item) -> None:
                 session.__exit__(None, None, None)
             _note(item, "left an audit open; it was closed: use `with gradcheck_suite.audit():`")
     now = _look()
-    if set_up.grad == begin.grad != end.grad == now.grad:
-        state = "disabled" if begin.grad else "enabled"
-        torch.set_grad_enabled(begin.grad)
+    is_owned = set_up != begin and _longer_lived_fixture_is_alive(item)
+    moments = (set_up, begin, end, now)
+    if (grad := _lost([state.grad for state in moments], is_owned)) is not None:
+        state = "enabled" if now.grad else "disabled"
+        torch.set_grad_enabled(grad)
         _note(item, f"left grad mode {state}; it was put back: use `with torch.no_grad():`")
-    if set_up.anomaly == begin.anomaly != end.anomaly == now.anomaly:
-        torch.autograd.set_detect_anomaly(begin.anomaly)
+    if (anomaly := _lost([state.anomaly for state in moments], is_owned)) is not None:
+        torch.autograd.set_detect_anomaly(anomaly)
         _note(item, "left anomaly mode changed; it was put back")
-    changed = end.hooks is not None and begin.hooks != end.hooks
-    if changed and set_up.hooks == begin.hooks and now.hooks == end.hooks:
-        _pop_hooks_above(begin.hooks)
+    hooks = [state.hooks or () for state in moments]
+    if now.hooks is not None and (below := _lost(hooks, is_owned)) is not None:
+        _pop_hooks_above(below or None)
         _note(
             item,
             "left saved-tensors hooks registered; they were removed: use "
             "`with torch.autograd.graph.saved_tensors_hooks(...):`",
         )
+
+
+def _lost(moments: list[Any], is_owned: bool) -> Any:
+    """Return what a test or its own fixtures have changed and not put back; None if nothing.
+
+    Args:
+        moments: how it was before the set-up, before the body, after it, and is now.
+        is_owned: whether the set-up's change may be that of a fixture which other tests share.
+    """
+    set_up, begin, end, now = moments
+    if set_up == begin != end == now:
+        return begin
+    if set_up != begin == end == now and not is_owned:
+        return set_up
+    return None
+
+
+def _longer_lived_fixture_is_alive(item: pytest.Item) -> bool:
+    """Return whether a fixture that this test shares with others is still set up."""
+    info = getattr(item, "_fixtureinfo", None)
+    if info is None:
+        return True
+    return any(
+        fixture.scope != "function" and fixture.cached_result is not None
+        for name, fixtures in info.name2fixturedefs.items()
+        if name not in _HARMLESS
+        for fixture in fixtures
+    )
+
+
+_HARMLESS = frozenset({"pytestconfig", "record_testsuite_property", "tmp_path_factory"})
 
 
 def note_foreign_hooks(item: pytest.Item) -> None:

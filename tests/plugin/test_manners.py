@@ -15,6 +15,7 @@ from pytest_gradcheck_suite import options, settings
 
 LEFT = """
     import gradcheck_suite
+    from gradcheck_suite._torch_compat import top_saved_tensors_hooks
 
     pytestmark = pytest.mark.usefixtures("gradient_check")
 
@@ -53,22 +54,74 @@ LEFT = """
 
     def test_fixture_puts_it_back(put_back):
         torch.set_grad_enabled(False)
+
+    @pytest.fixture
+    def leaves_all(tmp_path_factory):
+        torch.set_grad_enabled(False)
+        torch.autograd.set_detect_anomaly(True)
+        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
+        return 3
+
+    def test_fixture_leaves_all(leaves_all):
+        pass
+
+    def test_after_the_fixture():
+        assert torch.is_grad_enabled()
+        assert not torch.is_anomaly_enabled()
+        assert top_saved_tensors_hooks() is None
+
+    @pytest.fixture(scope="class")
+    def all_without():
+        torch.set_grad_enabled(False)
+        yield
+        torch.set_grad_enabled(True)
+
+    class TestShared:
+        @pytest.mark.parametrize("turn", [1, 2])
+        def test_without(self, all_without, turn):
+            assert not torch.is_grad_enabled()
+
+    class TestOld:
+        @classmethod
+        def setup_class(cls):
+            torch.set_grad_enabled(False)
+
+        @classmethod
+        def teardown_class(cls):
+            torch.set_grad_enabled(True)
+
+        @pytest.mark.parametrize("turn", [1, 2])
+        def test_without(self, turn):
+            assert not torch.is_grad_enabled()
 """
 
 
 def test_what_a_test_leaves_behind_is_named_and_put_right(run_tests):
     result = run_tests(LEFT)
 
-    result.assert_outcomes(passed=8)
+    result.assert_outcomes(passed=14)
     text = result.stdout.str().partition("left behind or left out")[2]
     for line in (
-        "::test_grad_mode: left grad mode disabled; it was put back",
-        "::test_anomaly_mode: left anomaly mode changed",
+        "::test_grad_mode and 1 more: left grad mode disabled; it was put back",
+        "::test_anomaly_mode and 1 more: left anomaly mode changed",
         "::test_audit: left an audit open; it was closed",
-        "::test_hooks: left saved-tensors hooks registered; they were removed",
+        "::test_hooks and 1 more: left saved-tensors hooks registered; they were removed",
     ):
         assert line in text
     assert text.count("test_training.py::") == 4
+
+
+@pytest.mark.parametrize("phase", ["setup", "call", "teardown"])
+def test_our_hooks_are_no_part_of_what_others_raise(run_tests, pytester, phase):
+    pytester.makeconftest(f"""
+        def pytest_runtest_{phase}(item):
+            raise ValueError("theirs")
+    """)
+
+    result = run_tests("def test(): pass", "--gradcheck-suite-audit")
+
+    result.stdout.fnmatch_lines(["E *ValueError: theirs", "conftest.py:*: ValueError"])
+    assert "pytest_gradcheck_suite" not in result.stdout.str()
 
 
 def test_an_audit_that_a_fixture_holds_open_is_left_open(run_tests):
