@@ -38,16 +38,25 @@ def take_snapshot(
     Raises:
         UsageError: the function isn't callable, or nothing has a gradient.
     """
+    __tracebackhide__ = True
     if not callable(function):
         raise UsageError(
             f"gradient_check.snapshot: expected a module or a function, got {function!r}"
         )
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise UsageError(f"gradient_check.snapshot: seed must be a whole number, got {seed!r}")
     subject = _Subject(function, inputs, dict(kwargs or {}), seed)
     if not subject.variables:
         raise UsageError(
             "gradient_check.snapshot: nothing has a gradient: no parameter and no floating-point "
-            "input requires grad"
+            "input requires grad; give torch.randn(4, 3, requires_grad=True)"
         )
+    for name, variable in subject.variables.items():
+        if variable.is_meta:
+            raise UsageError(
+                f"gradient_check.snapshot: {name} is on the meta device, where tensors have no "
+                "values; make it on the CPU"
+            )
     outputs, gradients = subject.run(moved_by=None)
     noise: dict[str, float] = {}
     output_noise: dict[str, float] = {}
@@ -117,6 +126,7 @@ class _Subject:
         self, *, moved_by: int | None
     ) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
         """Return the projections of outputs and of gradients, ``moved_by`` rounding errors."""
+        __tracebackhide__ = True
         variables = {
             name: _moved(tensor.detach(), moved_by, index).requires_grad_()
             for index, (name, tensor) in enumerate(self.variables.items())
@@ -136,8 +146,10 @@ class _Subject:
         roots = [(t, self._cotangent(t, index)) for index, (_, t) in enumerate(outputs)]
         roots = [(t, cotangent) for t, cotangent in roots if t.requires_grad]
         if not roots:
+            inference = torch.is_inference_mode_enabled()
             raise UsageError(
                 "gradient_check.snapshot: no output requires grad, so there is no gradient to keep"
+                + ("; call it outside of inference_mode" if inference else "")
             )
         taken: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
             [t for t, _ in roots],
@@ -166,6 +178,7 @@ class _Subject:
         )
 
     def _call(self, variables: dict[str, torch.Tensor]) -> Any:
+        __tracebackhide__ = True
         arguments = _replaced(self.arguments[0], "inputs", variables)
         kwargs = _replaced(self.arguments[1], "inputs", variables)
         if self.module is None:

@@ -149,7 +149,7 @@ def _short(number: float) -> float:
 
 def _fingerprint(entry: dict[str, Any]) -> Fingerprint:
     return Fingerprint(
-        tuple(entry["shape"]),
+        tuple(map(int, entry["shape"])),
         tuple(map(float, entry["projections"])),
         float(entry["noise"]),
         float(entry["norm"]),

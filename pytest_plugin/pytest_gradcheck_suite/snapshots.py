@@ -34,10 +34,14 @@ _ROUNDINGS: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How the gradient of one parameter or input differs from the stored one, in words."""
+    """How the gradient of one parameter or input differs from the stored one, in words.
+
+    ``of_value`` says that both have it, and that it is another one.
+    """
 
     name: str
     what: str
+    of_value: bool = False
 
 
 def compare_or_store(
@@ -118,7 +122,7 @@ def differences(stored: Snapshot, now: Snapshot) -> tuple[Change, ...]:
     for name, old in stored.gradients.items():
         fresh = now.gradients.get(name)
         if fresh is not None and _differs(old, fresh, eps):
-            changes.append(Change(name, _what_changed(old, fresh, eps)))
+            changes.append(Change(name, _what_changed(old, fresh, eps), of_value=True))
     return tuple(changes)
 
 
@@ -196,7 +200,7 @@ def _told(
         if name not in now.outputs or _differs(old, now.outputs[name], eps)
     ]
     same = {change.what for change in changes}
-    checked = len(stored.gradients)
+    checked = len(stored.gradients.keys() | {change.name for change in changes})
     lines = [f"gradients differ from the snapshot {where}: {len(changes)} of {checked}"]
     if len(changes) == checked > 1 and len(same) == 1:
         lines.append(f"  every parameter and input {changes[0].what}")
@@ -204,11 +208,12 @@ def _told(
         lines.extend(f"  {change.name} {change.what}" for change in changes[:_MOST])
         if len(changes) > _MOST:
             lines.append(f"  and {len(changes) - _MOST} more")
-    lines.append(
-        f"  {_listed(outputs)} changed as well: the forward is another"
-        if outputs
-        else "  the outputs are the same: backward alone changed"
-    )
+    if outputs:
+        lines.append(f"  {_listed(outputs)} changed as well: the forward is another")
+    elif any(change.of_value for change in changes):
+        lines.append("  the outputs are the same: backward alone changed")
+    else:
+        lines.append("  the outputs are the same, and so are the gradients that both have")
     lines.append(f"if the new gradients are right: pytest {_RENEW}")
     return "\n".join(lines)
 

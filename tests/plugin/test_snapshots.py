@@ -151,11 +151,27 @@ class TestComparison:
             (3, torch.ones(1), "expected a module or a function"),
             (torch.sin, torch.ones(1), "nothing has a gradient"),
             (torch.Tensor.detach, torch.ones(1, requires_grad=True), "no output requires grad"),
+            (torch.sin, torch.ones(1, device="meta", requires_grad=True), "on the meta device"),
         ],
     )
     def test_wrong_use(self, function, inputs, message):
         with pytest.raises(UsageError, match=message):
             snapshot(function, inputs)
+
+    @pytest.mark.parametrize("seed", ["a", 1.5, True])
+    def test_a_wrong_seed(self, seed):
+        with pytest.raises(UsageError, match="seed must be a whole number, got"):
+            snapshot(seed=seed)
+
+    def test_inference_mode(self):
+        with torch.inference_mode(), pytest.raises(UsageError, match="outside of inference_mode"):
+            snapshot()
+
+    def test_no_grad_is_lifted_for_it(self):
+        with torch.no_grad():
+            taken = snapshot()
+
+        assert told(snapshot(), taken) == {}
 
 
 class TestFile:
@@ -175,6 +191,14 @@ class TestFile:
 
         with pytest.raises(UsageError, match="--gradcheck-suite-update-snapshots"):
             read_snapshot(tmp_path / "a.json")
+
+    def test_a_shape_that_is_none(self, tmp_path):
+        path = tmp_path / "a.json"
+        write_snapshot(path, snapshot())
+        path.write_text(re.sub(r'"shape": \[[^]]*\]', '"shape": "ab"', path.read_text()))
+
+        with pytest.raises(UsageError, match=r"is not a snapshot of gradients \(ValueError"):
+            read_snapshot(path)
 
     def test_a_file_of_another_number_of_projections(self, tmp_path):
         path = tmp_path / "a.json"
@@ -245,6 +269,22 @@ SOURCE = """
         with pytest.raises(Exception, match="expected a module or a function"):
             gradient_check.snapshot(3, torch.ones(1))
 
+    def test_names(gradient_check):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential()
+        module.add_module(os.environ.get("NAME", "old"), torch.nn.Linear(3, 2))
+        module.add_module("last", torch.nn.Linear(2, 2))
+        module.last.bias.requires_grad_("NAME" in os.environ)
+        gradient_check.snapshot(module, torch.ones(4, 3))
+
+    def test_raises(gradient_check):
+        def mine(x):
+            if "RAISE" in os.environ:
+                raise LookupError("mine")
+            return x * 2
+
+        gradient_check.snapshot(mine, torch.ones(2, requires_grad=True))
+
     def test_random(gradient_check):
         dtype = getattr(torch, os.environ.get("DTYPE", "float32"))
         gradient_check.snapshot(
@@ -256,7 +296,7 @@ SOURCE = """
 
 def test_in_a_test(run_tests, monkeypatch):
     missing = run_tests(SOURCE, "-k", "test_stored")
-    missing.assert_outcomes(failed=2, deselected=4)
+    missing.assert_outcomes(failed=2, deselected=6)
     missing.stdout.fnmatch_lines(
         [
             ">*gradient_check.snapshot(Scaled(), torch.ones(4, 3))",
@@ -264,8 +304,8 @@ def test_in_a_test(run_tests, monkeypatch):
         ]
     )
 
-    run_tests(SOURCE, "--gradcheck-suite-update-snapshots").assert_outcomes(passed=6)
-    run_tests(SOURCE).assert_outcomes(passed=6)
+    run_tests(SOURCE, "--gradcheck-suite-update-snapshots").assert_outcomes(passed=8)
+    run_tests(SOURCE).assert_outcomes(passed=8)
 
     monkeypatch.setenv("MORE", "1")
     changed = run_tests(SOURCE, "-k", "test_twice or test_many")
@@ -282,6 +322,22 @@ def test_in_a_test(run_tests, monkeypatch):
             "E *output changed as well: the forward is another",
         ]
     )
+
+    monkeypatch.setenv("NAME", "new")
+    renamed = run_tests(SOURCE, "-k", "test_names")
+    renamed.stdout.fnmatch_lines(
+        [
+            "E *gradients differ from the snapshot __gradients__/*test_names.json: 3 of 4",
+            "E *old.weight is now called new.weight, with the same gradient",
+            "E *last.bias is new: the snapshot has no such gradient",
+            "E *the outputs are the same, and so are the gradients that both have",
+        ]
+    )
+
+    monkeypatch.setenv("RAISE", "1")
+    raises = run_tests(SOURCE, "-k", "test_raises")
+    raises.stdout.fnmatch_lines([">*raise LookupError?*mine*", "E *LookupError: mine"])
+    assert "fingerprints.py" not in raises.stdout.str()
 
     monkeypatch.setenv("SEED", "1")
     other = run_tests(SOURCE, "-k", "test_twice")
