@@ -12,6 +12,7 @@ from pytest_gradcheck_suite.outcomes import fail_on_findings
 from pytest_gradcheck_suite.runtime import runtime, seed_for
 from pytest_gradcheck_suite.settings import severity_from
 from pytest_gradcheck_suite.snapshots import compare_or_store
+from pytest_gradcheck_suite.tracebacks import without_us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,8 @@ class GradientCheck:
         except UsageError as error:
             # What was asked wrongly is on the test's line, not in ours.
             raise error.with_traceback(None) from None
+        except BaseException as error:  # noqa: BLE001 - goes on as it is
+            raise error.with_traceback(without_us(error, self._item))  # noqa: B904 - the same
         if check:
             fail_on_findings(
                 self._item,
@@ -90,3 +93,5 @@ class GradientCheck:
             compare_or_store(self._item, function, inputs, kwargs=kwargs, name=name, seed=seed)
         except UsageError as error:
             raise error.with_traceback(None) from None
+        except BaseException as error:  # noqa: BLE001 - goes on as it is
+            raise error.with_traceback(without_us(error, self._item))  # noqa: B904 - the same

@@ -38,12 +38,11 @@ def take_snapshot(
     Raises:
         UsageError: the function isn't callable, or nothing has a gradient.
     """
-    __tracebackhide__ = True
     if not callable(function):
         raise UsageError(
             f"gradient_check.snapshot: expected a module or a function, got {function!r}"
         )
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    if type(seed) is not int:  # True is none either
         raise UsageError(f"gradient_check.snapshot: seed must be a whole number, got {seed!r}")
     subject = _Subject(function, inputs, dict(kwargs or {}), seed)
     if not subject.variables:
@@ -126,7 +125,6 @@ class _Subject:
         self, *, moved_by: int | None
     ) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
         """Return the projections of outputs and of gradients, ``moved_by`` rounding errors."""
-        __tracebackhide__ = True
         variables = {
             name: _moved(tensor.detach(), moved_by, index).requires_grad_()
             for index, (name, tensor) in enumerate(self.variables.items())
@@ -178,7 +176,6 @@ class _Subject:
         )
 
     def _call(self, variables: dict[str, torch.Tensor]) -> Any:
-        __tracebackhide__ = True
         arguments = _replaced(self.arguments[0], "inputs", variables)
         kwargs = _replaced(self.arguments[1], "inputs", variables)
         if self.module is None:

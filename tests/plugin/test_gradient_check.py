@@ -56,6 +56,47 @@ class TestOutcome:
 
         result.assert_outcomes(passed=1)
 
+    RAISES = """
+        class Raises(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                raise LookupError("mine")
+
+        def test_forward(gradient_check):
+            error = LookupError("mine")
+            error.__context__ = KeyError("context")
+
+            def broken(x):
+                raise error
+
+            with pytest.raises(LookupError) as caught:
+                gradient_check(broken, x())
+            assert caught.value is error
+            assert isinstance(error.__context__, KeyError)
+            assert not error.__suppress_context__
+            gradient_check(broken, x())
+
+        def test_backward(gradient_check):
+            gradient_check(Raises.apply, x())
+
+        def test_snapshot(gradient_check):
+            gradient_check.snapshot(Raises.apply, x())
+    """
+
+    def test_frames_of_ours_are_left_out_of_what_the_function_raises(self, run_tests):
+        result = run_tests(self.RAISES)
+
+        result.assert_outcomes(failed=3)
+        result.stdout.fnmatch_lines(
+            ["E  *LookupError: mine", ">  *gradient_check(Raises.apply, x())"]
+        )
+        assert "gradcheck_suite/" not in result.stdout.str()
+        assert "gradcheck_suite/" in run_tests(self.RAISES, "--full-trace").stdout.str()
+
     def test_wrong_use_is_shown_at_the_line_of_the_test(self, run_tests):
         result = run_tests("""
             def test_usage(gradient_check):
