@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,13 +13,14 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.examples import Example, registered_examples
 from pytest_gradcheck_suite.marks import fail_on as severity_of
 from pytest_gradcheck_suite.outcomes import fail_on_findings
+from pytest_gradcheck_suite.packages import import_all, without_example
 from pytest_gradcheck_suite.runtime import runtime, seed_for
+from pytest_gradcheck_suite.selection import PREFIX, are_left_out, selected
 from pytest_gradcheck_suite.settings import settings_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
-    from types import ModuleType
 
     from _pytest._code import Traceback
 
@@ -30,29 +30,32 @@ _REMARKS = pytest.StashKey["list[str]"]()
 
 
 def collect_examples(session: pytest.Session, packages: tuple[str, ...]) -> list[pytest.Item]:
-    """Return a test for each example of these packages.
+    """Return a test for each example of these packages that the run is about.
 
     Raises:
-        pytest.UsageError: a package can't be imported, or the hook returns no examples.
+        pytest.UsageError: a package can't be imported, the hook returns no examples, or an id
+            was given that none has.
     """
+    if are_left_out(session.config):
+        return []
     remarks = session.config.stash.setdefault(_REMARKS, [])
     items: list[pytest.Item] = []
     for package in packages:
-        unreadable = _import_all(package, settings_of(session.config).subject("modules"))
+        unseen = import_all(package, settings_of(session.config).subject("modules"))
         examples = (*registered_examples(package), *_from_hooks(session.config, package))
         collector = _PackageExamples.from_parent(
-            session, name=package, nodeid=f"gradcheck-suite::{package}", examples=examples
+            session, name=package, nodeid=f"{PREFIX}{package}", examples=examples
         )
         found = list(session.genitems(collector))
         items += found
-        remarks.extend(f"{package}: could not import {what}" for what in unreadable)
-        without = _without_example(package, {id(item.example.target) for item in found})  # type: ignore[attr-defined]  # all are ExampleItem
+        remarks.extend(f"{package}: {what}" for what in unseen)
+        without = without_example(package, {id(item.example.target) for item in found})  # type: ignore[attr-defined]  # all are ExampleItem
         if without:
             remarks.append(
                 f"{package}: {len(without)} without an example, and not checked: "
                 + ", ".join(without)
             )
-    return items
+    return list(selected(session.config, items))
 
 
 def remarks_on(config: pytest.Config) -> list[str]:
@@ -128,6 +131,11 @@ class ExampleItem(pytest.Item):
             return self.example.make()
         if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
             return target
+        if inspect.isabstract(target):
+            raise UsageError(
+                f"{target.__qualname__} is abstract, and can't be made; give the example to a "
+                f"class that implements it, or say what to make: @example(make_inputs, make=...)"
+            )
         refused = _refusal_of_no_arguments(target)
         if refused is not None:
             raise UsageError(
@@ -152,9 +160,12 @@ class ExampleItem(pytest.Item):
             return f"UsageError: {excinfo.value}"
         ours = isinstance(excinfo.value, pytest.fail.Exception)
         if not ours and not self.config.getoption("fulltrace", False):
-            excinfo.traceback = _without_machinery(
+            theirs = _without_machinery(
                 excinfo.traceback, self.config.pluginmanager.get_plugin("runner")
             )
+            if not theirs:  # raised by a function of C, such as that of a class
+                return "".join(traceback.format_exception_only(excinfo.value)).rstrip()
+            excinfo.traceback = theirs
         if self.config.getoption("tbstyle", "auto") == "auto":
             style = "short"  # what raises is mostly inside torch, in long functions
         return super().repr_failure(excinfo, style)
@@ -171,13 +182,13 @@ def _refusal_of_no_arguments(function: Callable[..., Any]) -> TypeError | None:
     return None
 
 
-def _without_machinery(traceback: Traceback, runner: Any) -> Traceback:
+def _without_machinery(whole: Traceback, runner: Any) -> Traceback:
     """Return what comes after pytest's call of a test, save for our own part in it."""
-    codes = [entry.frame.code.raw for entry in traceback]
+    codes = [entry.frame.code.raw for entry in whole]
     called_by = runner.pytest_runtest_call.__code__
-    inside = traceback[codes.index(called_by) + 1 :] if called_by in codes else traceback
+    inside = whole[codes.index(called_by) + 1 :] if called_by in codes else whole
     theirs = [e for e in inside if owner_of_file(e.frame.code.raw.co_filename) is not Owner.US]
-    return type(traceback)(theirs or traceback[-1:])
+    return type(whole)(theirs)
 
 
 def _from_hooks(config: pytest.Config, package: str) -> Iterator[Example]:
@@ -194,62 +205,3 @@ def _from_hooks(config: pytest.Config, package: str) -> Iterator[Example]:
                 yield known
         except (UsageError, TypeError) as error:
             raise pytest.UsageError(f"pytest_gradcheck_suite_examples: {error}") from None
-
-
-def _import_all(package: str, subject: str) -> list[str]:
-    """Import a package and what is below it; return what could not be imported."""
-    try:
-        root = importlib.import_module(package)
-    except ImportError as error:
-        raise pytest.UsageError(
-            f"{subject}: cannot import {package!r}: {error}; install it, or add "
-            "its folder to pytest's setting pythonpath"
-        ) from error
-    except _ENDS_THE_RUN:
-        raise
-    except BaseException as error:
-        raise pytest.UsageError(f"{subject}: cannot import {package!r}: {_named(error)}") from error
-    return list(_unreadable_below(root))
-
-
-def _unreadable_below(package: ModuleType) -> Iterator[str]:
-    # pkgutil.walk_packages would import packages itself, and end with what ends one of them.
-    for found in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
-        if found.name.rpartition(".")[2] == "__main__":
-            continue
-        try:
-            module = importlib.import_module(found.name)
-        except _ENDS_THE_RUN:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a script's sys.exit, pytest.skip
-            yield f"{found.name} ({_named(error)})"
-        else:
-            yield from _unreadable_below(module)
-
-
-_ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _without_example(package: str, known: set[int]) -> list[str]:
-    """Return the modules and Functions of a package that nobody has given an example."""
-    import sys  # noqa: PLC0415 - as below
-
-    import torch  # noqa: PLC0415 - the package has just been imported
-
-    found = set()
-    for name, module in list(sys.modules.items()):
-        if not f"{name}.".startswith(f"{package}."):
-            continue
-        for value in list(vars(module).values()):
-            if (
-                isinstance(value, type)
-                and issubclass(value, (torch.nn.Module, torch.autograd.Function))
-                and value.__module__ == name
-                and id(value) not in known
-            ):
-                found.add(f"{name}.{value.__qualname__}".removeprefix(f"{package}."))
-    return sorted(found)

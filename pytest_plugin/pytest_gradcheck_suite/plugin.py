@@ -77,6 +77,10 @@ def pytest_configure(config: Config) -> None:
     if config.stash[options.IN_USE]:
         _come_into_use(config)
         _need_torch(asked)
+    if asked is not None and asked.modules:
+        from pytest_gradcheck_suite.selection import settle  # noqa: PLC0415 - for examples
+
+        settle(config, asked)
     config.pluginmanager.register(_EndOfRun(config), "gradcheck_suite_end_of_run")
 
 
@@ -87,7 +91,10 @@ def pytest_report_header(config: Config) -> str:
     if asked is not None and asked.audit is not None:
         parts.append(f"audit of every test, failing on {asked.audit.value}")
     if asked is not None and asked.modules:
-        parts.append(f"examples of {', '.join(asked.modules)}")
+        from pytest_gradcheck_suite.selection import are_left_out  # noqa: PLC0415 - as above
+
+        left_out = ", left out as files or tests are named" if are_left_out(config) else ""
+        parts.append(f"examples of {', '.join(asked.modules)}{left_out}")
     return f"gradcheck-suite: {'; '.join(parts)}"
 
 
