@@ -10,6 +10,7 @@ from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import last_word
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites, through_all
+from gradcheck_lint.rules._graph_flow import Flow, flow
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -67,13 +68,18 @@ class StepBeforeSecondBackward(Rule):
                 known = next((other for other in before if id(other.node) in reached), None)
                 if known is None or later.expects_error:
                     continue
+                how_sure = flow(function, known.node, later.node)
+                is_beside = later.arms == event.arms
+                if how_sure is Flow.NONE or not (is_known or is_beside):
+                    continue
+                is_certain = is_known and is_beside and how_sure is Flow.SURE
                 receiver = event.receiver or "the optimizer"
                 yield Violation(
                     event.node,
                     f"`{receiver}` changes the weights of `{known.receiver}` here, but a later "
                     "backward() goes through its forward from before the step: torch raises, "
                     "because the saved weights are overwritten",
-                    Severity.ERROR if is_known and later.arms == event.arms else Severity.WARNING,
+                    Severity.ERROR if is_certain else Severity.WARNING,
                     f"step after the last backward(), or call `{known.receiver}` again",
                     ((known.node, "ran here, before"), (later.node, "needs the old weights")),
                 )
@@ -165,6 +171,44 @@ def train(netG, netD, loader, optimizerG, optimizerD: torch.optim.Optimizer):
             lines=(8, 18),
             severity=Severity.WARNING,
         ),
+        Invalid(
+            """\
+import torch
+
+def train(G, D, loader, scaler, losses):
+    og = torch.optim.Adam(G.parameters(), lr=2e-4)
+    od = torch.optim.Adam(D.parameters(), lr=2e-4)
+    for z, real in loader:
+        judged = D(G(z))
+        od.zero_grad()
+        scaler.scale(losses.hinge_loss(D(real), judged)).backward(retain_graph=True)
+        scaler.step(od)
+        og.zero_grad()
+        scaler.scale(-judged.mean()).backward()
+        scaler.step(og)
+        scaler.update()
+""",
+            lines=(10,),
+        ),
+        Invalid(
+            """\
+import torch
+
+def train(G, D, loader, judge):
+    og = torch.optim.Adam(G.parameters(), lr=2e-4)
+    od = torch.optim.Adam(D.parameters(), lr=2e-4)
+    for z, real in loader:
+        judged = D(G(z))
+        od.zero_grad()
+        judge.compare(D(real), judged).backward(retain_graph=True)
+        od.step()
+        og.zero_grad()
+        judge.fool(judged).backward()
+        og.step()
+""",
+            lines=(10,),
+            severity=Severity.WARNING,
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -211,6 +255,43 @@ def advantage(actor, critic, actor_optimizer, critic_optimizer, states, values):
     actor_optimizer.step()
 """,
             why="both losses come before the steps, or the second one needs no weight that changes",
+        ),
+        Valid(
+            """\
+import torch
+from torch import nn
+
+def train(loader, augment, controller, regularize_every):
+    generator, critic = nn.Linear(3, 3), nn.Linear(3, 1)
+    opt_g = torch.optim.Adam(generator.parameters())
+    opt_c = torch.optim.Adam(critic.parameters())
+    for index, (noise, real) in enumerate(loader):
+        opt_c.zero_grad()
+        judged = critic(real)
+        (critic(generator(noise).detach()).mean() - judged.mean()).backward()
+        opt_c.step()
+        strength = controller.tune(judged)
+        fake, _ = augment(generator(noise), strength)
+        opt_g.zero_grad()
+        (-critic(fake)).mean().backward()
+        opt_g.step()
+
+def regularize(args, loader, critic, critic_optimizer, controller):
+    strength = 0.5
+    for index, real in enumerate(loader):
+        judged = critic(real)
+        critic_optimizer.zero_grad()
+        judged.mean().backward()
+        critic_optimizer.step()
+        strength = controller.tune(judged)
+        if index % args.every == 0:
+            real.requires_grad = True
+            judged = critic(args.augment(real, strength))
+            critic_optimizer.zero_grad()
+            judged.pow(2).mean().backward()
+            critic_optimizer.step()
+""",
+            why="what a controller makes of a model's answer is a number, for all that is known",
         ),
     )
 
