@@ -99,7 +99,9 @@ def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Argum
     maker = reading.scopes.method(scope, "__init__")
     record_call(reading, node, arguments, function=maker, is_constructor=True)
     kind = Kind.INSTANCE
-    if reading.scopes.derives_from(scope, "torch.optim."):
+    if reading.scopes.derives_from(scope, "torch.optim.lr_scheduler."):
+        kind = Kind.SCHEDULER
+    elif reading.scopes.derives_from(scope, "torch.optim."):
         kind = Kind.OPTIMIZER
     holds = frozenset({id(node)}) | held_by(arguments.everything)
     return frozenset({reading.recorder.value(kind, node, name=name, holds=holds)})

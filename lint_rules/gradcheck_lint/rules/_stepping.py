@@ -202,10 +202,37 @@ def _with_idle_closure(item: Occurrence) -> Problem | None:
 
 
 def _trains(loop: Loop, step: Step) -> bool:
-    """Tell whether a loop trains a model, and does not go through a collection of optimizers."""
+    """Tell whether a loop trains a model, and does not go through a collection of optimizers.
+
+    One that resets and steps alone, with nothing computed, looks at a schedule of learning rates.
+    """
     if first_word(step.receiver) in loop.targets:
         return False
-    return any(isinstance(event, (Forward, ZeroGrad)) for event in loop.body.events())
+    events = list(loop.body.events())
+    if any(isinstance(event, Forward) for event in events):
+        return True
+    is_reset = any(isinstance(event, ZeroGrad) for event in events)
+    is_scheduled = any(isinstance(event, SchedulerStep) for event in events)
+    return is_reset and not (is_scheduled and not _computes_anything(loop))
+
+
+def _computes_anything(loop: Loop) -> bool:
+    """Tell whether a loop calls what may compute a loss, or does arithmetic."""
+    return any(
+        isinstance(node, cst.BinaryOperation)
+        or (isinstance(node, cst.Call) and not _is_of_schedule(node))
+        for node in walk(getattr(loop.node, "body", loop.node))
+    )
+
+
+def _is_of_schedule(node: cst.Call) -> bool:
+    name = last_word(dotted_name(node.func) or "")
+    return name in _OF_SCHEDULES or not isinstance(node.func, (cst.Name, cst.Attribute))
+
+
+_OF_SCHEDULES: Final = frozenset(
+    {"append", "get_last_lr", "get_lr", "print", "step", "zero_grad", "len", "range", "enumerate"}
+)
 
 
 def _between(first: Occurrence, second: Occurrence) -> bool:

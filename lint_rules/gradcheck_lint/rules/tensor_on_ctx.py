@@ -131,6 +131,29 @@ class Exp(torch.autograd.Function):
 import torch
 from torch.autograd import Function
 
+class Shift(Function):
+    @staticmethod
+    def forward(ctx, x, row, column):
+        ctx.offset = row, column
+        ctx.row = row
+        return shifted(x, row, column)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        row, column = ctx.offset
+        grad_row = None
+        assert not ctx.needs_input_grad[1]
+        grad_column = None
+        assert not ctx.needs_input_grad[2]
+        return shifted(grad_output, -row, -column), grad_row, grad_column
+""",
+            why="what is never differentiated may be a number",
+        ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
 class Scale(Function):
     @staticmethod
     def forward(ctx, x, factor, stride):
