@@ -102,6 +102,15 @@ MISTAKES = """
     def test_does_not_ask():
         assert len(losses_of(Trainer())) == 5
 
+    def test_keeps_and_asserts_on_something_else():
+        trainer, losses = Trainer(), []
+        for _ in range(5):
+            losses.append(trainer.step())
+        assert trainer
+
+    def test_keeps_in_a_function_of_its_file():
+        losses_of(Trainer())
+
     def test_expects_torch_to_refuse():
         with pytest.raises(RuntimeError, match="does not require grad"):
             x().detach().sum().backward()
@@ -118,7 +127,7 @@ def test_mistakes_of_the_code_under_test_fail(run_tests, pytester):
 
     result = run_tests(MISTAKES, "--gradcheck-suite-audit", "-rf")
 
-    result.assert_outcomes(passed=2, failed=6)
+    result.assert_outcomes(passed=2, failed=8)
     result.stdout.fnmatch_lines_random(
         [
             "FAILED *::test_an_attribute_of_the_library - *",
@@ -126,6 +135,8 @@ def test_mistakes_of_the_code_under_test_fail(run_tests, pytester):
             "FAILED *::test_no_backward - *",
             "FAILED *::test_what_outlives_the_test - *",
             "FAILED *::test_asks - *",
+            "FAILED *::test_keeps_and_asserts_on_something_else - *",
+            "FAILED *::test_keeps_in_a_function_of_its_file - *",
             "FAILED *::test_expects_and_asks - *",
             (
                 "test_training.py::test_does_not_ask: error GCS201 graph-kept: * keeps the graphs "
