@@ -244,9 +244,11 @@ class LifetimeDetector:
         limit = self._recorder.options.graph_limit
         indices = [each.index for each in self._recorder.generations.spent()]
         newest = indices[-1 - leave_out] if len(indices) > leave_out else -1
-        if len(set(self._turns(self._up_to(newest)).values())) < limit:
-            return None
-        gc.collect()
+        # Most cycles are young: to look through all objects of a large program takes long.
+        for generation in (1, 2):
+            if len(set(self._turns(self._up_to(newest)).values())) < limit:
+                return None
+            gc.collect(generation)
         alive = self._up_to(newest)
         turns = self._turns(alive)
         held: tuple[HeldGraphs, ...] = ()
