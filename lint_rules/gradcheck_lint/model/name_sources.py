@@ -20,8 +20,15 @@ def sources_of(scope: FunctionScope) -> Sources:
     """Return the expressions that each name of a function is given, in source order.
 
     A name that is bound in another way as well (by a loop, an unpacking, a ``with``) has None. What
-    a parameter holds at first is no expression, and neither are ``x += 1`` and ``x[i] = 0``.
+    a parameter holds at first is no expression, and neither are ``x += 1`` and ``x[i] = 0``. It is
+    read once for each function; nobody may change it.
     """
+    if scope.sources is None:
+        scope.sources = _read(scope)
+    return scope.sources
+
+
+def _read(scope: FunctionScope) -> Sources:
     found: Sources = {}
     for node in scope.nodes:
         for name, source in _bindings(node):

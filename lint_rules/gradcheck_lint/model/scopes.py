@@ -12,6 +12,7 @@ import libcst as cst
 
 from gradcheck_lint.model.deferred import Deferred, DeferredBlock, ItemWrite, deferred_of
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES, INPLACE_METHODS
+from gradcheck_lint.model.name_sources import Sources
 from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class FunctionScope:
     _parts: frozenset[Part] | None = None
     _words: frozenset[str] | None = None
     _deferred: Deferred | None = None
+    sources: Sources | None = None
+    """What ``name_sources`` has read of the body, once it was asked."""
 
     @property
     def nodes(self) -> tuple[cst.CSTNode, ...]:
