@@ -39,6 +39,7 @@ MORE = (
     "graph_page",
     "lint_recall",
     "lint_speed",
+    "plugin_rivals",
     "native_precision",
 )
 """Those that take many minutes, a browser or a corpus, and run only when named."""
