@@ -19,7 +19,7 @@ from gradcheck_lint.model.knowledge import (
 from gradcheck_lint.model.syntax import bound_names, child_list, dotted_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -42,17 +42,27 @@ def flow(function: FunctionModel, source: cst.CSTNode, into: cst.CSTNode) -> Flo
     """
     if not any(node is source for node in function.scope.nodes):
         return Flow.SURE  # somewhere else, where this does not look
-    if _reaches(function, source, into, through_unknown=False):
+    bound = _bound(function)
+    models = {id(event.node) for event in function.events() if isinstance(event, Forward)}
+
+    def hands_on(call: cst.Call) -> bool:
+        return id(call) in models or _hands_on(call, function, through_unknown=False)
+
+    def may_hand_on(call: cst.Call) -> bool:
+        return id(call) in models or _hands_on(call, function, through_unknown=True)
+
+    if _reaches(source, into, bound, hands_on):
         return Flow.SURE
-    return Flow.LIKELY if _reaches(function, source, into, through_unknown=True) else Flow.NONE
+    return Flow.LIKELY if _reaches(source, into, bound, may_hand_on) else Flow.NONE
 
 
 def _reaches(
-    function: FunctionModel, source: cst.CSTNode, into: cst.CSTNode, *, through_unknown: bool
+    source: cst.CSTNode,
+    into: cst.CSTNode,
+    bound: dict[str, list[cst.CSTNode]],
+    hands_on: Callable[[cst.Call], bool],
 ) -> bool:
     """Tell whether there is a way from an expression back to the source, from name to name."""
-    bound = _bound(function)
-    models = {id(event.node) for event in function.events() if isinstance(event, Forward)}
     stack, seen = [into], set[str]()
     while stack:
         node = stack.pop()
@@ -64,11 +74,7 @@ def _reaches(
                 if name not in seen:
                     seen.add(name)
                     stack.extend(bound.get(name, ()))
-        if (
-            isinstance(node, cst.Call)
-            and id(node) not in models
-            and not _hands_on(node, function, through_unknown=through_unknown)
-        ):
+        if isinstance(node, cst.Call) and not hands_on(node):
             stack.append(node.func)
         else:
             stack.extend(child_list(node))

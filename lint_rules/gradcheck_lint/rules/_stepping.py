@@ -213,7 +213,7 @@ def _trains(loop: Loop, step: Step) -> bool:
         return True
     is_reset = any(isinstance(event, ZeroGrad) for event in events)
     is_scheduled = any(isinstance(event, SchedulerStep) for event in events)
-    return is_reset and not (is_scheduled and not _computes_anything(loop))
+    return is_reset and (not is_scheduled or _computes_anything(loop))
 
 
 def _computes_anything(loop: Loop) -> bool:
