@@ -7,6 +7,7 @@ that kills it (libcst's parser is native code) is known, and only that file is n
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import queue
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _LENGTH: Final = struct.Struct("<Q")
 _BYTES_BEFORE_RENEWAL: Final = 200 << 20
 """A worker whose memory has grown to this much is replaced, for Python gives little back."""
+_TASKS_BEFORE_FREEZING: Final = 20
+"""By then nearly everything has been imported, and there is enough to do for it to pay."""
 _BYTES_PER_WORKER: Final = 400_000
 """Source that takes long enough (about a second) to be worth the start of a process."""
 
@@ -52,14 +55,28 @@ def worker_count(jobs: int | None, size: int, files: int) -> int:
 def perform_all(tasks: Iterable[Task], *, workers: int) -> Iterator[tuple[Task, Outcome]]:
     """Do all tasks and yield each with its outcome, with more than one worker as they come."""
     if workers <= 1:
-        for task in tasks:
-            yield task, perform(task)
+        yield from _perform_here(tasks)
         return
     pool = _Pool(tasks, workers)
     try:
         yield from pool.outcomes()
     finally:
         pool.stop()
+
+
+def _perform_here(tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
+    """Do all tasks in this process, and spare the collector what is here to stay meanwhile.
+
+    libcst and the rules are hundreds of thousands of objects, which each full collection looks at.
+    """
+    try:
+        for done, task in enumerate(tasks, start=1):
+            yield task, perform(task)
+            if done == _TASKS_BEFORE_FREEZING:
+                gc.collect()
+                gc.freeze()
+    finally:
+        gc.unfreeze()
 
 
 class _Pool:
@@ -179,8 +196,6 @@ class _Worker:
 
 def serve() -> None:
     """Do the tasks that come on standard input until it closes; the body of a worker."""
-    import gc  # noqa: PLC0415 - only in a worker
-
     with contextlib.suppress(ValueError, OSError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     stdin = sys.stdin.buffer

@@ -8,6 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine
 from gradcheck_lint.model.beginnings import Beginnings, first_time
+from gradcheck_lint.model.carried import carried_names
 from gradcheck_lint.model.entries import note_entry
 from gradcheck_lint.model.expressions import bind_target, element_of, look_up, read
 from gradcheck_lint.model.flow import (
@@ -42,6 +43,7 @@ from gradcheck_lint.model.syntax import (
     boolean,
     bound_names,
     dotted_name,
+    first_word,
     is_literal,
     is_none,
     string_index,
@@ -76,6 +78,7 @@ class StatementReader:
         self._continues: list[list[State]] = []
         self._beginnings = Beginnings()
         self._counter: str | None = None
+        self._carried: dict[int, frozenset[str]] = {}
 
     def read_body(self, body: cst.BaseSuite | cst.Module) -> None:
         """Read every statement of a body."""
@@ -459,12 +462,16 @@ class StatementReader:
             joined = entry
             for end in ends:
                 joined = join_states(joined, end, self._look_up)
+            changing = _changing(entry, joined)
             if left < _PATIENCE:
-                given_up |= _changing(entry, joined)
+                given_up |= changing
                 joined = self._forgotten(node, joined, given_up)
             if (joined.names, joined.mode) == (entry.names, entry.mode):
                 break
+            settled = not exits and self._is_settled(node, entry, joined, changing)
             entry = joined
+            if settled:
+                break
         recorder.block, recorder.loops = outer_block, outer_loops
         self._counter = outer_counter
         reading.state = entry.copy()
@@ -480,6 +487,17 @@ class StatementReader:
         if isinstance(node, cst.While) and boolean(node.test) and exits:
             after = exits[0]
         self._join([after, *exits])
+
+    def _is_settled(
+        self, node: cst.For | cst.While, before: State, after: State, changing: set[str]
+    ) -> bool:
+        """Tell whether another iteration would see nothing of what has changed in this one."""
+        if before.mode is not after.mode:
+            return False
+        carried = self._carried.get(id(node))
+        if carried is None:
+            carried = self._carried[id(node)] = carried_names(node)
+        return carried.isdisjoint(map(first_word, changing))
 
     def _read_iteration(self, node: cst.For | cst.While, iterated: Values) -> None:
         reading = self._reading
