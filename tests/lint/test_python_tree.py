@@ -66,7 +66,7 @@ _BESIDES = """
 def f(x): return
 def f(x): return x + 1
 x: int
-y[a:b, ...][c, *d] = (e), *f = [g, *h] = i = j if k else l
+y[a:b, ...][c, (*d,)] = (e), *f = [g, *h] = i = j if k else l
 m(n, *o, p=q, **r).s.t(not u, -v, ~w, x and y or z, 1 < a <= b is not c not in d)
 return_ = lambda: (yield)
 if a: b; c
