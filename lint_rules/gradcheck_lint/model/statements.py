@@ -468,7 +468,7 @@ class StatementReader:
                 joined = self._forgotten(node, joined, given_up)
             if (joined.names, joined.mode) == (entry.names, entry.mode):
                 break
-            settled = not exits and self._is_settled(node, entry, joined, changing)
+            settled = self._is_settled(node, entry, joined, changing)
             entry = joined
             if settled:
                 break
@@ -484,7 +484,7 @@ class StatementReader:
             Loop(id(node), node, body, otherwise, targets(node), runs_once(node), recorder.arms)
         )
         after = reading.state
-        if isinstance(node, cst.While) and boolean(node.test) and exits:
+        if _ends_by_break_alone(node) and exits:
             after = exits[0]
         self._join([after, *exits])
 
@@ -492,7 +492,7 @@ class StatementReader:
         self, node: cst.For | cst.While, before: State, after: State, changing: set[str]
     ) -> bool:
         """Tell whether another iteration would see nothing of what has changed in this one."""
-        if before.mode is not after.mode:
+        if before.mode is not after.mode or _ends_by_break_alone(node):
             return False
         carried = self._carried.get(id(node))
         if carried is None:
@@ -602,6 +602,10 @@ class StatementReader:
         cst.Del: _read_delete,
         cst.Assert: _read_assertion,
     }
+
+
+def _ends_by_break_alone(node: cst.For | cst.While) -> bool:
+    return isinstance(node, cst.While) and boolean(node.test) is True
 
 
 def _changing(before: State, after: State) -> set[str]:
