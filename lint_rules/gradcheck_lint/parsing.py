@@ -25,6 +25,8 @@ read, which is a finding where a rule would have looked at them."""
 
 _MAX_DEPTH: Final = 1000
 _TOO_DEEP: Final = "its expressions are nested too deeply to read"
+_MOST_NESTED: Final = 100
+_ROUNDS: Final = 6
 _MAX_ELEMENTS: Final = 10_000
 """libcst 1.9 takes the square of the number of elements in bytes: 10,000 are 100 MB."""
 _LIBCST_PLACE = re.compile(r"error at (\d+):(\d+)")
@@ -165,10 +167,9 @@ def _libcst_refuses(source: bytes) -> bool:
 
 def _is_shallow(source: bytes) -> bool:
     """Tell whether source can't nest deeply, judged without a parser."""
-    depths = accumulate(map(_BRACKETS.__getitem__, source.translate(None, _NOT_BRACKETS)))
     return (
-        max(depths, default=0) < 100  # noqa: PLR2004 - Python itself allows 200
-        and max(map(len, source.splitlines()), default=0) < 2 * _MAX_DEPTH
+        _nests_little(source.translate(None, _NOT_BRACKETS))
+        and _has_short_lines(source, 2 * _MAX_DEPTH)
         and source.count(b"elif") < _MAX_DEPTH
         and source.count(b",") < _MAX_ELEMENTS
         and (
@@ -176,6 +177,30 @@ def _is_shallow(source: bytes) -> bool:
             or len(_ADJACENT_STRINGS.findall(source)) < _MAX_DEPTH
         )
     )
+
+
+def _has_short_lines(source: bytes, size: int) -> bool:
+    """Tell whether no line has so many bytes, for which few of the line ends are looked for."""
+    start = 0
+    while start + size <= len(source):
+        end = source.rfind(b"\n", start, start + size)
+        if end < 0:
+            return False
+        start = end + 1
+    return True
+
+
+def _nests_little(brackets: bytes) -> bool:
+    """Tell whether brackets nest less than half as deep as Python itself allows."""
+    left = brackets
+    # Each replacement takes one level away at most.
+    for pair in (b"()", b"[]", b"{}") * _ROUNDS:
+        left = left.replace(pair, b"")
+    if len(left) < _MOST_NESTED - 3 * _ROUNDS:
+        return True
+    # Those in strings and comments need no partner.
+    depths = accumulate(map(_BRACKETS.__getitem__, brackets))
+    return max(depths, default=0) < _MOST_NESTED
 
 
 def _excess(tree: ast.AST) -> str | None:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.scopes import FunctionScope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arguments:
-    """What is passed in a call, read once."""
+    """What is passed in a call, read once; nobody changes it, as with ``Value``."""
 
     positional: tuple[Values, ...]
     keywords: dict[str, Values]
@@ -95,7 +95,10 @@ def record_call(
     is_constructor: bool = False,
 ) -> Values:
     """Record a call of which only the arguments are known; ``callee`` is a model that is called."""
-    mentions = mentioned_by(arguments.everything) | mentioned_by(receiver)
+    mentions, handed = mentioned_by(arguments.everything), held_by(arguments.everything)
+    if receiver:
+        mentions, handed = mentions | mentioned_by(receiver), handed | held_by(receiver)
+    named_as_loss = is_loss(node)
     through = through_all(arguments.everything) | sites(callee)
     if method is not None:
         through |= through_all(receiver) | through_all(owner)
@@ -109,7 +112,7 @@ def record_call(
         reading.state.mode,
         function=function,
         method=method,
-        handed=held_by(arguments.everything) | held_by(receiver),
+        handed=handed,
         mentions=mentions,
         harmless=harmless or (function is None and _leaves_gradients_alone(node)),
         arguments=arguments.named if function is not None or _is_handed_in(receiver) else (),
@@ -117,7 +120,7 @@ def record_call(
         is_constructor=is_constructor,
         is_used=reading.statement_value is not node,
     )
-    if reading.state.mode is GradMode.DISABLED and is_loss(node):
+    if named_as_loss and reading.state.mode is GradMode.DISABLED:
         cut = reading.recorder.cut_by_mode(node)
         plain = reading.recorder.value(
             Kind.PLAIN, node, origin=Origin.CALL, mentions=mentions, cut=cut, certain=False
@@ -146,7 +149,7 @@ def record_call(
         may_record = reading.surroundings.near.has(function, MODE)
         result = as_seen_by_caller(reading, node, made, returned, given, may_record=may_record)
         call.result = result
-    if is_loss(node):
+    if named_as_loss:
         return carrying(result, *arguments.positional[:1])
     return result
 

@@ -53,7 +53,7 @@ def assigns_attribute(scope: FunctionScope, attribute: str) -> bool:
     return any(
         name.endswith(f".{attribute}")
         for node in scope.nodes
-        if isinstance(node, (cst.AssignTarget, cst.AnnAssign))
+        if type(node) is cst.AssignTarget or type(node) is cst.AnnAssign
         for name in bound_names(node.target)
     )
 

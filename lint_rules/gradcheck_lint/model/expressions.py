@@ -178,10 +178,23 @@ def _attribute_values(
 def _attribute_of(
     reading: Reading, state: State, value: Value, attribute: str, path: str
 ) -> Values:
+    epoch = _epoch(state, path)
+    # A value that is kept here keeps its id.
+    key = (id(value), attribute, epoch, reading.recorder.loops)
+    known = reading.attributes.get(key)
+    if known is None:
+        made = _make_attribute(reading, value, attribute, epoch)
+        known = reading.attributes[key] = (value, made)
+    return known[1]
+
+
+def _make_attribute(
+    reading: Reading, value: Value, attribute: str, epoch: frozenset[int]
+) -> Values:
     recorder = reading.recorder
     node = value.node or reading.scope.node
     root = reading.family if value.site == reading.own_site else value.site
-    site = recorder.intern(("attribute", root, attribute, _epoch(state, path)))
+    site = recorder.intern(("attribute", root, attribute, epoch))
     kind = _ATTRIBUTE_KINDS.get(attribute)
     if kind is None and attribute in VIEW_ATTRIBUTES and value.kind in _LEAVES:
         kind = Kind.LEAF_VIEW
@@ -262,7 +275,7 @@ def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Subscript)
     base = read(reading, node.value)
     for element in node.slice:
-        _read_children(reading, element)
+        _read_below(reading, element)
     found = NOTHING
     is_second = only_integer(node) == 1
     for value in base:
@@ -278,7 +291,7 @@ def _read_number(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
-    compared = _read_children(reading, node)
+    compared = _read_below(reading, node)
     is_cut = isinstance(node, cst.Comparison) and through_all(compared)
     cut = node if is_cut else cut_of(compared)
     return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
@@ -518,11 +531,17 @@ def _is_decorated(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.FunctionDef) and bool(node.decorators)
 
 
-def _read_children(reading: Reading, node: cst.CSTNode) -> Values:
+def _read_below(reading: Reading, node: cst.CSTNode) -> Values:
+    """Read the expressions below a node, and return what they may hold together."""
     found = NOTHING
     for child in child_list(node):
         if _is_read(type(child)):
             found = join(found, read(reading, child))
+    return found
+
+
+def _read_children(reading: Reading, node: cst.CSTNode) -> Values:
+    found = _read_below(reading, node)
     value = reading.recorder.value(
         Kind.UNKNOWN,
         node,
@@ -587,4 +606,5 @@ _READERS = {
     cst.NamedExpr: _read_walrus,
     cst.Yield: _read_yield,
     cst.Await: _read_awaited,
+    **dict.fromkeys(_TRANSPARENT, _read_below),
 }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from gradcheck_lint.model.calls import read_call
 from gradcheck_lint.model.expressions import look_up
 from gradcheck_lint.model.flow import Block, GradMode
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.state import Recorder, State
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, join
+from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values, join
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -59,6 +59,10 @@ class Surroundings(Protocol):
         ...
 
 
+_Attribute: TypeAlias = "tuple[Value, Values]"
+"""A value, and what one of its attributes may hold."""
+
+
 class Reading:
     """The reading of one function, statement by statement."""
 
@@ -82,6 +86,9 @@ class Reading:
         """The site of ``self`` in a method, 0 elsewhere."""
         self.family: Hashable = None
         """What the class shares with its bases, so that attributes are the same in all methods."""
+        self.attributes: dict[tuple[int, str, frozenset[int], tuple[int, ...]], _Attribute] = {}
+        """What attributes of values hold, by value, name, what may have changed it, and loops."""
+        self._around: dict[str, Values] = {}
         self.reads_context = False
         """Whether the expression being read is what a ``with`` statement enters."""
 
@@ -104,7 +111,7 @@ class Reading:
         if nested is not None:
             value = self.recorder.value(Kind.FUNCTION, nested.node, function=nested)
             return frozenset({value})
-        around = self.surroundings.bindings_around(self.scope, name)
+        around = self._bindings_around(name)
         if around:
             return around
         site = self.recorder.intern(("free", name))
@@ -113,6 +120,12 @@ class Reading:
             Kind.UNKNOWN, node, site=site, origin=Origin.OTHER, name=name, loops=()
         )
         return frozenset({value})
+
+    def _bindings_around(self, name: str) -> Values:
+        known = self._around.get(name)
+        if known is None:
+            known = self._around[name] = self.surroundings.bindings_around(self.scope, name)
+        return known
 
     def source_of(self, node: cst.CSTNode) -> str:
         """Return the source of a node on one line."""
@@ -127,7 +140,7 @@ class Reading:
         if dotted is None:
             return None
         root = dotted.partition(".")[0]
-        if root in self.state.names or self.surroundings.bindings_around(self.scope, root):
+        if root in self.state.names or self._bindings_around(root):
             return None
         return self.scopes.resolve_import(dotted)
 

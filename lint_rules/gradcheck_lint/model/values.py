@@ -120,6 +120,10 @@ def join(left: Values, right: Values) -> Values:
         return left
     if not left:
         return right
+    if len(left) == 1 and len(right) == 1:
+        (one,), (other,) = left, right
+        if one.site != other.site or one.kind is not other.kind:
+            return left | right
     merged: dict[tuple[Kind, int], Value] = {}
     for value in (*left, *right):
         key = (value.kind, value.site)

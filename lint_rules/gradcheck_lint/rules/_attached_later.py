@@ -82,7 +82,7 @@ def _optimizer_of(
     found = [
         (node, dotted_name(node.targets[0].target) or "")
         for node in body_of(maker)
-        if isinstance(node, cst.Assign) and function.module.makes_optimizer(node.value)
+        if type(node) is cst.Assign and function.module.makes_optimizer(node.value)
     ]
     if len(found) != 1:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gradcheck_lint.rules._signs import Pattern, asked_once, compiled
+from gradcheck_lint.rules._signs import Pattern, asked_once, compiled, whole_words
 from gradcheck_lint.rules._write_signs import first_statement
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ def _may_be_container(match: re.Match[bytes]) -> bool:
         return compiled(_GOING_ON).fullmatch(before) is not None
     name = compiled(rb"(\w+)[ \t]*(?:[#\r\n]|\Z)").match(source, start)
     if name is not None:
-        word = name[1]
-        has_list = compiled(word + rb"(?<!\w" + word + rb")[\s\\]*(?::[^\n=]{,200})?=[\s\\]*\[")
-        return has_list.search(source) is not None
+        is_list = compiled(rb"[\s\\]*(?::[^\n=]{,200})?=[\s\\]*\[").match
+        return any(is_list(source, end) is not None for _, end in whole_words(source, name[1]))
     statement = first_statement(source, start)
     return statement is None or _makes_container(statement, source)
 
@@ -65,7 +64,11 @@ def _may_return_container(source: bytes, name: bytes) -> bool:
         if compiled(RETURNED_LIST.encode()).search(source, start, stop) is not None:
             return True
         start = source.find(head, stop)
-    return compiled(rb"def\s+" + name + rb"(?:\s*\[|\s+\()").search(source) is not None
+    return any(
+        compiled(rb"\s*\[|\s+\(").match(source, end) is not None
+        and source[max(0, start - _MOST_TARGET) : start].rstrip().endswith(b"def")
+        for start, end in whole_words(source, name)
+    )
 
 
 RETURNED_LIST: Final = r"(?m)^\s*return[\s\\(]+(?:\[|\w+[)\s]*$|(?:list|tuple|dict)\()"

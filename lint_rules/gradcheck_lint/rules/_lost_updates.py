@@ -55,7 +55,7 @@ def lost_updates(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:
     # A look at the syntax is enough: to read the function would take a hundred times as long.
     nodes = tuple(function.scope.nodes_with_lambdas)
     for node in nodes:
-        if not isinstance(node, cst.For):
+        if type(node) is not cst.For:
             continue
         for name in _parameters_among(node.target, node.iter):
             update = _last_update(node, name)

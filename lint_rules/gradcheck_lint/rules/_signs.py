@@ -255,9 +255,11 @@ PARAMETER_ALIAS: Final = Pattern((rb"Parameter\s+as\b",), words=(b"Parameter",))
 def _may_be_rebound(match: re.Match[bytes]) -> bool:
     """Tell whether what a loop over parameters names may be given another value."""
     before = match.string[max(0, match.start() - _FAR) : match.start()]
-    if compiled(rb"\w\Z").search(before) is not None and not before.endswith(b"named_"):
+    if before[-1:] in _WORDS and not before.endswith(b"named_"):
         return False
-    targets = compiled(rb"\bfor\b(.*?)\bin\b").findall(before.replace(b"\n", b" "))
+    if b"for" not in before:
+        return False
+    targets = compiled(rb"for\b(?<!\wfor)(.*?)\bin\b").findall(before.replace(b"\n", b" "))
     names = {name for target in targets for name in compiled(rb"\w+").findall(target)}
     return any(_is_bound(match.string, name) for name in names)
 
@@ -265,7 +267,8 @@ def _may_be_rebound(match: re.Match[bytes]) -> bool:
 @asked_once(otherwise=True)
 def _is_bound(source: bytes, name: bytes) -> bool:
     """Tell whether a name, or an attribute of that name, is assigned to somewhere."""
-    return compiled(name + rb"(?<!\w" + name + rb")[\s\\]*=[^=]").search(source) is not None
+    follows = compiled(rb"[\s\\]*=[^=]").match
+    return any(follows(source, end) is not None for _, end in whole_words(source, name))
 
 
 LOOP_OVER_PARAMETERS: Final = Pattern(
@@ -371,6 +374,28 @@ class Signs:
         return any(compiled(expression).search(source) for expression in sign.expressions)
 
 
+def whole_words(source: bytes, word: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where a word begins and ends, wherever it stands by itself.
+
+    To compile an expression for each word would take longer than most sources take to look through.
+    """
+    size = len(word)
+    start = source.find(word)
+    while start >= 0:
+        end = start + size
+        if source[end : end + 1] not in _WORDS and (
+            not start or source[start - 1 : start] not in _WORDS
+        ):
+            yield start, end
+        start = source.find(word, end)
+
+
+_WORDS: Final = frozenset(
+    bytes((code,)) for code in range(128) if chr(code).isalnum() or chr(code) == "_"
+)
+
+
 @cache
 def compiled(expression: bytes) -> re.Pattern[bytes]:
+    """Return an expression that stands in this package, ready to use."""
     return re.compile(expression)

@@ -16,6 +16,7 @@ from gradcheck_lint.rules._signs import (
     blocks_around,
     compiled,
     may_assign,
+    whole_words,
     without_strings,
 )
 
@@ -80,9 +81,7 @@ def _is_no_tensor(source: bytes, name: bytes) -> bool:
     if not word:
         return False
     is_bound = False
-    # A pattern that begins with the word itself is found in a tenth of the time.
-    for match in compiled(word + rb"(?<!\w" + word + rb")(?!\w)").finditer(source):
-        start, end = match.span()
+    for start, end in whole_words(source, word):
         line = source.rfind(b"\n", 0, start) + 1
         if start - line > _MOST_TARGET or source[start - 1 : start] in _QUOTES:
             return False
@@ -182,8 +181,13 @@ def _may_read_itself(match: re.Match[bytes]) -> bool:
 
 def _combines_item(statement: bytes, base: bytes) -> bool:
     """Tell whether an item of ``base`` is given to a call, multiplied or divided, or asked."""
-    for found in compiled(re.escape(base) + rb"\s*\[").finditer(statement):
-        if statement[: found.start()].rstrip()[-1:] in _BEFORE_OPERAND:
+    start = statement.find(base)
+    while start >= 0:
+        found = compiled(rb"\s*\[").match(statement, start + len(base))
+        before, start = statement[:start], statement.find(base, start + len(base))
+        if found is None:
+            continue
+        if before.rstrip()[-1:] in _BEFORE_OPERAND:
             return True
         depth, end = 1, found.end()
         for bracket in compiled(rb"[\[\]]").finditer(statement, end):

@@ -288,8 +288,8 @@ def _hooks(function: FunctionModel, *, partial: bool = False) -> frozenset[str]:
         memo[key] = frozenset(
             (dotted_name(hook) or "").rpartition(".")[2]
             for node in walk(function.module.tree)
-            if isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
+            if type(node) is cst.Call
+            and type(node.func) is cst.Attribute
             and node.func.attr.value == "register_forward_hook"
             for hook in _registered(node, only_partial=partial)
         )

@@ -548,9 +548,7 @@ def _constructs(function: FunctionModel) -> bool:
     if maker is None or name not in maker.words:
         return False
     path = f"{maker.first_parameter}.{name}"
-    return any(
-        isinstance(node, cst.Call) and dotted_name(node.func) == path for node in body_of(maker)
-    )
+    return any(type(node) is cst.Call and dotted_name(node.func) == path for node in body_of(maker))
 
 
 def _severity(kinds: set[str | None]) -> Severity | None:
