@@ -19,6 +19,7 @@ from gradcheck_suite.findings import Finding, Report
 
 if TYPE_CHECKING:
     from gradcheck_lint.config import Settings
+    from gradcheck_lint.workers import Workers
 
 TOOL: Final = "gradcheck-lint"
 
@@ -105,8 +106,8 @@ def fix_paths(
     waiting = [slot for slot in slots if is_fixable(slot.findings, unsafe=unsafe)]
     changes: list[tuple[str, bytes, bytes]] = []
     fixed: list[Finding] = []
-    with progress("Fixing", total=len(waiting)) as bar:
-        for slot, task, outcome in _performed(waiting, options.jobs, _FIX[unsafe]):
+    with progress("Fixing", total=len(waiting)) as bar, _Work(options.jobs) as work:
+        for slot, task, outcome in work.perform(waiting, _FIX[unsafe]):
             bar.advance()
             slot.failure = outcome.failure
             new = outcome.source
@@ -168,17 +169,18 @@ def _lint(paths: Sequence[str], settings_for: SettingsFor, options: Options) -> 
     cache = options.cache
     slots: list[_Slot] = []
     waiting: list[_Slot] = []
-    with progress("Linting") as bar:
+    with progress("Linting") as bar, _Work(options.jobs) as work:
         for found in _files(paths, settings_for, options):
             settings = settings_for(found.path)
             slot = _Slot(found.path, settings)
             slots.append(slot)
             if _must_be_linted(slot, found, cache):
                 waiting.append(slot)
+                work.expect(slot)
             else:
                 bar.advance()
         try:
-            for slot, task, outcome in _performed(waiting, options.jobs, "lint"):
+            for slot, task, outcome in work.perform(waiting, "lint"):
                 bar.describe(f"Linted {slot.path}")
                 bar.advance()
                 slot.findings, slot.failure = outcome.findings, outcome.failure
@@ -237,30 +239,53 @@ def _read(slot: _Slot) -> bytes | None:
         return None
 
 
-def _performed(
-    slots: Sequence[_Slot], jobs: int | None, what: What
-) -> Iterator[tuple[_Slot, Task, Outcome]]:
-    if not slots:
-        return
-    from gradcheck_lint.workers import perform_all, worker_count  # noqa: PLC0415 - only for work
+class _Work:
+    """Tasks for this process or for several, which come up while the files are looked for."""
 
-    workers = worker_count(jobs, sum(slot.size for slot in slots), len(slots))
-    if workers > 1:
-        # The large ones first: nobody is to wait for the last one alone.
-        slots = sorted(slots, key=lambda slot: slot.size, reverse=True)
-    by_task: dict[int, _Slot] = {}
+    def __init__(self, jobs: int | None) -> None:
+        self._jobs = jobs
+        self._files = self._size = 0
+        self._workers: Workers | None = None
 
-    def tasks() -> Iterator[Task]:
-        # Sources are read again, one at a time: all of them at once may be a lot of memory.
-        for slot in slots:
-            source = _read(slot)
-            if source is not None:
-                task = Task(slot.path, source, slot.codes, what)
-                by_task[id(task)] = slot
-                yield task
+    def __enter__(self) -> _Work:
+        return self
 
-    for task, outcome in perform_all(tasks(), workers=workers):
-        yield by_task.pop(id(task)), task, outcome
+    def __exit__(self, *_: object) -> None:
+        if self._workers is not None:
+            self._workers.stop()
+
+    def expect(self, slot: _Slot) -> None:
+        """Start the processes that the files so far are worth."""
+        from gradcheck_lint.workers import Workers, worker_count  # noqa: PLC0415 - only for work
+
+        self._files += 1
+        self._size += slot.size
+        if self._workers is None:
+            self._workers = Workers()
+        self._workers.prepare(worker_count(self._jobs, self._size, self._files))
+
+    def perform(self, slots: Sequence[_Slot], what: What) -> Iterator[tuple[_Slot, Task, Outcome]]:
+        """Lint or fix files, and yield each with what came of it."""
+        for slot in slots[self._files :]:
+            self.expect(slot)
+        if self._workers is None:
+            return
+        if self._workers.count > 1:
+            # The large ones first: nobody is to wait for the last one alone.
+            slots = sorted(slots, key=lambda slot: slot.size, reverse=True)
+        by_task: dict[int, _Slot] = {}
+
+        def tasks() -> Iterator[Task]:
+            # Sources are read again, one at a time: all of them at once may be a lot of memory.
+            for slot in slots:
+                source = _read(slot)
+                if source is not None:
+                    task = Task(slot.path, source, slot.codes, what)
+                    by_task[id(task)] = slot
+                    yield task
+
+        for task, outcome in self._workers.perform(tasks()):
+            yield by_task.pop(id(task)), task, outcome
 
 
 def _run_of(slots: Sequence[_Slot]) -> Run:

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Final
 from gradcheck_lint.tasks import Outcome, Task, perform
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _LENGTH: Final = struct.Struct("<Q")
 _BYTES_BEFORE_RENEWAL: Final = 200 << 20
@@ -52,16 +52,50 @@ def worker_count(jobs: int | None, size: int, files: int) -> int:
     return max(1, min(available_cpus(), files, size // _BYTES_PER_WORKER))
 
 
+class Workers:
+    """Processes that can be started before all their tasks are known.
+
+    To start takes each as long as to lint a thousand lines or more. ``count`` is how many there
+    are, where 1 stands for this process alone.
+    """
+
+    def __init__(self) -> None:
+        self.count = 1
+        self._ready: list[_Worker] = []
+
+    def prepare(self, count: int) -> None:
+        """Start processes until there are so many."""
+        self.count = max(self.count, count)
+        while 1 < self.count > len(self._ready):
+            worker = _Worker()
+            self._ready.append(worker)
+            worker.start()
+
+    def stop(self) -> None:
+        """End all processes, whatever they do."""
+        for worker in self._ready:
+            worker.kill()
+
+    def perform(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
+        """Do all tasks and yield each with its outcome, with several workers as they come."""
+        if self.count == 1:
+            yield from _perform_here(tasks)
+            return
+        pool = _Pool(tasks, self._ready)
+        try:
+            yield from pool.outcomes()
+        finally:
+            pool.stop()
+
+
 def perform_all(tasks: Iterable[Task], *, workers: int) -> Iterator[tuple[Task, Outcome]]:
-    """Do all tasks and yield each with its outcome, with more than one worker as they come."""
-    if workers <= 1:
-        yield from _perform_here(tasks)
-        return
-    pool = _Pool(tasks, workers)
+    """Do all tasks with so many processes, and yield each with its outcome."""
+    started = Workers()
     try:
-        yield from pool.outcomes()
+        started.prepare(workers)
+        yield from started.perform(tasks)
     finally:
-        pool.stop()
+        started.stop()
 
 
 def _perform_here(tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
@@ -82,13 +116,13 @@ def _perform_here(tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
 class _Pool:
     """Threads that each feed one process."""
 
-    def __init__(self, tasks: Iterable[Task], workers: int) -> None:
+    def __init__(self, tasks: Iterable[Task], workers: Sequence[_Worker]) -> None:
         self._tasks = iter(tasks)
         self._lock = threading.Lock()
         self._stopping = False
         self._done: queue.SimpleQueue[tuple[Task, Outcome] | BaseException | None]
         self._done = queue.SimpleQueue()
-        self._workers = [_Worker() for _ in range(workers)]
+        self._workers = workers
         self._threads = [
             threading.Thread(target=self._feed, args=(worker,), daemon=True)
             for worker in self._workers
@@ -136,6 +170,10 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Let the process come up before there is anything to do."""
+        self._started()
 
     def perform(self, task: Task) -> Outcome:
         process = self._started()

@@ -214,6 +214,29 @@ class TestWorkers:
         pool.close()
         assert threading.active_count() == before
 
+    def test_processes_come_up_before_there_are_tasks_and_end_without_any(self, buggy):
+        started = workers.Workers()
+        try:
+            for count in (1, 1, 2, 2):
+                started.prepare(count)
+            assert started.count == 2
+            processes = [worker._process for worker in started._ready]
+            assert [process.poll() for process in processes] == [None, None]
+            outcomes = [outcome for _, outcome in started.perform(_tasks(buggy, 3))]
+            assert sum(len(outcome.findings) for outcome in outcomes) == 3
+            started = workers.Workers()
+            started.prepare(2)
+            processes += [worker._process for worker in started._ready]
+        finally:
+            started.stop()
+        assert all(process.poll() is not None for process in processes)
+
+    def test_one_file_starts_no_process(self, project, monkeypatch):
+        monkeypatch.setattr(workers._Worker, "_started", lambda _: pytest.fail("a process"))
+        for name in ("a1.py", "a2.py", "a3.py"):
+            (project / name).unlink()
+        assert len(_lint(project, jobs=4).report.findings) == 1
+
     def test_directory_that_is_linted_is_not_imported_from(self, project):
         for name in ("json", "libcst", "pickle", "ast"):
             (project / f"{name}.py").write_text("raise SystemExit('imported!')  # torch\n")
