@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite._version import __version__
 
 if TYPE_CHECKING:
+    from gradcheck_suite.accumulation import check_accumulation
     from gradcheck_suite.auditing import audit
     from gradcheck_suite.errors import GradcheckSuiteError, UsageError
     from gradcheck_suite.examples import example
@@ -43,6 +44,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "audit",
+    "check_accumulation",
     "check_gradients",
     "diff_graphs",
     "example",
@@ -64,6 +66,7 @@ _HOME = {
     "UsageError": "gradcheck_suite.errors",
     "Verdict": "gradcheck_suite.findings",
     "audit": "gradcheck_suite.auditing",
+    "check_accumulation": "gradcheck_suite.accumulation",
     "check_gradients": "gradcheck_suite.verification",
     "example": "gradcheck_suite.examples",
     "gradcheck": "gradcheck_suite.verification",
@@ -75,6 +78,7 @@ _HOME = {
 }
 _NEED_TORCH = {
     "audit",
+    "check_accumulation",
     "check_gradients",
     "diff_graphs",
     "gradcheck",

@@ -124,8 +124,10 @@ class Session:
         model: nn.Module | None,
         optimizers: tuple[Optimizer, ...] | None,
         options: AuditOptions,
+        make: Callable[[Recorder, ParameterNames], tuple[Detector, ...]] = all_detectors,
     ) -> None:
         self._recorder = Recorder(options, model, optimizers)
+        self._make = make
         self._names = ParameterNames(model)
         self._detectors: tuple[Detector, ...] = ()
         self._stream: FindingStream | None = None
@@ -160,7 +162,7 @@ class Session:
         return self
 
     def _make_detectors(self) -> tuple[Detector, ...]:
-        self._detectors = all_detectors(self._recorder, self._names)
+        self._detectors = self._make(self._recorder, self._names)
         return self._detectors
 
     def __call__(self, func: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -8,6 +8,7 @@ where there is none. The texts are what ``gradcheck-suite explain`` prints.
 from __future__ import annotations
 
 from gradcheck_suite.catalogue import (
+    accumulation,
     clipping,
     connectivity,
     distributed,
@@ -23,6 +24,7 @@ from gradcheck_suite.catalogue import (
     step_protocol,
 )
 from gradcheck_suite.catalogue._entry import Entry, Family
+from gradcheck_suite.catalogue.accumulation import ACCUMULATION_MISMATCH
 from gradcheck_suite.catalogue.clipping import (
     CLIP_BEFORE_UNSCALE,
     CLIP_MISPLACED,
@@ -109,6 +111,7 @@ from gradcheck_suite.catalogue.step_protocol import (
 )
 
 __all__ = [
+    "ACCUMULATION_MISMATCH",
     "BACKWARD_ARITY",
     "BATCHED_GRADIENT_MISMATCH",
     "CHECKPOINT_CUTS_GRAPH",
@@ -187,6 +190,7 @@ ENTRIES: tuple[Entry, ...] = tuple(
             *lifetime.ENTRIES,
             *step_protocol.ENTRIES,
             *clipping.ENTRIES,
+            *accumulation.ENTRIES,
             *ownership.ENTRIES,
             *connectivity.ENTRIES,
             *function_contract.ENTRIES,

@@ -15,7 +15,7 @@ from pytest_gradcheck_suite.snapshots import compare_or_store
 from pytest_gradcheck_suite.tracebacks import without_us
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import pytest
 
@@ -46,24 +46,47 @@ class GradientCheck:
         options = {"seed": seed_for(self._item), **self._options, **arguments}
         said = fail_on if fail_on is not None else options.pop("fail_on", None)
         options.pop("fail_on", None)
-        severity = severity_of(self._item)
-        if said is not None:
-            severity = severity_from(said, subject="fail_on of gradient_check(...)")
+        severity = self._severity(said, "gradient_check(...)")
         try:
             report: Report = runtime().check_gradients(function, inputs, **options)
-        except UsageError as error:
-            # What was asked wrongly is on the test's line, not in ours.
-            raise error.with_traceback(None) from None
         except BaseException as error:  # noqa: BLE001 - goes on as it is
-            raise error.with_traceback(without_us(error, self._item))  # noqa: B904 - the same
-        if check:
-            fail_on_findings(
-                self._item,
-                report,
-                fail_on=severity,
-                allow=auditor_of(self._item).allowed,
-                with_traceback=True,
-            )
+            raise self._placed(error)  # noqa: B904 - the same
+        self._decide(report, severity if check else None)
+        return report
+
+    def accumulation(
+        self,
+        make: Any,
+        train: Callable[[Any, list[Any], int], object],
+        batch: Any,
+        *,
+        check: bool = True,
+        fail_on: str | Severity | None = None,
+        **arguments: Any,
+    ) -> Report:
+        """Fail if gradients that a loop accumulates are not those of the full batch.
+
+        Takes the arguments of ``gradcheck_suite.check_accumulation`` and returns its report; with
+        ``check=False`` the test never fails here.
+
+        Args:
+            make: returns what the loop trains, such as ``(model, optimizer)``; or that itself, of
+                which copies are trained.
+            train: the loop, called as ``train(state, batches, accumulation_steps)``.
+            batch: a full batch, which is cut into ``micro_batches``, 4 by default.
+            check: whether the test fails at all.
+            fail_on: the mildest severity that fails it.
+            **arguments: ``micro_batches``, ``loss``, ``split``, ``seed``.
+        """
+        __tracebackhide__ = True
+        said = fail_on if fail_on is not None else self._options.get("fail_on")
+        severity = self._severity(said, "gradient_check.accumulation(...)")
+        arguments = {"seed": seed_for(self._item), **arguments}
+        try:
+            report: Report = runtime().check_accumulation(make, train, batch, **arguments)
+        except BaseException as error:  # noqa: BLE001 - goes on as it is
+            raise self._placed(error)  # noqa: B904 - the same
+        self._decide(report, severity if check else None)
         return report
 
     def snapshot(
@@ -91,7 +114,32 @@ class GradientCheck:
         __tracebackhide__ = True
         try:
             compare_or_store(self._item, function, inputs, kwargs=kwargs, name=name, seed=seed)
-        except UsageError as error:
-            raise error.with_traceback(None) from None
         except BaseException as error:  # noqa: BLE001 - goes on as it is
-            raise error.with_traceback(without_us(error, self._item))  # noqa: B904 - the same
+            raise self._placed(error)  # noqa: B904 - the same
+
+    def _severity(self, said: str | Severity | None, subject: str) -> Severity:
+        if said is None:
+            return severity_of(self._item)
+        return severity_from(said, subject=f"fail_on of {subject}")
+
+    def _decide(self, report: Report, fail_on: Severity | None) -> None:
+        """Fail the test if the report has findings that are severe enough, where there is any."""
+        __tracebackhide__ = True
+        if fail_on is not None:
+            fail_on_findings(
+                self._item,
+                report,
+                fail_on=fail_on,
+                allow=auditor_of(self._item).allowed,
+                with_traceback=True,
+            )
+
+    def _placed(self, error: BaseException) -> BaseException:
+        """Take our frames out of the traceback of what a check has raised.
+
+        What was asked wrongly is on the test's line, not in ours.
+        """
+        if isinstance(error, UsageError):
+            error.__cause__, error.__suppress_context__ = None, True
+            return error.with_traceback(None)
+        return error.with_traceback(without_us(error, self._item))

@@ -25,7 +25,9 @@ def gradient_check(request: pytest.FixtureRequest) -> GradientCheck:
     Takes the arguments of ``gradcheck_suite.check_gradients`` and returns its report. The test
     fails with the whole report if there are findings of severity error, or of ``fail_on``; with
     ``check=False`` it never does. ``gradient_check.snapshot(model, inputs)`` fails if the
-    gradients are not those that were stored beside the test.
+    gradients are not those that were stored beside the test,
+    ``gradient_check.accumulation(make, train, batch)`` if those that a loop accumulates are not
+    those of the full batch.
     """
     _load(request)
     from pytest_gradcheck_suite.checking import GradientCheck  # noqa: PLC0415 - needs torch

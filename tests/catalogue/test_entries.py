@@ -43,6 +43,7 @@ FROZEN = {
     "GCS308": "stale-parameter",
     "GCS309": "leftover-gradient",
     "GCS310": "scaler-misuse",
+    "GCS311": "accumulation-mismatch",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -87,7 +88,7 @@ WARNINGS = {
 }
 FIXABLE = {"GCS106", "GCS107", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS403", "GCS801"),
+    *("GCS104", "GCS311", "GCS403", "GCS801"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
 ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901", "GCS903"}

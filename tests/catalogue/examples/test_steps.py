@@ -265,3 +265,20 @@ def test_gcs310_an_unused_scaled_loss_shrinks_the_step():
     right = _scaler_calls("scaled backward", "unscale_", "step", "update")
     tiny = _scaler_calls("scale unused", "backward", "step", "update")
     assert right / tiny > 10_000
+
+
+def test_gcs311_multiplies_the_gradient_of_the_full_batch(example, instead):
+    batch = torch.randn(8, 3), torch.randn(8, 1)
+    parts = list(zip(*(each.split(2) for each in batch), strict=True))
+
+    def gradient(train, batches, accumulation_steps):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        before = model.weight.detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        train(model, optimizer, batches, accumulation_steps)
+        return before - model.weight.detach()
+
+    full = gradient(example("GCS311").train, [batch], 1)
+    assert torch.allclose(gradient(example("GCS311").train, parts, 4), 4 * full, atol=1e-5)
+    assert torch.allclose(gradient(instead("GCS311").train, parts, 4), full, atol=1e-5)
