@@ -50,7 +50,7 @@ class ParameterNames:
     """Finds the qualified name of a parameter or buffer."""
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        self._model = model
+        self.model = model
 
     def of(self, tensor: Tensor) -> str | None:
         """Return ``"layer.weight"`` for the memory of ``tensor``, or None.
@@ -60,17 +60,18 @@ class ParameterNames:
         wanted = _storage(tensor)
         if wanted is None:
             return None
-        for module in self._modules():
+        for module in self.modules():
             for named in (module.named_parameters, module.named_buffers):
                 for name, candidate in named():
                     if _storage(candidate) == wanted:
                         return name
         return None
 
-    def _modules(self) -> Iterator[nn.Module]:
-        if self._model is not None:
-            yield self._model
-        seen: set[int] = {id(self._model)}
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the audited model, and the modules that the running functions know."""
+        if self.model is not None:
+            yield self.model
+        seen: set[int] = {id(self.model)}
         for frame in _some_frames():
             for value in {**frame[1], **frame[0]}.values():
                 if issubclass(type(value), nn.Module) and id(value) not in seen:

@@ -29,6 +29,7 @@ from gradcheck_suite.auditing.events import (
     StepMarked,
     WatchResumed,
 )
+from gradcheck_suite.auditing.frozen import Frozen
 from gradcheck_suite.auditing.generations import Generations
 from gradcheck_suite.auditing.installation import installation
 from gradcheck_suite.auditing.listeners import Listeners
@@ -89,6 +90,7 @@ class Recorder:
         optimizer_steps: the number of finished ``optimizer.step()``, whatever counts as a step.
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
+        frozen: what was declared to stay as it is.
         module_calls: who listens to the calls of which module.
         is_aside: whether hooks on saved tensors are to be put back when the backward has ended.
         left_hooks: why saved tensors are not audited; None where they are.
@@ -119,6 +121,7 @@ class Recorder:
         self.left_hooks: str | None = None
         self.generations = Generations(self.clock)
         self.optimizers = Optimizers(model, optimizers)
+        self.frozen = Frozen()
         self.module_calls = ModuleCalls(self.failures.note)
         self.writers = Writers(self)
         self.watch = CloseWatch(self)
@@ -243,6 +246,11 @@ class Recorder:
         """Tell this detector again of what it sleeps through."""
         with self._lock:
             self._listeners.rouse(detector)
+
+    def rouse_all(self) -> None:
+        """Tell everybody of everything again."""
+        with self._lock:
+            self._listeners.wake_all()
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Keep a mistake of ours for the report."""

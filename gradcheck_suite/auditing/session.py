@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.detectors._all import Unmade, all_detectors
+from gradcheck_suite.auditing.detectors.declared_frozen import DeclaredFrozenDetector
 from gradcheck_suite.auditing.events import SessionEnded
 from gradcheck_suite.auditing.installation import kept_in_place
 from gradcheck_suite.auditing.names import ParameterNames
@@ -130,6 +131,7 @@ class Session:
         self._make = make
         self._names = ParameterNames(model)
         self._detectors: tuple[Detector, ...] = ()
+        self._unmade: Unmade | None = None
         self._stream: FindingStream | None = None
         if options.stream is not None:
             self._stream = FindingStream(
@@ -152,7 +154,7 @@ class Session:
             if self._detectors or self._stream is not None:
                 self._recorder.subscribe(self._detectors or self._make_detectors())
             else:
-                unmade = Unmade(self._recorder, self._make_detectors)
+                unmade = self._unmade = Unmade(self._recorder, self._make_detectors)
                 self._recorder.subscribe([unmade])
                 self._recorder.writers.on_indexed = unmade.note_indexed
             if self._stream is not None:
@@ -162,6 +164,7 @@ class Session:
         return self
 
     def _make_detectors(self) -> tuple[Detector, ...]:
+        self._unmade = None
         self._detectors = self._make(self._recorder, self._names)
         return self._detectors
 
@@ -227,6 +230,7 @@ class Session:
                 self._close()
 
     def _close(self) -> None:
+        self._unmade = None
         last = _OPEN[-1] is self if _OPEN else False
         if self in _OPEN:
             _OPEN.remove(self)
@@ -259,6 +263,42 @@ class Session:
         """
         if self._recorder.wake():
             self._recorder.mark_step()
+
+    def frozen(self, *what: Any, model: nn.Module | None = None) -> None:
+        """Say what is to get no gradient and to stay as it is, from here to the end of the audit.
+
+        Args:
+            *what: modules, with their buffers; parameters and other tensors; and patterns of names
+                such as ``"encoder.*"``.
+            model: whose names the patterns are for; by default, the model that is audited.
+
+        Raises:
+            UsageError: there is nothing of that kind, or no such name.
+
+        >>> import torch, gradcheck_suite as gs
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with gs.audit(model) as session:
+        ...     session.frozen("bias")
+        ...     model(torch.ones(1, 2)).sum().backward()
+        >>> [finding.rule for finding in session.findings]
+        ['frozen-but-changed']
+        """
+        recorder = self._recorder
+        recorder.wake()
+        named = self._names.model if model is None else model
+        recorder.frozen.add(what, named, self._names, recorder.clock.tick())
+        if self._unmade is not None:
+            self._unmade.make_way()
+        recorder.rouse_all()
+        if recorder.installed:
+            self._listen_to([each for each in (*what, named) if isinstance(each, nn.Module)])
+
+    def _listen_to(self, modules: Iterable[nn.Module]) -> None:
+        """Let buffers be looked at after calls of these modules."""
+        for detector in self._detectors:
+            if isinstance(detector, DeclaredFrozenDetector):
+                for module in modules:
+                    detector.listen_to(module)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

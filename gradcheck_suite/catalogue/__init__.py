@@ -22,6 +22,7 @@ from gradcheck_suite.catalogue import (
     ownership,
     saved_tensors,
     step_protocol,
+    updates,
 )
 from gradcheck_suite.catalogue._entry import Entry, Family
 from gradcheck_suite.catalogue.accumulation import ACCUMULATION_MISMATCH
@@ -109,6 +110,11 @@ from gradcheck_suite.catalogue.step_protocol import (
     STEP_WITHOUT_BACKWARD,
     ZERO_GRAD_MISPLACED,
 )
+from gradcheck_suite.catalogue.updates import (
+    FROZEN_BUT_CHANGED,
+    PARAMETER_IN_TWO_OPTIMIZERS,
+    STEP_WITHOUT_EFFECT,
+)
 
 __all__ = [
     "ACCUMULATION_MISMATCH",
@@ -128,6 +134,7 @@ __all__ = [
     "FORCED_REQUIRES_GRAD",
     "FORWARD_MODE_MISMATCH",
     "FORWARD_UNDER_NO_GRAD",
+    "FROZEN_BUT_CHANGED",
     "FROZEN_PARAMETER",
     "GRADIENT_NOT_SYNCHRONIZED",
     "GRAD_OUTPUT_MODIFIED",
@@ -152,6 +159,7 @@ __all__ = [
     "NONLINEAR_BACKWARD",
     "NON_FINITE_GRADIENT",
     "OUTPUT_WRONGLY_DIFFERENTIABLE",
+    "PARAMETER_IN_TWO_OPTIMIZERS",
     "PARAMETER_NOT_OPTIMIZED",
     "PARAMETER_WITHOUT_GRADIENT",
     "RANKS_DIVERGED",
@@ -167,6 +175,7 @@ __all__ = [
     "STATE_NOT_DETACHED",
     "STEP_BEFORE_SECOND_BACKWARD",
     "STEP_WITHOUT_BACKWARD",
+    "STEP_WITHOUT_EFFECT",
     "STUCK_IN_EVAL",
     "TENSOR_ON_CTX",
     "TRAIN_MODE_IN_EVAL",
@@ -191,6 +200,7 @@ ENTRIES: tuple[Entry, ...] = tuple(
             *step_protocol.ENTRIES,
             *clipping.ENTRIES,
             *accumulation.ENTRIES,
+            *updates.ENTRIES,
             *ownership.ENTRIES,
             *connectivity.ENTRIES,
             *function_contract.ENTRIES,

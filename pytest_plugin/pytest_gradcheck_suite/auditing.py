@@ -52,6 +52,8 @@ class AuditedBlock:
         __tracebackhide__ = True
         note_foreign_hooks(self._item)
         self.session = self._audit.__enter__()
+        for what, model in auditor_of(self._item).frozen_parts:
+            self.session.frozen(*what, model=model)
         return self.session
 
     def __exit__(
@@ -93,6 +95,7 @@ class Auditor:
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
         self.allowed: frozenset[str] = frozenset()
+        self.frozen_parts: list[tuple[tuple[Any, ...], Any]] = []
         self.whole: AuditedBlock | None = None
 
     @property
@@ -109,6 +112,23 @@ class Auditor:
         """Let no finding of these slugs or codes fail this test, or be told of."""
         __tracebackhide__ = True
         self.allowed |= allowed_codes(names, subject="autograd_audit.allow(...)")
+
+    def frozen(self, *what: Any, model: Any = None) -> None:
+        """Fail the test if any of this gets a gradient or changes from here to its end.
+
+        Args:
+            *what: modules, with their buffers; parameters; or patterns of the names that ``model``
+                gives them, such as ``"encoder.*"``.
+            model: whose names the patterns are for.
+        """
+        __tracebackhide__ = True
+        from gradcheck_suite.errors import UsageError  # noqa: PLC0415 - loaded long ago
+
+        try:
+            self.session.frozen(*what, model=model)
+        except UsageError as error:
+            raise error.with_traceback(None) from None
+        self.frozen_parts.append((what, model))
 
     def __call__(
         self,

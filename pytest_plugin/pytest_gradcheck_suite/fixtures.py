@@ -39,7 +39,8 @@ def gradient_check(request: pytest.FixtureRequest) -> GradientCheck:
 def autograd_audit(request: pytest.FixtureRequest) -> Auditor:
     """Audit the test: it fails if there are findings of severity error.
 
-    ``autograd_audit.session`` is the audit, ``autograd_audit.allow("slug")`` lets a mistake pass.
+    ``autograd_audit.session`` is the audit, ``autograd_audit.allow("slug")`` lets a mistake pass,
+    ``autograd_audit.frozen(model.encoder)`` lets nothing of that change.
     ``with autograd_audit(model) as session:`` audits that block instead, and takes the arguments
     of ``gradcheck_suite.audit`` and ``fail_on``. If the test raises, its exception passes, and
     the findings follow in a section of the report.

@@ -44,6 +44,8 @@ FROZEN = {
     "GCS309": "leftover-gradient",
     "GCS310": "scaler-misuse",
     "GCS311": "accumulation-mismatch",
+    "GCS312": "parameter-in-two-optimizers",
+    "GCS313": "step-without-effect",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -52,6 +54,7 @@ FROZEN = {
     "GCS406": "frozen-parameter",
     "GCS407": "grad-read-on-non-leaf",
     "GCS408": "checkpoint-cuts-graph",
+    "GCS409": "frozen-but-changed",
     "GCS501": "backward-arity",
     "GCS502": "legacy-function",
     "GCS503": "missing-mark-dirty",
@@ -83,12 +86,13 @@ FROZEN = {
 NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
-    *("GCS309", "GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
+    *("GCS309", "GCS312", "GCS313"),
+    *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
     "GCS702",
 }
 FIXABLE = {"GCS106", "GCS107", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS311", "GCS403", "GCS801"),
+    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409", "GCS801"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
 ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901", "GCS903"}

@@ -267,3 +267,48 @@ class TestFailOn:
         """)
 
         result.assert_outcomes(passed=3)
+
+
+def test_what_a_test_declares_frozen_must_stay(run_tests):
+    result = run_tests(
+        """
+    def fine_tune(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(5, 3)).pow(2).mean().backward()  # here
+        optimizer.step()
+
+    def make():
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+
+    def test_stays(autograd_audit):
+        model = make()
+        model[0].requires_grad_(False)
+        autograd_audit.frozen(model[0])
+        fine_tune(model)
+
+    def test_whole(autograd_audit):
+        model = make()
+        autograd_audit.frozen("0.*", model=model)
+        fine_tune(model)
+
+    def test_block(autograd_audit):
+        model = make()
+        autograd_audit.frozen(model[0])
+        with autograd_audit(model):
+            fine_tune(model)
+
+    def test_in_a_block(autograd_audit):
+        model = make()
+        with autograd_audit(model) as session:
+            session.frozen("0")
+            fine_tune(model)
+
+    def test_wrongly(autograd_audit):
+        autograd_audit.frozen("0")
+    """
+    )
+    result.assert_outcomes(passed=1, failed=4)
+    text = result.stdout.str()
+    assert text.count("backward() gave a gradient to `0.weight`, `0.bias`, 2 tensors") == 3
+    assert text.count("# here") >= 3
+    result.stdout.fnmatch_lines(["*the pattern '0' needs a model to look for names in*"])

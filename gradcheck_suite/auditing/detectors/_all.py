@@ -42,7 +42,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         InPlaceDetector(recorder, names, carried),
         StepProtocolDetector(recorder, names),
         HandUpdateDetector(recorder, names),
-        *training_detectors(recorder),
+        *training_detectors(recorder, names),
         LifetimeDetector(recorder, carried),
         ConnectivityDetector(recorder, names),
         NonFiniteDetector(recorder, names),
@@ -75,15 +75,16 @@ class Unmade:
 
     def note_indexed(self, tensor: Tensor, site: CallSite | None) -> None:
         """Make way for the one that is to be told of indexed assignments."""
-        self._make_way()
+        self.make_way()
         told = self._recorder.writers.on_indexed
         if told is not None:
             told(tensor, site)
 
     def _tell(self, event: Event) -> None:
-        self._recorder.emit(event, only=self._make_way())
+        self._recorder.emit(event, only=self.make_way())
 
-    def _make_way(self) -> tuple[Detector, ...]:
+    def make_way(self) -> tuple[Detector, ...]:
+        """Make them, and let them be told in place of this."""
         made = self._make()
         self._recorder.replace(self, made)
         return made

@@ -203,3 +203,20 @@ def test_gcs408_the_reentrant_kind_is_the_default_and_alone_it_raises():
     )
     loss.backward()
     assert layer.weight.grad is not None
+
+
+def test_gcs409_moves_a_frozen_layer(example, instead):
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(5)]
+
+    def drift(train):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        train(model, batches[:2])
+        after_two = model[0].weight.detach().clone()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        train(model, batches)
+        return (model[0].weight.detach() - after_two).abs().max().item()
+
+    assert drift(example("GCS409").train) > 1e-3
+    assert drift(instead("GCS409").train) == 0.0

@@ -282,3 +282,24 @@ def test_gcs311_multiplies_the_gradient_of_the_full_batch(example, instead):
     full = gradient(example("GCS311").train, [batch], 1)
     assert torch.allclose(gradient(example("GCS311").train, parts, 4), 4 * full, atol=1e-5)
     assert torch.allclose(gradient(instead("GCS311").train, parts, 4), full, atol=1e-5)
+
+
+def test_gcs312_takes_two_steps_for_each_gradient(example, instead, batches):
+    def moved(train):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 1))
+        before = model[-1].weight.detach().clone()
+        train(model, batches[:1])
+        return before - model[-1].weight.detach()
+
+    once = moved(instead("GCS312").train)
+    assert torch.allclose(moved(example("GCS312").train), 1.1 * once, rtol=1e-4, atol=1e-6)
+
+
+def test_gcs313_leaves_the_model_as_it_was(example, instead, batches, snapshot, same):
+    model = nn.Linear(8, 1)
+    before = snapshot(model)
+    example("GCS313").train(model, batches, 2)
+    assert same(snapshot(model), before)
+    instead("GCS313").train(model, batches, 2)
+    assert not same(snapshot(model), before)
