@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
+import torch
+
 from gradcheck_suite import catalogue
 from gradcheck_suite.accumulation.causes import (
     Cause,
@@ -22,6 +24,7 @@ from gradcheck_suite.accumulation.runs import Recording, Step
 from gradcheck_suite.accumulation.subject import Start, Subject
 from gradcheck_suite.accumulation.vectors import Gradients, distances, is_finite, norm, norms
 from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report, Severity
 
@@ -140,6 +143,9 @@ class Comparison:
         if why is None:
             cause = timing_of(step, full, len(self._subject.parts))
             cause = cause or self._from_parts(step, full, place, allowed)
+        if cause is not None and cause.kind == "other":
+            why = self._why_each_forward_differs(place)
+            cause = None if why else cause
         if cause is None:
             self._set_aside(step, why or _COUPLED)
             return
@@ -182,6 +188,18 @@ class Comparison:
                 "switch off what draws them, such as dropout that is called as a function"
             )
         return None
+
+    def _why_each_forward_differs(self, place: _Place) -> str | None:
+        """Name the buffers that a forward leaves other than it found them, if there are any."""
+        after = self._parts.after[place.number]
+        changed = [
+            self._subject.names[position]
+            for position in self._subject.buffers
+            if not torch.equal(after[position], place.start.values[position])
+        ]
+        if not changed:
+            return None
+        return f"each forward changes {listed(changed)}, which the next one uses"
 
     def _from_parts(
         self, step: Step, full: Step, place: _Place, allowed: dict[int, float]

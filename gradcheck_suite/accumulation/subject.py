@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradcheck_suite.accumulation.batches import copied
 from gradcheck_suite.accumulation.runs import Recording, gradient_of, run_loop
@@ -45,6 +45,7 @@ class Subject:
             has computed in.
         concerned: what was left out of runs, in words.
         names: what the state's tensors are called.
+        buffers: the positions of those that are no parameters.
     """
 
     states: States
@@ -57,6 +58,7 @@ class Subject:
     eps: float = 0.0
     concerned: set[str] = field(default_factory=set)
     names: list[str] = field(default_factory=list)
+    buffers: list[int] = field(default_factory=list)
 
     def full(self, start: Start) -> Recording:
         """Run over the full batch."""
@@ -88,6 +90,11 @@ class Subject:
         recording = run_loop(state, loop, random, force=start.force)
         self.runs += 1
         self.names = state.names
+        self.buffers = [
+            position
+            for position, tensor in enumerate(state.tensors)
+            if not isinstance(tensor, nn.Parameter)
+        ]
         self.concerned |= recording.concerned
         kinds = [each.dtype for each in state.tensors if each.requires_grad]
         self.eps = max(self.eps, recording.eps, *(torch.finfo(kind).eps for kind in kinds))

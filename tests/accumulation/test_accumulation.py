@@ -476,6 +476,16 @@ def test_an_exception_of_the_loop_arrives_and_leaves_nothing_behind():
     assert not open_sessions()
 
 
+def test_buffers_that_each_forward_changes_are_why_gradients_differ():
+    def made():
+        model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), nn.Linear(8, 1))
+        return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+    report = gs.check_accumulation(made, right, data())
+    assert report.ok
+    assert "each forward changes `0.weight_u`" in report.findings[0].message
+
+
 def two_players():
     g, d = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (g, d)]
