@@ -159,8 +159,10 @@ def location_of(place: CallSite | None) -> Location | None:
 
 
 def _kind_of_file(name: str) -> int:
+    # First, as torch may lie outside of site-packages, on PYTHONPATH.
+    if os.path.realpath(name).startswith(_TORCH):
+        return _MACHINERY
     owner = owner_of_file(name)
     if owner is Owner.USER:
         return _USER
-    library = owner is Owner.PACKAGE and not os.path.realpath(name).startswith(_TORCH)
-    return _LIBRARY if library else _MACHINERY
+    return _LIBRARY if owner is Owner.PACKAGE else _MACHINERY

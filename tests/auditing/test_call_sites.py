@@ -9,11 +9,19 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite._frames import Owner
+from gradcheck_suite.auditing import call_sites
 from gradcheck_suite.auditing.call_sites import call_site, location_of, variables_of
 
 
 class Thing:
     pass
+
+
+def test_torch_is_none_of_the_users_code_wherever_it_lies(monkeypatch):
+    monkeypatch.setattr(call_sites, "owner_of_file", lambda _: Owner.USER)
+    kinds = call_sites._Kinds()
+    assert kinds[torch.optim.__file__] != kinds[__file__] == 0
 
 
 def test_the_variables_of_a_frame_are_read_and_let_go():
