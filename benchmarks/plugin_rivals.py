@@ -42,6 +42,7 @@ _RIVAL = {
     run = run_training(subject.make_setup, batches, subject.step, steps=30)
     run.assert_healthy(min_relative_decrease=0.1)
     setup = subject.make_setup()
+    assert_optimizer_coverage(setup.model, setup.optimizers)
     if not isinstance(setup.model, torch.nn.ModuleDict):
         loss = lambda out: out.pow(2).mean()
         assert_gradients_finite(setup.model, batches[0][0], loss)
@@ -52,6 +53,14 @@ _RIVAL = {
 """,
     "mixed precision": """\
     assert_mixed_precision_training(subject.make_setup, batches, subject.step, steps=8)
+""",
+    "frozen": """\
+    setup = subject.make_setup()
+    loss = lambda out: out.pow(2).mean()
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.05)
+    assert_frozen(setup.model, batches[0][0], loss, "0.*", optimizer=optimizer, steps=4)
+    run = run_training(subject.make_setup, batches, subject.step, steps=30)
+    run.assert_healthy(min_relative_decrease=0.1)
 """,
     "leak": """\
     setup = subject.make_setup()
@@ -74,7 +83,17 @@ _OURS = {
     **dict.fromkeys(
         ("training", "mixed precision", "leak"), _OURS_STEPS.format(prepare="step = subject.step")
     ),
-    "accumulation": _OURS_STEPS.format(prepare="step = subject.make_step(4)"),
+    "frozen": _OURS_STEPS.format(
+        prepare="step = subject.step\n    autograd_audit.frozen('0', model=setup.model)"
+    ),
+    "accumulation": """\
+    def train(setup, batches, accumulation_steps):
+        step = subject.make_step(accumulation_steps)
+        for index, batch in enumerate(batches):
+            setup.step_index = index
+            step(setup, batch)
+    gradient_check.accumulation(subject.make_setup, train, batches[0])
+""",
     "function": """\
     inputs = [x.clone().requires_grad_() for x in subject.inputs]
     gradient_check(subject.function, inputs, fail_on='warning')
@@ -133,13 +152,14 @@ def _module(number: int, *, is_wrong: bool) -> str:
 def _write(folder: Path, subject: Subject, number: int, *, is_wrong: bool) -> None:
     module = _module(number, is_wrong=is_wrong)
     (folder / f"{module}.py").write_text(subject.text(is_wrong=is_wrong), encoding="utf-8")
-    is_function = subject.kind == "function"
+    is_checked = subject.kind in {"function", "accumulation"}
+    fixture = "gradient_check" if is_checked else "autograd_audit"
     text = _TEST.format(
         module=module,
         mark="@pytest.mark.torch_memory_leak" if subject.kind == "leak" else "",
         rival=_RIVAL[subject.kind],
-        audit="" if is_function else "@pytest.mark.autograd_audit(fail_on='warning')",
-        fixture="gradient_check" if is_function else "",
+        audit="" if is_checked else "@pytest.mark.autograd_audit(fail_on='warning')",
+        fixture=fixture,
         ours=_OURS[subject.kind],
     )
     (folder / f"test_{module}.py").write_text(text, encoding="utf-8")

@@ -2,7 +2,8 @@
 
 Each subject is the source of a module that defines ``make_setup`` and ``step``, or ``function`` and
 ``inputs``. ``wrong`` stands in it where ``right`` would be correct; the line of the mistake is the
-one that ends in ``# here``.
+one that ends in ``# here``: of a loss that is scaled wrongly, the backward. Subjects of kind
+"frozen" are tested with what is below the name ``0`` of the model declared frozen.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["training", "accumulation", "mixed precision", "leak", "function"]
+Kind = Literal["training", "accumulation", "mixed precision", "frozen", "leak", "function"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,111 @@ def make_setup():
         "torch.linalg.vector_norm(gap)",
     ),
 )
+_TWO_OPTIMIZERS = """\
+import torch
+from torch import nn
+from support import Setup
+
+def make_setup():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    return Setup(model=model, optimizers={
+        "base": torch.optim.SGD(@@.parameters(), lr=0.05),
+        "head": torch.optim.SGD(model[2].parameters(), lr=0.05)})
+
+"""
+_UPDATES = (
+    _training(
+        "a parameter in two optimizers",
+        "    for each in setup.optimizers.values():\n        each.zero_grad()\n"
+        + _LOSS
+        + "    loss.backward()\n    setup.optimizers['base'].step()\n"
+        "    setup.optimizers['head'].step()  # here\n" + _RETURN,
+        "model",
+        "model[:2]",
+        _TWO_OPTIMIZERS,
+    ),
+    _training(
+        "an optimizer of another copy of the model",
+        _ZERO + _LOSS + "    loss.backward()  # here\n    optimizer.step()\n" + _RETURN,
+        "import copy; optimizer = torch.optim.SGD(model.parameters(), lr=0.05); "
+        "model = copy.deepcopy(model)",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.05)",
+        _SETUP.replace(
+            "    return Setup(model=model, optimizers="
+            "torch.optim.SGD(model.parameters(), lr=0.05))",
+            "    @@\n    return Setup(model=model, optimizers=optimizer)",
+        ),
+    ),
+    _training(
+        "a frozen parameter that momentum moves",
+        "    if setup.step_index == 2:\n        model[0].requires_grad_(False)\n"
+        + _LOSS
+        + "    loss.backward()\n    optimizer.step()  # here\n    optimizer.zero_grad(@@)\n"
+        + _RETURN,
+        "set_to_none=False",
+        "",
+        _SETUP.replace("lr=0.05", "lr=0.05, momentum=0.5"),
+    ),
+    _training(
+        "a learning rate of zero",
+        _ZERO + _LOSS + "    loss.backward()\n    optimizer.step()  # here\n" + _RETURN,
+        "0.0",
+        "0.05",
+        _SETUP.replace("lr=0.05", "lr=@@"),
+    ),
+)
+_FROZEN_SETUP = """\
+import torch
+from torch import nn
+from support import Setup
+
+class Base(nn.Sequential):
+    def train(self, mode=True):
+        return super().train(@@)
+
+def make_setup():
+    model = nn.Sequential(Base(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Tanh(), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    model.train()
+    return Setup(model=model, optimizers=torch.optim.SGD(model[2].parameters(), lr=0.05))
+
+"""
+
+
+def _frozen(name: str, body: str, wrong: str, right: str, setup: str) -> Subject:
+    return Subject(name, "frozen", setup + _STEP + body, wrong, right)
+
+
+_FROZEN = (
+    _frozen(
+        "a frozen layer that gets gradients",
+        _ZERO + _LOSS + "    loss.backward()  # here\n    optimizer.step()\n" + _RETURN,
+        "",
+        "model[0].requires_grad_(False)",
+        _SETUP.replace("    return", "    @@\n    return"),
+    ),
+    _frozen(
+        "running statistics of a frozen layer",
+        _ZERO
+        + "    loss = (model(x) - y).pow(2).mean()  # here\n    loss.backward()\n"
+        + "    optimizer.step()\n"
+        + _RETURN,
+        "mode",
+        "False",
+        _FROZEN_SETUP,
+    ),
+    _frozen(
+        "a frozen layer that is averaged with another",
+        _ZERO
+        + _LOSS
+        + "    loss.backward()\n    optimizer.step()\n    with torch.no_grad():\n"
+        + "        model[@@].weight.mul_(0.99)  # here\n"
+        + _RETURN,
+        "0",
+        "2",
+        _SETUP.replace("    return", "    model[0].requires_grad_(False)\n    return"),
+    ),
+)
 _AMP_SETUP = _SETUP.replace(
     "lr=0.05))\n", 'lr=0.05),\n                 scaler=torch.amp.GradScaler("cpu"))\n'
 )
@@ -211,6 +317,13 @@ _MIXED = (
         "loss",
         "scaler.scale(loss)",
     ),
+    _mixed(
+        "a scaler that leaves out every step",
+        "    scaler.scale(loss@@).backward()\n    scaler.step(optimizer)  # here\n"
+        "    scaler.update()\n" + _RETURN,
+        " / 0.0",
+        "",
+    ),
 )
 _WINDOW = """\
 def make_step(accumulation_steps):
@@ -221,6 +334,10 @@ def make_step(accumulation_steps):
 """
 _PART = "        loss = (model(x) - y).pow(2).mean() / accumulation_steps\n"
 _WHEN_LAST = "        loss.backward()\n        if last:\n            optimizer.step()\n"
+_SCALED = (
+    "        loss.backward()  # here\n        if last:\n            optimizer.step()\n"
+    "            optimizer.zero_grad()\n"
+)
 _END = "        return loss.detach()\n    return step\n"
 
 
@@ -245,9 +362,36 @@ _ACCUMULATION = (
     ),
     _window(
         "a loss that is not divided",
-        "@@" + _WHEN_LAST + "            optimizer.zero_grad()\n",
-        "        loss = (model(x) - y).pow(2).mean()  # here\n",
-        _PART,
+        "        loss = (model(x) - y).pow(2).mean()@@\n" + _SCALED,
+        "",
+        " / accumulation_steps",
+    ),
+    _window(
+        "a loss that is divided twice",
+        _PART + "        loss = loss@@\n" + _SCALED,
+        " / accumulation_steps",
+        "",
+    ),
+    _window(
+        "a mean over elements that are masked",
+        "        parts = (model(x) - y).pow(2) * (x > 0)\n"
+        "        loss = parts.sum() / @@ / accumulation_steps\n" + _SCALED,
+        "(x > 0).sum()",
+        "x.numel()",
+    ),
+    _window(
+        "clipping at every micro-batch",
+        _PART + "        loss.backward()\n@@            optimizer.step()\n"
+        "            optimizer.zero_grad()\n",
+        "        nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # here\n        if last:\n",
+        "        if last:\n            nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n",
+    ),
+    _window(
+        "a step after the first micro-batch",
+        _PART + "        loss.backward()\n        if @@:\n"
+        "            optimizer.step()  # here\n            optimizer.zero_grad()\n",
+        "setup.step_index % accumulation_steps == 0",
+        "last",
     ),
 )
 
@@ -309,4 +453,7 @@ _FUNCTIONS = (
     ),
     _function("a backward that is not linear", "3 * x.pow(2) * @@", "grad.clamp(-1, 1)", "grad"),
 )
-SUBJECTS = (*_TRAINING, *_ACCUMULATION, *_MIXED, *_LEAKS, *_FUNCTIONS)
+SUBJECTS = (
+    *(*_TRAINING, *_UPDATES, *_FROZEN),
+    *(*_ACCUMULATION, *_MIXED, *_LEAKS, *_FUNCTIONS),
+)
