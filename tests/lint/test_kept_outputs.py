@@ -128,3 +128,66 @@ def test_a_kept_output_is_told_by_its_model():
 def _found(source):
     findings = lint_source(source.encode(), "train.py")
     return [(found.code, found.severity.value) for found in findings]
+
+
+_MADE_HOOK = """\
+import torch
+
+class Probe:
+    def __init__(self, model):
+        self.outputs = {}
+        for name, layer in model.named_modules():
+            layer.register_forward_hook(self.hook_for(name))
+
+    def hook_for(self, name):
+        def keep(module, args, output):
+            STORE
+        return keep
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "is_kept"),
+    [
+        ("self.outputs.setdefault(name, []).append(output)", True),
+        ("self.outputs[name].append(output[0])", True),
+        ("self.outputs.setdefault(name, []).append(output.detach())", False),
+        ("self.outputs.setdefault(name, []).append(output.mean().item())", False),
+        ("self.outputs[name] = output", False),
+    ],
+)
+def test_a_hook_that_another_function_makes(store, is_kept):
+    found = _found(_MADE_HOOK.replace("STORE", store))
+    assert found == ([("GCS207", "warning")] if is_kept else [])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "        outputs, self.outputs = self.outputs, {}\n        return outputs\n",
+        "        return self.outputs.pop(name)\n",
+    ],
+)
+def test_a_hook_whose_outputs_are_taken_out_again(method):
+    store = "self.outputs.setdefault(name, []).append(output)"
+    source = _MADE_HOOK.replace("STORE", store) + "    def take(self, name):\n" + method
+    assert _found(source) == []
+
+
+def test_a_hook_for_the_list_of_who_removes_it():
+    source = """\
+import torch
+
+def hook_for(outputs):
+    def keep(module, args, output):
+        outputs.append(output)
+    return keep
+
+def features(model, x):
+    outputs = []
+    handle = model.fc.register_forward_hook(hook_for(outputs))
+    model(x)
+    handle.remove()
+    return outputs
+"""
+    assert _found(source) == []

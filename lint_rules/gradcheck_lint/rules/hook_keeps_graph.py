@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
-from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.function_class import assignments, body_of, returns
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional, walk
@@ -34,7 +34,7 @@ class HookKeepsGraph(Rule):
         if isinstance(function.scope.node, cst.Module) or b".clear()" in function.module.source:
             return
         name = function.scope.name.rpartition(".")[2]
-        if name not in _hooks(function) or function.scope.nested:
+        if function.scope.nested or not (name in _hooks(function) or _is_made_hook(function)):
             return
         given = _given(function, is_partial=name in _hooks(function, partial=True))
         bound = sources_of(function.scope)
@@ -287,14 +287,47 @@ def _hooks(function: FunctionModel, *, partial: bool = False) -> frozenset[str]:
     if key not in memo:
         memo[key] = frozenset(
             (dotted_name(hook) or "").rpartition(".")[2]
-            for node in walk(function.module.tree)
-            if type(node) is cst.Call
-            and type(node.func) is cst.Attribute
-            and node.func.attr.value == "register_forward_hook"
+            for node in _registrations(function)
             for hook in _registered(node, only_partial=partial)
         )
     found: frozenset[str] = memo[key]
     return found
+
+
+def _is_made_hook(function: FunctionModel) -> bool:
+    """Tell whether a function that is called to make a hook (`hook_for(name)`) returns this one."""
+    around = function.scope.parent
+    if around is None or isinstance(around.node, cst.Module):
+        return False
+    if around.name.rpartition(".")[2] not in _makers(function):
+        return False
+    own = function.scope.name.rpartition(".")[2]
+    return any(dotted_name(node.value) == own for node in returns(around))
+
+
+def _makers(function: FunctionModel) -> frozenset[str]:
+    """Return the names of what the file calls to make the hooks that it registers."""
+    memo = function.module.memo
+    if "makers of hooks" not in memo:
+        memo["makers of hooks"] = frozenset(
+            (dotted_name(hook.func) or "").rpartition(".")[2]
+            for node in _registrations(function)
+            for hook in _registered(node, only_partial=False)
+            if isinstance(hook, cst.Call)
+        )
+    found: frozenset[str] = memo["makers of hooks"]
+    return found
+
+
+def _registrations(function: FunctionModel) -> Iterator[cst.Call]:
+    """Yield the calls of the file that register a hook of forward."""
+    for node in walk(function.module.tree):
+        if (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "register_forward_hook"
+        ):
+            yield node
 
 
 def _registered(node: cst.Call, *, only_partial: bool) -> list[cst.BaseExpression]:
@@ -313,9 +346,7 @@ def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool
     module = function.module
     if b"backward" not in module.source and _RECORDS_NOTHING.search(module.source):
         return True
-    while isinstance(target, cst.Subscript):
-        target = target.value
-    path = dotted_name(target)
+    path = dotted_name(_container(target))
     if path is None:
         return False
     for scope in module.scopes.functions:
@@ -328,6 +359,19 @@ def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool
     return is_emptied_anywhere(module, path, function.scope.parent)
 
 
+def _container(target: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what holds the list: `acts` of `acts[name]` and of `acts.setdefault(name, [])`."""
+    while True:
+        if isinstance(target, cst.Subscript):
+            target = target.value
+        elif isinstance(target, cst.Call) and isinstance(target.func, cst.Attribute):
+            if target.func.attr.value not in {"setdefault", "get"}:
+                return target
+            target = target.func.value
+        else:
+            return target
+
+
 _UNBOUNDED = frozenset({"list", "dict", "defaultdict", "OrderedDict"})
 _RECORDS_NOTHING = re.compile(rb"no_grad|inference_mode|set_grad_enabled")
 
@@ -335,8 +379,12 @@ _RECORDS_NOTHING = re.compile(rb"no_grad|inference_mode|set_grad_enabled")
 def _goes_with_the_hook(function: FunctionModel, target: cst.BaseExpression) -> bool:
     """Tell whether the list is a local of the enclosing function, which removes the hook."""
     around = function.scope.parent
+    target = _container(target)
     if around is None or isinstance(around.node, cst.Module) or not isinstance(target, cst.Name):
         return False
+    if _is_made_hook(function):
+        # Whose list it is, and for how long, whoever asks for the hook knows.
+        return b".remove()" in function.module.source
     return target.value in assignments(around) and any(
         isinstance(node, cst.Attribute) and node.attr.value == "remove" for node in body_of(around)
     )
