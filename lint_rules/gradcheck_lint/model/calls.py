@@ -216,6 +216,8 @@ def _read_imported(
     made: Values | None = None
     if qualified in _CONTAINER_CLASSES:
         made = frozenset({make(Kind.CONTAINER, node)})
+        if last == "defaultdict":
+            made = _made_on_demand(reading, node) or made
         if last == "deque" and _is_short(node):
             made = reading.recorder.unknown(node, origin=Origin.BOUNDED)
     elif arguments.positional and package in {"tqdm", "copy"} and last in _SAME_ELEMENTS:
@@ -229,6 +231,18 @@ def _read_imported(
     if made is not None:
         return made
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)
+
+
+def _made_on_demand(reading: Reading, node: cst.Call) -> Values:
+    """Return the dictionary that ``defaultdict(Meter)`` makes, of objects of this file."""
+    name = dotted_name(node.args[0].value) if node.args else None
+    if name is None or name not in reading.scopes.classes:
+        return NOTHING
+    if any(value.kind is not Kind.UNKNOWN for value in reading.look_up(name)):
+        return NOTHING
+    site = reading.recorder.intern(("made on demand", id(node)))
+    made = reading.recorder.value(Kind.INSTANCE, node, site=site, name=name)
+    return container(reading, node, [frozenset({made})])
 
 
 def _is_short(node: cst.Call) -> bool:

@@ -65,20 +65,25 @@ def _counts(reading: Reading, value: Value, loops: tuple[int, ...]) -> bool:
     return is_whole and type(value.node) is not cst.Call
 
 
-def note_update(reading: Reading, node: cst.Call, given: Values) -> None:
-    """Record what ``d.update({key: x})`` adds, where the dictionary is written out."""
-    written = positional(node)
-    path = dotted_name(node.func.value) if isinstance(node.func, cst.Attribute) else None
-    if path is None or len(written) != 1 or type(written[0]) is not cst.Dict:
+def note_update(
+    reading: Reading,
+    node: cst.CSTNode,
+    container: cst.BaseExpression,
+    *,
+    written: cst.BaseExpression,
+    given: Values,
+) -> None:
+    """Record what ``d.update({key: x})`` and ``d |= {key: x}`` add, where that stands there."""
+    path = dotted_name(container)
+    if path is None or type(written) is not cst.Dict:
         return
-    elements = written[0].elements
-    for element in elements:
+    for element in written.elements:
         if type(element) is not cst.DictElement:
             continue
         name = dotted_name(element.value)
         if name is not None:
             values = reading.look_up(name)
-        elif len(elements) == 1:
+        elif len(written.elements) == 1:
             values = join_all(part for value in given for part in value.parts)
         else:
             continue

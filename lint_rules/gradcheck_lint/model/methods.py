@@ -525,8 +525,10 @@ def _read_update(
     if not all_are(receiver, Kind.CONTAINER):
         return read_update(reading, node, receiver, arguments)
     _forget_entries(reading, receiver)
-    if arguments.positional:
-        note_update(reading, node, arguments.positional[0])
+    written = positional(node)
+    if len(written) == 1 and isinstance(node.func, cst.Attribute):
+        given = arguments.positional[0]
+        note_update(reading, node, node.func.value, written=written[0], given=given)
     return record_call(reading, node, arguments, method="update", harmless=True)
 
 

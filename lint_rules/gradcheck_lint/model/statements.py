@@ -9,7 +9,7 @@ import libcst as cst
 from gradcheck_lint.model.arithmetic import combine
 from gradcheck_lint.model.beginnings import Beginnings, first_time
 from gradcheck_lint.model.carried import carried_names
-from gradcheck_lint.model.entries import note_entry
+from gradcheck_lint.model.entries import note_entry, note_update
 from gradcheck_lint.model.expressions import bind_target, element_of, look_up, read
 from gradcheck_lint.model.flow import (
     Attach,
@@ -320,6 +320,8 @@ class StatementReader:
             self._store(node, path, added, node.value, held=held, how=StoreKind.APPEND)
         elif isinstance(node.operator, (cst.AddAssign, cst.SubtractAssign)):
             self._store(node, path, added, node.value, held=held)
+        elif isinstance(node.operator, cst.BitOrAssign) and root is target:
+            note_update(reading, node, root, written=node.value, given=added)
         if root is target:
             self._rebind_augmented(node, path, held, added)
 

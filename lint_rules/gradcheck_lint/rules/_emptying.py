@@ -49,7 +49,7 @@ def is_emptied(function: FunctionModel, store: Store) -> bool:
     return (
         any(_may_empty(call, store) for call in calls)
         or any(_empties_argument(call, store) for call in calls)
-        or _is_emptied_by(calls, function, store.target)
+        or is_emptied_by(calls, function, store.target)
     )
 
 
@@ -94,7 +94,7 @@ def _relatives(function: FunctionModel) -> Iterator[FunctionScope]:
         yield from _inside(scope.parent, function.module)
 
 
-def _is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -> bool:
+def is_emptied_by(calls: Iterable[Call], function: FunctionModel, target: str) -> bool:
     """Tell whether functions of the file empty an attribute, or a name of the top level.
 
     Attributes count by their last word, whatever object has them.

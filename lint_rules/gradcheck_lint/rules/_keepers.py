@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
-from gradcheck_lint.model.syntax import dotted_name, last_word
+from gradcheck_lint.model.syntax import dotted_name, first_word, last_word
 from gradcheck_lint.model.values import Kind, Origin, Values
-from gradcheck_lint.rules._emptying import is_named_for_emptying
+from gradcheck_lint.rules._emptying import is_emptied_by, is_named_for_emptying
 from gradcheck_lint.rules._handed_in import class_handed_in, lasts_at_callers
 from gradcheck_lint.rules._repeating import lasts_between_calls, steps_for_others
 
@@ -57,15 +57,19 @@ def keepers(function: FunctionModel) -> Iterator[Keeper]:
         for store, index, values in _stored_by(
             function.module.function(call.function), call, calls
         ):
+            if not call.loops and _is_emptied_beside(function, store):
+                continue
             is_sure = bool(call.loops) or not steps_for_others(function)
             yield Keeper(call, values, index, store, is_sure)
 
 
 def _stored_by(
-    callee: FunctionModel, call: Call, calls: list[Call]
+    callee: FunctionModel, call: Call, calls: list[Call], depth: int = 0
 ) -> Iterator[tuple[Store, int | str, Values]]:
     """Yield the stores of a function that outlive a call of it, and which argument they keep."""
     names = _names_of(callee.scope)
+    if depth < _MOST_METERS and callee.scope.owner is not None:
+        yield from _stored_within(callee, call, calls, depth)
     for store in callee.events():
         if not isinstance(store, Store) or store.arms or store.mode is GradMode.DISABLED:
             continue
@@ -73,8 +77,40 @@ def _stored_by(
             continue
         for index, values in call.arguments:
             name = _name_of(index, names)
-            if name is not None and values and _is_stored(callee.bindings.get(name), store):
+            if name is None or not values or not store.stored:
+                continue
+            if _is_part_of(callee.bindings.get(name), store.stored):
                 yield store, index, values
+
+
+_MOST_METERS = 2
+"""How many meters within meters are looked into."""
+
+
+def _stored_within(
+    callee: FunctionModel, call: Call, calls: list[Call], depth: int
+) -> Iterator[tuple[Store, int | str, Values]]:
+    """Yield what a method hands on to an object that its own object keeps, and what that stores."""
+    names = _names_of(callee.scope)
+    inside = [event for event in callee.events() if isinstance(event, Call)]
+    for inner in inside:
+        if inner.function is None or inner.function is callee.scope or inner.arms:
+            continue
+        if inner.referenced or inner.is_constructor or not _is_on_own(inner, callee):
+            continue
+        inner_callee = callee.module.function(inner.function)
+        for store, _, handed in _stored_by(inner_callee, inner, inside, depth + 1):
+            if not call.on or _lets_go(callee, store, call, calls):
+                continue
+            for index, values in call.arguments:
+                name = _name_of(index, names)
+                if name is not None and values and _is_part_of(callee.bindings.get(name), handed):
+                    yield store, index, values
+
+
+def _is_on_own(call: Call, function: FunctionModel) -> bool:
+    """Tell whether a method is called on what the object keeps: ``self.losses[name].add(x)``."""
+    return _object_of(call) == function.scope.first_parameter
 
 
 def _on_what_is_handed_in(
@@ -92,14 +128,14 @@ def _on_what_is_handed_in(
         yield Keeper(call, values, index, store, is_sure=False)
 
 
-def _is_stored(parameter: Values | None, store: Store) -> bool:
-    """Tell whether the parameter, which nothing else is bound to, is part of what is stored."""
-    if parameter is None or len(parameter) != 1 or not store.stored:
+def _is_part_of(parameter: Values | None, kept: Values) -> bool:
+    """Tell whether the parameter, which nothing else is bound to, is part of all that is kept."""
+    if parameter is None or len(parameter) != 1:
         return False
     (value,) = parameter
     if value.origin is not Origin.ARGUMENT:
         return False
-    return all(value.site in stored.carries for stored in store.stored)
+    return all(value.site in stored.carries for stored in kept)
 
 
 def _outlives(
@@ -112,7 +148,7 @@ def _outlives(
         kinds = {Kind.CONTAINER} if store.how is StoreKind.APPEND else {Kind.NUMBER, Kind.CONTAINER}
         if not store.target_values or any(value.kind not in kinds for value in store.target_values):
             return False
-        return bool(call.on) and not any(_renews(other, call) for other in calls)
+        return bool(call.on) and not _lets_go(callee, store, call, calls)
     for index, values in call.arguments:
         if call.loops and names.get(index) == store.target:
             return bool(values) and all(
@@ -122,6 +158,35 @@ def _outlives(
                 for value in values
             )
     return False
+
+
+def _lets_go(function: FunctionModel, store: Store, call: Call, calls: list[Call]) -> bool:
+    """Tell whether a loop makes the object of a call anew, or calls what may empty it."""
+    if any(_renews(other, call) for other in calls):
+        return True
+    beside = [
+        other
+        for other in calls
+        if not other.is_constructor
+        and (not call.loops or call.loops[-1] in other.loops)
+        and ((other.on | other.handed) & call.on or _object_of(other) == _object_of(call))
+    ]
+    return is_emptied_by(beside, function, store.target)
+
+
+def _object_of(call: Call) -> str:
+    """Return the name of what a method is called on, or of what that is a part of."""
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    base = called.value if isinstance(called, cst.Attribute) else None
+    while isinstance(base, cst.Subscript):
+        base = base.value
+    return first_word(dotted_name(base))
+
+
+def _is_emptied_beside(function: FunctionModel, store: Store) -> bool:
+    """Tell whether something that runs as often as a method empties what another one fills."""
+    beside = (call for call in _beside_calls_of(function) if not call.is_constructor)
+    return "." in store.target and is_emptied_by(beside, function, store.target)
 
 
 def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
