@@ -282,13 +282,20 @@ def _may_be_updated(match: re.Match[bytes]) -> bool:
     owner = compiled(rb"(\w+)[\s\\]*\Z").search(
         match.string[max(0, match.start() - 99) : match.start()]
     )
-    return owner is not None and _is_bound(match.string, owner[1])
+    if owner is not None and _is_bound(match.string, owner[1]):
+        return True
+    line = match.string[match.string.rfind(b"\n", 0, match.start()) + 1 : match.start()]
+    if compiled(rb"(?:\A|[:;])\s*[\w.]+\[[^=]*\]\s*=[^=]").search(line) is not None:
+        return True
+    is_operand = compiled(rb"[-+*(]\s*\w+\Z").search(line) is not None
+    return is_operand and _BEFORE_FOR.match(match.string, match.end()) is not None
 
 
+_BEFORE_FOR: Final = re.compile(rb"\)*[^=;)\n]*\n?[^=;)\n]*\bfor\b")
 UPDATE_BY_GRADIENT: Final = Pattern(
     (rb"\.[\s\\]*grad\b",), words=(b"grad",), confirms=_may_be_updated
 )
-"""``x.grad``, where something is assigned to ``x`` in the file."""
+"""``x.grad``, where something is assigned to ``x``, an item is made of it, or a comprehension."""
 
 
 def blocks_around(

@@ -21,6 +21,7 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.model.values import Kind
+from gradcheck_lint.rules._item_updates import item_updates, may_update_items
 from gradcheck_lint.rules._lost_updates import lost_updates, may_lose_updates
 from gradcheck_lint.rules._repeating import repeats
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.values import Value
+    from gradcheck_lint.rules._item_updates import ItemUpdate
 
 
 class LeafRebound(Rule):
@@ -45,6 +47,7 @@ class LeafRebound(Rule):
             _may_update(function)
             or _may_update_own(function)
             or may_lose_updates(function)
+            or may_update_items(function)
             or _may_convert(function)
         )
 
@@ -66,6 +69,8 @@ class LeafRebound(Rule):
             yield from _updated_on_self(function)
         if _may_update(function):
             yield from _updated_in_loops(function)
+        if may_update_items(function):
+            yield from map(_replaced_item, item_updates(function))
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -263,6 +268,16 @@ def fast_weights(model, gradients, lr):
 """,
             why="what is computed is read, or the parameter itself is changed",
         ),
+    )
+
+
+def _replaced_item(update: ItemUpdate) -> Violation:
+    return Violation(
+        update.node,
+        f"`{update.container}` held leaves and now holds computed tensors: in the next iteration "
+        f"`{update.item}.grad` is None",
+        Severity.WARNING,
+        f"update them in place under no_grad: `{update.item} -= lr * {update.item}.grad`",
     )
 
 
