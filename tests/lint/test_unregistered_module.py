@@ -149,3 +149,34 @@ class Net(nn.Module):
         self.layers = [nn.Linear(1, 1) for _ in range(depth)]
 {_RUN}"""
     assert [found.code for found in lint_source(source.encode(), "net.py")] == reported
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("self.layers, self.seen = [nn.Linear(1, 1) for _ in range(3)], {}", ["self.layers"]),
+        ("self.depth, self.layers = 3, [nn.Linear(1, 1)]", ["self.layers"]),
+        (
+            "self.heads, self.last = {'a': nn.Linear(1, 1)}, [nn.Linear(1, 1)]",
+            ["self.heads", "self.last"],
+        ),
+        ("self.a, self.b = [], []\n        self.b.append(nn.Linear(1, 1))", ["self.b"]),
+        ("self.a, self.b = [nn.Linear(1, 1), nn.Linear(1, 1)]", []),
+        ("self.a, self.b = nn.ModuleList([nn.Linear(1, 1)]), []", []),
+        ("self.a, self.b = [nn.ReLU()], {}", []),
+        ("self.a, *self.b = [nn.Linear(1, 1)], {}, []", []),
+        ("self.a, self.b = [nn.Linear(1, 1)], {}; self.all = nn.ModuleList(self.a)", []),
+    ],
+)
+def test_containers_that_are_assigned_side_by_side(assignment, expected):
+    source = f"""\
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {assignment}
+"""
+    findings = lint_source(source.encode(), "net.py")
+    assert [found.code for found in findings] == ["GCS404"] * len(expected)
+    assert [found.message.split("`")[1] for found in findings] == expected

@@ -271,6 +271,26 @@ def assigned_once(
     return None, None
 
 
+def assigned_pairs(
+    node: cst.CSTNode,
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return the target of an assignment and its value, or those of ``a, b = c, d`` one by one."""
+    target, value = assigned_once(node)
+    if target is None or value is None:
+        return []
+    displays = (cst.Tuple, cst.List)
+    if not isinstance(target, displays) or not isinstance(value, displays):
+        return [(target, value)]
+    elements = (*target.elements, *value.elements)
+    if len(target.elements) != len(value.elements) or any(
+        isinstance(each, cst.StarredElement) for each in elements
+    ):
+        return [(target, value)]
+    return [
+        (one.value, other.value) for one, other in zip(target.elements, value.elements, strict=True)
+    ]
+
+
 def is_basic_index(node: cst.Subscript) -> bool:
     """Tell whether every index is an integer literal, a slice, ``...`` or None (so a view)."""
     for element in node.slice:

@@ -25,7 +25,10 @@ def _may_be_container(match: re.Match[bytes]) -> bool:
     before = source[line : match.start()]
     if compiled(rb"\s*\w+").fullmatch(before) is None:
         # `self.a = self.b =`, `if a: self.b =`; anything else assigns to no attribute, or to many.
-        return compiled(_GOING_ON).fullmatch(before) is not None
+        if compiled(_GOING_ON).fullmatch(before) is not None:
+            return True
+        # `self.a, self.b = [], {}`
+        return b"," in before and compiled(_SOME_CONTAINER).match(source, start) is not None
     name = compiled(rb"(\w+)[ \t]*(?:[#\r\n]|\Z)").match(source, start)
     if name is not None:
         is_list = compiled(rb"[\s\\]*(?::[^\n=]{,200})?=[\s\\]*\[").match
@@ -89,6 +92,7 @@ _GOING_ON: Final = (
     rb"[^,(#]*=\s*\w+|[^#]*;\s*\w+"
     rb"|\s*(?:if|elif|else|for|while|with|try|except|finally|def)\b[^#]*:\s*\w+"
 )
+_SOME_CONTAINER: Final = rb"[^\n]*?(?:[\[{]|\b(?:list|tuple|dict|OrderedDict|defaultdict)\()"
 _BUILTINS: Final = frozenset({b"list", b"tuple", b"dict"})
 _CONTAINERS: Final = _BUILTINS | {b"OrderedDict", b"defaultdict"}
 

@@ -20,7 +20,10 @@ def puts_container_on_attribute(function: FunctionModel) -> bool:
     """Tell whether something plain, or the name of a list, is put on an attribute."""
     scope = function.scope
     sources = [
-        source for target, source in scope.attribute_bindings if type(target) is ast.Attribute
+        paired
+        for target, source in scope.attribute_bindings
+        for part, paired in _paired(target, source)
+        if type(part) is ast.Attribute
     ]
     if any(map(_may_be_container, sources)):
         return True
@@ -30,6 +33,13 @@ def puts_container_on_attribute(function: FunctionModel) -> bool:
     text = scope.text or ""
     has_lists = bool(names) and _LIST_END.search(text) is not None
     return has_lists and not names.isdisjoint(LIST_BOUND.findall(text))
+
+
+def _paired(target: ast.expr, source: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return a target and what it is given, those of ``a, b = c, d`` one by one."""
+    if isinstance(target, (ast.Tuple, ast.List)) and isinstance(source, (ast.Tuple, ast.List)):
+        return list(zip(target.elts, source.elts, strict=False))
+    return [(target, source)]
 
 
 def _may_return_list(node: ast.expr, function: FunctionModel) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name
+from gradcheck_lint.model.syntax import ASSIGNING, assigned_pairs, dotted_name
 from gradcheck_lint.rules._container_kinds import form_of, is_nested, kinds_in
 from gradcheck_lint.rules._container_texts import LIST_BOUND, puts_container_on_attribute
 from gradcheck_lint.rules._registering import has_other_base, is_registered
@@ -49,31 +49,20 @@ class UnregisteredModule(Rule):
         for node in body_of(function.scope):
             if type(node) not in ASSIGNING:
                 continue
-            target, value = assigned_once(node)
-            if type(target) is not cst.Attribute or dotted_name(target.value) != first:
-                continue
-            assert isinstance(node, (cst.Assign, cst.AnnAssign))
-            assert value is not None
-            if type(value) is cst.Name and lists is not None and value.value not in lists:
-                continue
-            kinds = kinds_in(value, node, target, function)
-            severity = _severity(kinds)
-            if severity is not None and has_other_base(owner, function):
-                severity = Severity.WARNING
-            if severity is None or is_registered(target.attr.value, function, first or ""):
-                continue
-            what, wrapper = _names(kinds, value)
-            # An annotation would not suit what a fix puts there.
-            is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value)
-            yield Violation(
-                node,
-                f"`{first}.{target.attr.value}` is a plain {form_of(value)} of {what}: "
-                "`parameters()` does not find them, so no optimizer trains them and no state_dict "
-                "or `.to()` reaches them",
-                severity,
-                f"wrap it: `nn.{wrapper}(...)`",
-                fix=None if is_open or is_nested(value) else wrapped(value, wrapper, function),
-            )
+            for target, value in assigned_pairs(node):
+                if type(target) is not cst.Attribute or dotted_name(target.value) != first:
+                    continue
+                if type(value) is cst.Name and lists is not None and value.value not in lists:
+                    continue
+                assert isinstance(node, (cst.Assign, cst.AnnAssign))
+                kinds = kinds_in(value, node, target, function)
+                severity = _severity(kinds)
+                if severity is not None and has_other_base(owner, function):
+                    severity = Severity.WARNING
+                if severity is not None and not is_registered(
+                    target.attr.value, function, first or ""
+                ):
+                    yield _violation(function, node, target, value, (kinds, severity))
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
         Invalid(
@@ -533,6 +522,28 @@ class Network(nn.Module):
 """,
             why="registered otherwise, without weights, or numbers",
         ),
+    )
+
+
+def _violation(
+    function: FunctionModel,
+    node: cst.Assign | cst.AnnAssign,
+    target: cst.Attribute,
+    value: cst.BaseExpression,
+    held: tuple[set[str | None], Severity],
+) -> Violation:
+    kinds, severity = held
+    what, wrapper = _names(kinds, value)
+    # An annotation would not suit what a fix puts there.
+    is_open = isinstance(node, cst.AnnAssign) or _is_filled_by_key(value)
+    return Violation(
+        node,
+        f"`{dotted_name(target)}` is a plain {form_of(value)} of {what}: "
+        "`parameters()` does not find them, so no optimizer trains them and no state_dict "
+        "or `.to()` reaches them",
+        severity,
+        f"wrap it: `nn.{wrapper}(...)`",
+        fix=None if is_open or is_nested(value) else wrapped(value, wrapper, function),
     )
 
 
