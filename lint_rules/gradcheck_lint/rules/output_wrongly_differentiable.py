@@ -14,6 +14,7 @@ from gradcheck_lint.model.function_class import (
     function_with,
     returns,
 )
+from gradcheck_lint.rules._masks import is_filled_mask, is_mask
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class OutputWronglyDifferentiable(Rule):
@@ -45,8 +47,8 @@ class OutputWronglyDifferentiable(Rule):
         bound = assignments(function.scope)
         used = _names_used(known)
         for output, cotangent in zip(outputs, known.cotangents, strict=True):
-            sources = bound.get(output.value, []) if isinstance(output, cst.Name) else []
-            if cotangent.name in used or len(sources) != 1 or not _is_step(sources[0]):
+            made = _made_by(output, bound, function.scope)
+            if made is None or cotangent.name in used:
                 continue
             yield Violation(
                 output,
@@ -54,7 +56,7 @@ class OutputWronglyDifferentiable(Rule):
                 f"differentiable, and backward ignores `{cotangent.name}`",
                 Severity.WARNING,
                 f"call `ctx.mark_non_differentiable({function.module.code(output)})` in forward",
-                ((sources[0], "made here"),),
+                ((made, "made here"),),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -146,28 +148,17 @@ class Round(Function):
     )
 
 
-_STEPS = frozenset({"round", "sign", "floor", "ceil", "argmax", "argmin", "heaviside", "sgn"})
-_CONVERSIONS = frozenset({"to", "float", "double", "half", "type_as", "type", "view", "reshape"})
-
-
-def _is_step(node: cst.BaseExpression) -> bool:
-    """Tell whether an expression is constant wherever it has a derivative, in floating point."""
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
-        return False
-    method, inner = node.func.attr.value, node.func.value
-    if method in _STEPS:
-        return method not in {"argmax", "argmin"}
-    if method not in _CONVERSIONS:
-        return False
-    return (
-        isinstance(inner, cst.Comparison)
-        or _is_step(inner)
-        or (
-            isinstance(inner, cst.Call)
-            and isinstance(inner.func, cst.Attribute)
-            and inner.func.attr.value in _STEPS | {"ge", "gt", "le", "lt", "eq", "ne"}
-        )
-    )
+def _made_by(
+    output: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]], scope: FunctionScope
+) -> cst.BaseExpression | None:
+    """Return what makes an output that is a mask, None if it is something else."""
+    if not isinstance(output, cst.Name):
+        return output if is_mask(output) else None
+    sources = bound.get(output.value, [])
+    if len(sources) != 1:
+        return None
+    is_one = is_mask(sources[0]) or is_filled_mask(output.value, sources[0], scope)
+    return sources[0] if is_one else None
 
 
 def _names_used(function: AutogradFunction) -> frozenset[str]:
