@@ -42,6 +42,7 @@ from gradcheck_lint.model.values import (
     join,
     join_all,
     mentioned_by,
+    replace,
     through_all,
 )
 
@@ -157,10 +158,22 @@ def _read_attribute(reading: Reading, node: cst.CSTNode) -> Values:
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
     if path is None:
         base = read(reading, node.value)
-        return _attribute_values(reading, reading.state, base, node.attr.value, f"@{id(node)}")
+        values = _attribute_values(reading, reading.state, base, node.attr.value, f"@{id(node)}")
+        return _cut_by_data(node, base, values)
     values = look_up(reading, reading.state, path)
     _note_holder(reading, path, values)
+    if path.endswith(".data"):
+        base = look_up(reading, reading.state, path.removesuffix(".data"))
+        return _cut_by_data(node, base, values)
     return values
+
+
+def _cut_by_data(node: cst.Attribute, base: Values, values: Values) -> Values:
+    """Note that ``x.data`` ends the graph of ``x``, if that is what is read and it has one."""
+    has_graph = any(value.kind is Kind.HISTORY or value.through for value in base)
+    if node.attr.value != "data" or not has_graph or not all_are(values, Kind.PLAIN):
+        return values
+    return frozenset(replace(value, cut=node) for value in values)
 
 
 def _attribute_values(

@@ -277,7 +277,7 @@ RULES: Final = (
             (BACKWARD_CALL, TRAINING_STEP),
             (
                 *(b"item", b"numpy", b"tensor(", b"detach", b"argm", b"max(", b"==", b"> 0"),
-                *(b">= 0", b"autograd.grad(", b"import grad"),
+                *(b">= 0", b".data", b"autograd.grad(", b"import grad"),
             ),
         ),
     ),
