@@ -15,20 +15,24 @@ from gradcheck_lint.model.knowledge import INPLACE_METHODS, MAYBE_ITSELF_METHODS
 from gradcheck_lint.model.python_tree import child_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.provenance import Write
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A statement without its blocks: the names it mentions, and the one it binds if it's plain."""
+    """A statement without its blocks: the names it mentions, and the one it binds if it's plain.
+
+    ``added_to`` is the name that ``+=`` changes, which saves nothing.
+    """
 
     names: Counter[str]
     blocks: tuple[int, ...]
     loops: tuple[int, ...]
     bound: str | None
     source: ast.expr | None
+    added_to: str | None = None
 
 
 class EarlierUse:
@@ -48,14 +52,14 @@ class EarlierUse:
         if not isinstance(target, ast.Name) or place is None:
             return True
         name, own = target.id, self._lines[place]
-        if own.names[name] > 1:
+        if own.names[name] > (2 if own.bound == name else 1):
             return True
         made: _Line | None = None
         for line in reversed(self._lines[:place]):
             if line.bound == name and own.blocks[: len(line.blocks)] == line.blocks:
                 made = line
                 break
-            if name in line.names:
+            if line.names[name] > (1 if line.added_to == name else 0):
                 return True
         if made is not None and (made.source is None or not _is_new(made.source)):
             return True
@@ -78,22 +82,37 @@ class EarlierUse:
             if is_closed:
                 _count(child_nodes(node), names)
             else:
-                _count(child_nodes(node, skip=_BLOCK_FIELDS), names)
+                _count(child_nodes(node, skip=BLOCK_FIELDS), names)
                 inner.extend(getattr(node, field, ()) for field in _OWN_BLOCKS)
                 for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                    _count(child_nodes(part, skip=_BLOCK_FIELDS), names)
+                    _count(child_nodes(part, skip=BLOCK_FIELDS), names)
                     inner.append(part.body)
-            bound, source = None, None
+            bound, source, added_to = None, None, None
+            if kind is ast.AugAssign and isinstance(node.target, ast.Name):  # type: ignore[attr-defined]
+                is_sum = isinstance(node.op, (ast.Add, ast.Sub))  # type: ignore[attr-defined]
+                added_to = node.target.id if is_sum else None  # type: ignore[attr-defined]
             if kind is ast.Assign:
                 targets = node.targets  # type: ignore[attr-defined]
                 if len(targets) == 1 and isinstance(targets[0], ast.Name):
                     bound, source = targets[0].id, node.value  # type: ignore[attr-defined]
             within = (*loops, id(node)) if kind in _LOOPS else loops
             self._places[id(node)] = len(self._lines)
-            self._lines.append(_Line(names, blocks, within, bound, source))
+            self._lines.append(_Line(names, blocks, within, bound, source, added_to))
             for block in inner:
                 if block:
                     self._collect(block, blocks, within)
+
+
+def statements_below(nodes: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements and those of their blocks, without what functions and classes hold."""
+    for node in nodes:
+        yield node
+        if type(node) in _DEFINITIONS:
+            continue
+        for field in _OWN_BLOCKS:
+            yield from statements_below(getattr(node, field, ()))
+        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            yield from statements_below(part.body)
 
 
 def _count(nodes: list[Any], names: Counter[str]) -> None:
@@ -117,7 +136,7 @@ def _is_new(node: ast.expr) -> bool:
 
 
 _OWN_BLOCKS: Final = ("body", "orelse", "finalbody")
-_BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, "handlers", "cases"})
+BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, "handlers", "cases"})
 _DEFINITIONS: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _LOOPS: Final = frozenset({ast.For, ast.AsyncFor, ast.While})
 _SHARING: Final = (

@@ -109,7 +109,9 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
         return _write_in_place(reading, node, func, receiver, arguments)
     if reading.notes_saves:
         note_method(reading, node, receiver, arguments)
-    made = _without_graph(reading, node, method, receiver)
+    made = _run_layer(reading, node, func, receiver, arguments)
+    if made is None:
+        made = _without_graph(reading, node, method, receiver)
     if made is None:
         made = _tensor_method(reading, node, method, receiver)
     if made is None:
@@ -216,6 +218,21 @@ def _read_other_method(
     if root is not None and may_change and any(value.kind is Kind.INSTANCE for value in receiver):
         reading.state.forget_attributes(root, next(iter(result)))
     return result
+
+
+def _run_layer(
+    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+) -> Values | None:
+    """Return what ``self.norm(x)`` makes, if that is a layer and no method of a tensor."""
+    if func.attr.value not in _NAMES_OF_LAYERS or not all_are(receiver, Kind.INSTANCE):
+        return None
+    layers = reading.look_up(dotted_name(func) or "")
+    if not all_are(layers, Kind.MODULE):
+        return None
+    return read_forward(reading, node, layers, arguments)
+
+
+_NAMES_OF_LAYERS = TENSOR_METHODS | SAME_GRAPH_METHODS
 
 
 def _was_given(reading: Reading, receiver: Values, attribute: str) -> bool:

@@ -107,7 +107,7 @@ RULES: Final = (
         "SavedTensorModified",
         (
             (BACKWARD_CALL, b"def forward"),
-            (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE),
+            (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE, LAYER_IN_PLACE),
             (b"requires_grad", b"nn."),
         ),
     ),

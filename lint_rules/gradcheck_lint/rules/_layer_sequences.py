@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _Layers = "list[cst.BaseExpression | None]"
 
-_INPLACE_PLACES: Final = {
+INPLACE_PLACES: Final = {
     **dict.fromkeys(("ReLU", "ReLU6", "SiLU", "SELU", "Mish", "Hardswish", "Hardsigmoid"), 0),
     **dict.fromkeys(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"), 1),
     **dict.fromkeys(("FeatureAlphaDropout", "LeakyReLU", "ELU", "CELU"), 1),
@@ -46,7 +46,7 @@ def pairs_of_layers(function: FunctionModel) -> Iterator[tuple[cst.Call, cst.Cal
 def is_inplace(layer: cst.Call, name: str) -> bool:
     """Tell whether a layer of this class of torch is made to overwrite its input."""
     wanted = keyword(layer, "inplace")
-    place, handed = _INPLACE_PLACES.get(name), positional(layer)
+    place, handed = INPLACE_PLACES.get(name), positional(layer)
     if wanted is None and place is not None and len(handed) > place:
         wanted = handed[place]
     return boolean(wanted) is True

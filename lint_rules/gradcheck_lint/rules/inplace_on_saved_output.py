@@ -42,7 +42,7 @@ class InplaceOnSavedOutput(Rule):
         near, scope = function.module.near, function.scope
         if near.has_itself(scope, _SEQUENTIAL):
             return function.may_record
-        if may_overwrite_by_layer(function):
+        if may_overwrite_by_layer(function, _is_saver):
             return function.may_record
         may_write = Part.WRITE in scope.parts and function.may_record
         return may_write and near.has(scope, _OUTPUT_SAVER) and function.may_write_to(_is_saver)
@@ -51,7 +51,7 @@ class InplaceOnSavedOutput(Rule):
         """Yield every write to such an output, by a method or by the next layer."""
         if function.module.near.has_itself(function.scope, _SEQUENTIAL):
             yield from _sequences(function)
-        by_layer = may_overwrite_by_layer(function)
+        by_layer = may_overwrite_by_layer(function, _is_saver)
         if not by_layer and not function.may_write_to(_is_saver):
             return
         events = list(function.events())

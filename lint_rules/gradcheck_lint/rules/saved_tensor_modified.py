@@ -18,6 +18,7 @@ from gradcheck_lint.model.values import (
     join_all,
     sites,
 )
+from gradcheck_lint.rules._overwriting_layers import may_overwrite_saved, written_by_layer
 from gradcheck_lint.rules._recording import exclude, is_for_evaluation
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
@@ -34,11 +35,14 @@ class SavedTensorModified(Rule):
     """A tensor that backward needs is written to between forward and backward."""
 
     entry = catalogue.SAVED_TENSOR_MODIFIED
-    part = Part.WRITE
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function calls backward, or is the forward of a module."""
         scope = function.scope
+        if _may_be_overwritten(function):
+            return True
+        if Part.WRITE not in scope.parts:
+            return False
         if Part.BACKWARD not in scope.parts and not (scope.may_return and _is_forward(function)):
             return False
         writes = function.writes
@@ -49,6 +53,8 @@ class SavedTensorModified(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to a saved tensor that a backward or the caller comes after."""
         events = list(function.events())
+        if _may_be_overwritten(function):
+            events = list(map(written_by_layer, events))
         saves = [
             (place, event)
             for place, event in enumerate(events)
@@ -63,7 +69,9 @@ class SavedTensorModified(Rule):
             if not written or not _counts(write, written):
                 continue
             for earlier, save in saves:
-                if earlier < place and _hits(save, write, written):
+                if earlier >= place or save.node is write.node:
+                    continue
+                if _hits(save, write, written):
                     use = _use(events[place + 1 :], save, write, function)
                     if use is not None and not is_for_evaluation(function, write):
                         yield _violation(function, save, write, written, use)
@@ -157,6 +165,11 @@ def train(x):
     )
 
 
+def _may_be_overwritten(function: FunctionModel) -> bool:
+    """Tell whether this is the forward of a module that runs a layer in place on what is used."""
+    return function.scope.may_return and _is_forward(function) and may_overwrite_saved(function)
+
+
 def _written(write: InPlace) -> Values:
     """Return the tensors that are written to: `maps[i] += x` writes to an element of a list."""
     if not all_are(write.values, Kind.CONTAINER):
@@ -214,9 +227,10 @@ def _violation(
     is_backward = isinstance(use, Backward)
     text = source_of(tree, write.target or write.node)
     when = "before backward() runs" if is_backward else "before the caller can run backward()"
+    by = write.operation if write.operation.endswith(("()", "`")) else f"{write.operation},"
     return Violation(
         write.node,
-        f"`{text}` is modified in place by {write.operation} after an operation saved it, and "
+        f"`{text}` is modified in place by {by} after an operation saved it, and "
         f"{when}: torch raises in backward()",
         _severity(function, save, write, written, use),
         "make a new tensor in place of the old one, or write to a clone",
