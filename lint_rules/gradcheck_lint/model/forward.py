@@ -43,14 +43,15 @@ _LOSS_CLASS = re.compile(r"torch\.nn\.\w*Loss$")
 
 def is_model(reading: Reading, name: str, callee: Values) -> bool:
     """Tell whether a model is called: it is one, has given its parameters, or is named like one."""
-    if all_are(callee, Kind.MODULE):
+    if any(
+        value.kind is Kind.INSTANCE
+        and not reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
+        for value in callee
+    ):
+        return False
+    if all_are(callee, Kind.MODULE, Kind.INSTANCE):
         return True
-    if all_are(callee, Kind.INSTANCE):
-        return all(
-            reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
-            for value in callee
-        )
-    if not all_are(callee, Kind.UNKNOWN, Kind.MODULE):
+    if not all_are(callee, Kind.UNKNOWN, Kind.MODULE, Kind.INSTANCE):
         return False
     if callee and all(value.site in reading.recorder.models for value in callee):
         return True

@@ -25,6 +25,7 @@ from gradcheck_lint.rules._signs import (
     OPTIMIZER_NAME,
     OUTPUT_SAVING_CALL,
     PARAMETER_ALIAS,
+    REPLACED_MODEL,
     STEP_CALL,
     TRAINING_STEP,
     UNSCALE_CALL,
@@ -252,7 +253,7 @@ RULES: Final = (
         "stale-parameter",
         "gradcheck_lint.rules.stale_parameter",
         "StaleParameter",
-        ((b"assign=True",), (b"optim",)),
+        ((b"assign=True", REPLACED_MODEL), (b"optim",)),
     ),
     RuleReference(
         "GCS309",

@@ -406,3 +406,27 @@ _WORDS: Final = frozenset(
 def compiled(expression: bytes) -> re.Pattern[bytes]:
     """Return an expression that stands in this package, ready to use."""
     return re.compile(expression)
+
+
+def _may_be_replaced(match: re.Match[bytes]) -> bool:
+    """Tell whether another model is made under the name of one that has given its parameters."""
+    before = compiled(rb"(\w+)\.(?:named_)?\Z").search(
+        match.string[max(0, match.start() - 99) : match.start()]
+    )
+    return before is not None and _is_made_late(match.string, before[1])
+
+
+@asked_once(otherwise=True)
+def _is_made_late(source: bytes, name: bytes) -> bool:
+    """Tell whether a model of a name is made after the first mention of its parameters."""
+    first = compiled(name + rb"\.(?:named_)?parameters\(").search(source)
+    making = (
+        rb"(?<!\w)" + name + rb"[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\("
+    )
+    return first is not None and compiled(making).search(source, first.end()) is not None
+
+
+REPLACED_MODEL: Final = Pattern(
+    (rb"parameters\(",), words=(b"parameters",), confirms=_may_be_replaced
+)
+"""``model.parameters()``, where ``model = Net()`` comes later."""

@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import Backward, Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
-from gradcheck_lint.model.values import NOTHING, Kind, Values, mentioned_by
+from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, mentioned_by
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -266,8 +266,17 @@ def _is_distributed(function: FunctionModel, name: str) -> bool:
     )
     # `model = DDP(model)`: what the name held before is what is wrapped.
     return bool(wrappers) and all(
-        value in wrappers or any(value.site in wrapper.holds for wrapper in wrappers)
+        value in wrappers
+        or any(value.site in wrapper.holds or _is_made_of(wrapper, name) for wrapper in wrappers)
         for value in values
+    )
+
+
+def _is_made_of(wrapper: Value, name: str) -> bool:
+    """Tell whether a wrapper is made of what its own name held before: ``DDP(model.to(rank))``."""
+    return wrapper.node is not None and any(
+        isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == name
+        for node in walk(wrapper.node)
     )
 
 

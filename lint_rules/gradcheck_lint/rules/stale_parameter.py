@@ -11,6 +11,7 @@ from gradcheck_lint.model.flow import Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
+from gradcheck_lint.rules._replaced_models import may_replace_model, replaced_models
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
+    from gradcheck_lint.rules._replaced_models import Replaced
 
 
 class StaleParameter(Rule):
@@ -28,13 +30,17 @@ class StaleParameter(Rule):
     entry = catalogue.STALE_PARAMETER
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function may load something with this option."""
-        return not {"load_state_dict", "assign"} - function.scope.words
+        """Tell whether the function may load something with this option, or another model."""
+        is_load = not {"load_state_dict", "assign"} - function.scope.words
+        return is_load or may_replace_model(function)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every `load_state_dict(..., assign=True)` after the optimizer was made."""
+        """Yield every `load_state_dict(..., assign=True)` or new model after the optimizer."""
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
-        for node in _nodes(function.scope):
+        nodes = list(_nodes(function.scope))
+        if may_replace_model(function):
+            yield from map(_replaced, replaced_models(function, nodes, order))
+        for node in nodes:
             if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
                 continue
             model = dotted_name(node.func.value)
@@ -166,6 +172,17 @@ def load(model, optimizer, path):
 """,
             why="the optimizer is made afterwards, or owns another model",
         ),
+    )
+
+
+def _replaced(found: Replaced) -> Violation:
+    return Violation(
+        found.node,
+        f"`{found.model}` is another model from here on, and the optimizer was made of the "
+        "parameters of the one before: its steps change nothing in the model that is trained",
+        Severity.WARNING,
+        "make the model first and the optimizer afterwards",
+        ((found.step.node, "steps with the old parameters"),),
     )
 
 
