@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import libcst as cst
 
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Event, Freeze, Jump, Step
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.nearness import Sought
+from gradcheck_lint.model.paths import values_of_parameters
 from gradcheck_lint.model.syntax import (
     boolean,
     bound_names,
@@ -38,7 +40,7 @@ class FrozenParameter(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function sets what requires a gradient, by names or as a whole."""
         words = function.scope.words
-        if words.isdisjoint({"requires_grad", "requires_grad_"}):
+        if not function.module.near.has(function.scope, _FREEZING):
             return False
         return "startswith" in words or "parameters" in words
 
@@ -260,39 +262,80 @@ def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
     if _THAWS.search(function.module.source) is not None:
         return
     events = list(function.events())
-    optimizers = list(_stepped(function, events))
-    candidates = [
-        (event, models, optimizer)
-        for event in events
-        if isinstance(event, Freeze) and event.wanted is False and not event.arms
-        for models in [_models_of(event)]
-        for optimizer in optimizers
-        if not optimizer.loops
-        and (optimizer.holds - {optimizer.site} == models or _of_layer(optimizer.node))
-    ]
-    if not candidates:
+    optimizers = [each for each in _stepped(function, events) if not each.loops]
+    if not optimizers:
         return
     nodes = list(walk(function.scope.node))
     order = {id(node): place for place, node in enumerate(nodes)}
-    loops = {id(node): node for node in nodes if isinstance(node, cst.For)}
-    for freeze, models, optimizer in candidates:
-        name = _frozen_as_a_whole(freeze, events, loops)
-        start, node = order.get(id(freeze.node), len(order)), optimizer.node
-        if name is None or len(models) != 1 or _may_change(name, models, nodes[start:], events):
+    for frozen in _frozen_models(function, events, nodes):
+        start = order.get(id(frozen.node), len(order))
+        if len(frozen.models) != 1 or _may_change(frozen, nodes[start + 1 :], events):
             continue
-        owned = _owned(node)
-        if node is None or owned is None:
+        for optimizer in optimizers:
+            owned, node = _owned(optimizer.node), optimizer.node
+            is_whole = optimizer.holds - {optimizer.site} == frozen.models
+            if node is None or owned is None or not (is_whole or _of_layer(node)):
+                continue
+            if start < order.get(id(node), 0) and f"{owned}.".startswith(f"{frozen.name}."):
+                yield _violation(frozen, node, owned)
+
+
+class _Frozen(NamedTuple):
+    """Where a model is frozen as a whole, its name there and its sites."""
+
+    node: cst.CSTNode
+    name: str
+    models: frozenset[int]
+
+
+def _violation(frozen: _Frozen, optimizer: cst.CSTNode, owned: str) -> Violation:
+    return Violation(
+        optimizer,
+        f"the optimizer is given the parameters of `{owned}`, which are all frozen: its "
+        "steps change nothing",
+        Severity.WARNING,
+        "put in the layers that are to be trained after freezing the others, or leave "
+        "them out of it",
+        ((frozen.node, "frozen here"),),
+    )
+
+
+def _frozen_models(
+    function: FunctionModel, events: list[Event], nodes: list[cst.CSTNode]
+) -> Iterator[_Frozen]:
+    """Yield the models that a function freezes as a whole, or lets another one freeze."""
+    for event in events:
+        if event.arms:
             continue
-        if start < order.get(id(node), 0) and f"{owned}.".startswith(f"{name}."):
-            yield Violation(
-                node,
-                f"the optimizer is given the parameters of `{owned}`, which are all frozen: its "
-                "steps change nothing",
-                Severity.WARNING,
-                "put in the layers that are to be trained after freezing the others, or leave "
-                "them out of it",
-                ((freeze.node, "frozen here"),),
-            )
+        if isinstance(event, Freeze) and event.wanted is False:
+            name = _frozen_as_a_whole(event, events, nodes)
+            if name is not None:
+                yield _Frozen(event.node, name, _models_of(event))
+        elif isinstance(event, Call) and event.function is not None and not event.loops:
+            yield from _frozen_by_callee(function, event)
+
+
+def _frozen_by_callee(function: FunctionModel, call: Call) -> Iterator[_Frozen]:
+    """Yield the models that are handed to ``freeze(model)`` and frozen as a whole there."""
+    assert call.function is not None
+    callee = function.module.function(call.function)
+    if call.referenced or "requires_grad" not in (callee.scope.text or "requires_grad"):
+        return
+    if not isinstance(call.node, cst.Call) or not isinstance(callee.scope.node, cst.FunctionDef):
+        return
+    events = list(callee.events())
+    nodes = list(walk(callee.scope.node))
+    given = values_of_parameters(call, callee)
+    handed = [argument.value for argument in call.node.args]
+    for event in events:
+        if not isinstance(event, Freeze) or event.wanted is not False or event.arms:
+            continue
+        held = callee.bindings.get(_frozen_as_a_whole(event, events, nodes) or "", frozenset())
+        for value in held if len(held) == 1 else ():
+            models = sites(given.get(value.site, frozenset()))
+            for name in filter(None, map(dotted_name, handed)):
+                if models and sites(function.bindings.get(name, frozenset())) >= models:
+                    yield _Frozen(call.node, name, models)
 
 
 def _models_of(freeze: Freeze) -> frozenset[int]:
@@ -301,14 +344,13 @@ def _models_of(freeze: Freeze) -> frozenset[int]:
     return sites(freeze.values) if is_model else held_by(freeze.values)
 
 
+_FREEZING: Final = Sought(frozenset({"requires_grad", "requires_grad_"}).__contains__, is_act=True)
 _THAWS: Final = re.compile(
     rb"\.requires_grad\s*=(?!=|\s*False\b)|requires_grad_(?!\(False\))|Parameter\(|setattr"
 )
 
 
-def _frozen_as_a_whole(
-    freeze: Freeze, events: list[Event], loops: dict[int, cst.For]
-) -> str | None:
+def _frozen_as_a_whole(freeze: Freeze, events: list[Event], nodes: list[cst.CSTNode]) -> str | None:
     """Return the name of the model that is frozen with everything in it."""
     if isinstance(freeze.node, cst.Call) and not freeze.loops:
         func = freeze.node.func
@@ -318,9 +360,8 @@ def _frozen_as_a_whole(
         isinstance(event, Jump) and event.loops == freeze.loops for event in events
     ):
         return None
-    loop = loops.get(freeze.loops[0])
-    iterated = None if loop is None else loop.iter
-    return None if iterated is None else _whose_parameters(iterated)
+    loop = next((node for node in nodes if id(node) == freeze.loops[0]), None)
+    return _whose_parameters(loop.iter) if isinstance(loop, cst.For) else None
 
 
 def _whose_parameters(node: cst.BaseExpression) -> str | None:
@@ -332,21 +373,21 @@ def _whose_parameters(node: cst.BaseExpression) -> str | None:
     return dotted_name(node.func.value)
 
 
-def _may_change(
-    name: str, models: frozenset[int], later: list[cst.CSTNode], events: list[Event]
-) -> bool:
+def _may_change(frozen: _Frozen, later: list[cst.CSTNode], events: list[Event]) -> bool:
     """Tell whether a model may get other layers, or be thawed, by what comes afterwards."""
     nodes = set(map(id, later))
     if any(
         isinstance(event, Call)
         and not event.harmless
-        and not models.isdisjoint(event.handed | event.on)
+        and not frozen.models.isdisjoint(event.handed | event.on)
         and id(event.node) in nodes
         for event in events
     ):
         return True
     targets = (node.target for node in later if isinstance(node, (cst.AssignTarget, cst.AnnAssign)))
-    return any(f"{known}.".startswith(f"{name}.") for target in targets for known in _paths(target))
+    return any(
+        f"{known}.".startswith(f"{frozen.name}.") for target in targets for known in _paths(target)
+    )
 
 
 def _paths(target: cst.BaseExpression) -> list[str]:
