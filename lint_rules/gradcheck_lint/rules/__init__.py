@@ -26,6 +26,7 @@ from gradcheck_lint.rules._signs import (
     OUTPUT_SAVING_CALL,
     PARAMETER_ALIAS,
     REPLACED_MODEL,
+    ROOT_OF_DISTANCES,
     STEP_CALL,
     TRAINING_STEP,
     UNSCALE_CALL,
@@ -386,7 +387,7 @@ RULES: Final = (
         "gradcheck_lint.rules.non_finite_gradient",
         "NonFiniteGradient",
         (
-            (b"torch.where(", b"import where"),
+            (b"torch.where(", b"import where", ROOT_OF_DISTANCES),
             (b"sqrt", b"log", b"acos", b"asin", b"reciprocal", b"0.5", b"pow("),
         ),
     ),

@@ -430,3 +430,12 @@ REPLACED_MODEL: Final = Pattern(
     (rb"parameters\(",), words=(b"parameters",), confirms=_may_be_replaced
 )
 """``model.parameters()``, where ``model = Net()`` comes later."""
+
+ROOT_OF_DISTANCES: Final = Pattern(
+    (
+        rb"(?:\bNone\b[^\n\[\]]*\]|unsqueeze\([^()\n]*\))[\s\\]*-[^=>\n]",
+        rb"-[\s\\]*[\w.]+(?:\[[^\n\[\]]*\bNone\b|\.unsqueeze\()",
+    ),
+    words=(b"None", b"unsqueeze"),
+)
+"""``x[:, None] - x[None]``, ``x.unsqueeze(1) - x.unsqueeze(0)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +13,7 @@ from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
 from gradcheck_lint.rules._edge_tests import comparison_of, number
+from gradcheck_lint.rules._own_distances import is_differentiated, roots_of_own_distances
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
 
 
 class NonFiniteGradient(Rule):
-    """``torch.where`` picks the finite value, but its backward still goes through the other."""
+    """An infinite derivative is multiplied by zero: beside ``torch.where``, or at distance zero."""
 
     entry = catalogue.NON_FINITE_GRADIENT
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function calls where()."""
-        return function.module.near.has_itself(function.scope, _WHERE)
+        """Tell whether the function calls where(), or may take the root of distances."""
+        is_root = _may_be_root(function) and is_differentiated(function)
+        return is_root or function.module.near.has_itself(function.scope, _WHERE)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every where() that computes on the branch whose edge it excludes."""
@@ -38,6 +41,8 @@ class NonFiniteGradient(Rule):
             return
         if _handles_data(function):
             return
+        if _may_be_root(function) and is_differentiated(function):
+            yield from itertools.starmap(_root, roots_of_own_distances(function))
         scopes = function.module.scopes
         bound = assignments(function.scope)
         for node in body_of(function.scope):
@@ -151,6 +156,25 @@ def log(x):
             why="made safe before, or never differentiated",
         ),
     )
+
+
+def _root(node: cst.CSTNode, points: str) -> Violation:
+    return Violation(
+        node,
+        f"each of `{points}` is compared with itself as well: the root of zero has an infinite "
+        "derivative, which backward multiplies by zero, so the gradient is NaN there",
+        Severity.WARNING,
+        "add a small number under the root, or clamp it; torch.cdist sees to it by itself",
+    )
+
+
+def _may_be_root(function: FunctionModel) -> bool:
+    """Tell by its text whether a function takes the root of a sum of squared differences."""
+    text = function.scope.text
+    if text is None:
+        return True
+    has_root = "sqrt" in text or "0.5" in text
+    return has_root and "sum(" in text and ("None" in text or "unsqueeze" in text)
 
 
 _WHERE = Sought(lambda word: word == "where")

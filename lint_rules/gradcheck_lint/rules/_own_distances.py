@@ -1,0 +1,124 @@
+"""Find roots of the distances of points to themselves, whose derivative is infinite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import dotted_name, integer, is_none, positional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+__all__ = ["is_differentiated", "roots_of_own_distances"]
+
+_SQUARE: Final = 2
+
+
+def roots_of_own_distances(function: FunctionModel) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield ``((x[:, None] - x) ** 2).sum(-1).sqrt()`` and the name of the points.
+
+    Each point is compared with itself as well: the sum is zero there.
+    """
+    bound = assignments(function.scope)
+    for node in body_of(function.scope):
+        squares = _summed(_resolved(_under_root(node), bound))
+        difference = _resolved(_squared(_resolved(squares, bound)), bound)
+        points = _points(difference)
+        if points is not None:
+            yield node, points
+
+
+def is_differentiated(function: FunctionModel) -> bool:
+    """Tell whether what a function computes is differentiated, by where it stands or is called."""
+    scope = function.scope
+    own = scope.name.rpartition(".")[2]
+    if Part.BACKWARD in scope.parts or "loss" in own.lower():
+        return True
+    if own == "forward" and scope.owner is not None:
+        return function.module.scopes.derives_from(scope.owner, "torch.nn.")
+    return any(
+        own in other.words and Part.BACKWARD in other.parts
+        for other in function.module.scopes.functions
+    )
+
+
+def _resolved(
+    node: cst.BaseExpression | None, bound: dict[str, list[cst.BaseExpression]]
+) -> cst.BaseExpression | None:
+    """Return what a name was given, if only one thing."""
+    sources = bound.get(node.value, []) if isinstance(node, cst.Name) else []
+    return sources[0] if len(sources) == 1 else node
+
+
+def _method(node: cst.BaseExpression | None) -> tuple[str, list[cst.BaseExpression]]:
+    """Return the name of what is called, and its operands, whether by method or by function."""
+    if not isinstance(node, cst.Call):
+        return "", []
+    handed = positional(node)
+    if not isinstance(node.func, cst.Attribute):
+        return dotted_name(node.func) or "", handed
+    is_function = dotted_name(node.func.value) == "torch"
+    return node.func.attr.value, handed if is_function else [node.func.value, *handed]
+
+
+def _under_root(node: cst.CSTNode) -> cst.BaseExpression | None:
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+        return node.left if _is_half(node.right) else None
+    name, operands = _method(node) if isinstance(node, cst.Call) else ("", [])
+    if name == "sqrt" and len(operands) == 1:
+        return operands[0]
+    return operands[0] if name == "pow" and _is_half(operands[-1]) else None
+
+
+def _is_half(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Float) and float(node.value) == 0.5  # noqa: PLR2004 - a root
+
+
+def _summed(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
+    name, operands = _method(node)
+    return operands[0] if name in {"sum", "mean"} and operands else None
+
+
+def _squared(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+        return node.left if integer(node.right) == _SQUARE else None
+    name, operands = _method(node)
+    if name == "square" and operands:
+        return operands[0]
+    is_square = name == "pow" and integer(operands[-1]) == _SQUARE
+    return operands[0] if is_square else None
+
+
+def _points(node: cst.BaseExpression | None) -> str | None:
+    """Return the one name that both sides of a difference are, in different shapes."""
+    if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Subtract):
+        return None
+    left, right = _reshaped(node.left), _reshaped(node.right)
+    if left is None or left != right or node.left.deep_equals(node.right):
+        return None
+    return left
+
+
+def _reshaped(node: cst.BaseExpression) -> str | None:
+    """Return the name of a tensor that is given more dimensions, by None or ``unsqueeze``."""
+    if isinstance(node, cst.Subscript):
+        whole = all(_is_whole(element.slice) for element in node.slice)
+        return dotted_name(node.value) if whole else None
+    name, operands = _method(node)
+    if name == "unsqueeze" and operands:
+        return dotted_name(operands[0])
+    return dotted_name(node)
+
+
+def _is_whole(index: cst.BaseSlice) -> bool:
+    """Tell whether an index takes all of a dimension, or adds one."""
+    if isinstance(index, cst.Slice):
+        return index.lower is None and index.upper is None and index.step is None
+    value = index.value if isinstance(index, cst.Index) else None
+    return isinstance(value, cst.Ellipsis) or is_none(value)
