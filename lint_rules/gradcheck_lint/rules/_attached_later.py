@@ -26,11 +26,7 @@ __all__ = ["attached_later", "is_later_method"]
 def is_later_method(function: FunctionModel) -> bool:
     """Tell whether this is a method beside a constructor that makes an optimizer."""
     maker = _constructor(function)
-    return (
-        maker is not None
-        and "parameters" in maker.words
-        and function.scope.name.rpartition(".")[2] not in maker.words
-    )
+    return maker is not None and "parameters" in maker.words
 
 
 def attached_later(function: FunctionModel) -> Iterator[Violation]:
@@ -43,6 +39,8 @@ def attached_later(function: FunctionModel) -> Iterator[Violation]:
         return
     node, path, owned = made
     word = last_word(path)
+    if _may_come_before(function, maker, node):
+        return
     if word in function.scope.words or _is_made_elsewhere(function, maker, word):
         return
     itself = function.scope.first_parameter
@@ -65,6 +63,21 @@ def attached_later(function: FunctionModel) -> Iterator[Violation]:
             f'`{path}.add_param_group({{"params": {event.path}.parameters()}})`',
             ((node, "this optimizer still has the old parameters"),),
         )
+
+
+def _may_come_before(function: FunctionModel, maker: FunctionScope, made: cst.CSTNode) -> bool:
+    """Tell whether the constructor may call a method before it makes the optimizer."""
+    own = function.scope.name.rpartition(".")[2]
+    if own not in maker.words:
+        return False
+    nodes = list(body_of(maker))
+    place = next(index for index, node in enumerate(nodes) if node is made)
+    uses = [
+        index
+        for index, node in enumerate(nodes)
+        if isinstance(node, cst.Name) and node.value == own
+    ]
+    return not uses or min(uses) < place
 
 
 def _constructor(function: FunctionModel) -> FunctionScope | None:

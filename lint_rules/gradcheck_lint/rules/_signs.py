@@ -431,11 +431,27 @@ REPLACED_MODEL: Final = Pattern(
 )
 """``model.parameters()``, where ``model = Net()`` comes later."""
 
+
+def _may_be_difference(match: re.Match[bytes]) -> bool:
+    """Tell whether what is given another dimension is subtracted, or something from it."""
+    source = match.string
+    start = source.rfind(b"\n", 0, match.start()) + 1
+    line = source[start : source.find(b"\n", match.end()) + 1 or len(source)]
+    return compiled(rb"[\])][\s\\]*-|-[\s\\]*[\w.]+[\[.]").search(line) is not None
+
+
 ROOT_OF_DISTANCES: Final = Pattern(
-    (
-        rb"(?:\bNone\b[^\n\[\]]*\]|unsqueeze\([^()\n]*\))[\s\\]*-[^=>\n]",
-        rb"-[\s\\]*[\w.]+(?:\[[^\n\[\]]*\bNone\b|\.unsqueeze\()",
-    ),
-    words=(b"None", b"unsqueeze"),
+    (rb"unsqueeze\(", rb"None\]", rb"None, ?[:.]"),
+    words=(b"None]", b"unsqueeze(", b"None, :", b"None,:", b"None, .", b"None,."),
+    confirms=_may_be_difference,
 )
 """``x[:, None] - x[None]``, ``x.unsqueeze(1) - x.unsqueeze(0)``."""
+
+ITERATOR_OF_PARAMETERS: Final = Pattern(
+    (
+        rb"=[ \t]*(?:\(\s*\w[^()\n]* for |filter\(|map\()",
+        rb"parameters\(\)[ \t]*\r?\n",
+    ),
+    words=(b"parameters()",),
+)
+"""``params = filter(...)``, ``params = (p for p in ...)``, ``params = model.parameters()``."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Forward, GradMode
 from gradcheck_lint.model.values import Kind, Value, Values, held_by
+from gradcheck_lint.rules._handed_in import class_handed_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import libcst as cst
 
@@ -30,7 +31,7 @@ class KeptState(NamedTuple):
 def state_kept_by(function: FunctionModel, event: Forward) -> KeptState | None:
     """Return what a module of the file hands to its own next call, if the loop lets it."""
     scopes = function.module.scopes
-    owner = _only_class(function, event.values)
+    owner = _only_class(function, event.values) or class_handed_in(function, event.receiver)
     forward = None if owner is None else scopes.method(owner, "forward")
     if owner is None or forward is None:
         return None
@@ -54,13 +55,22 @@ def _kept_in(forward: FunctionModel) -> Iterator[KeptState]:
             continue
         if event.mode is GradMode.DISABLED:
             continue
-        passed = {value.site for values in event.passed for value in values}
+        passed = {value.site for value in _one_by_one(event.passed)}
         for site in sorted(passed):
             own = forward.module.on_self(site)
             attribute = "" if own is None else own[1]
             bound = forward.bindings.get(f"{first}.{attribute}", frozenset())
             if bound and all(_is_result(value, event) for value in bound):
                 yield KeptState(attribute, event.node, event.receiver)
+
+
+def _one_by_one(passed: Iterable[Values]) -> Iterator[Value]:
+    """Yield what a layer is given, the parts of a tuple like ``(self.h, self.c)`` one by one."""
+    for values in passed:
+        for value in values:
+            yield value
+            if value.kind is Kind.TUPLE:
+                yield from _one_by_one(value.parts)
 
 
 def _is_result(value: Value, event: Forward) -> bool:

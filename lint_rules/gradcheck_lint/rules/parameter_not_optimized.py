@@ -17,6 +17,7 @@ from gradcheck_lint.rules._attached_later import attached_later, is_later_method
 from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._left_out import left_out
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._used_up import may_use_up, used_up
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -46,6 +47,7 @@ class ParameterNotOptimized(Rule):
             return False
         return (
             scope.statements is None
+            or may_use_up(function)
             or Part.BACKWARD in scope.parts
             or bool(scope.attribute_bindings)
             or Part.WRITE in scope.parts
@@ -55,6 +57,7 @@ class ParameterNotOptimized(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
         yield from left_out(function)
+        yield from used_up(function)
         if _GROUPS.search(function.module.source) is None:
             yield from attached_later(function)
         events = list(function.events())
