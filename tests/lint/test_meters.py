@@ -162,3 +162,35 @@ def _found(source):
     findings = lint_source(source.encode(), "train.py")
     assert {found.code for found in findings} <= {"GCS201"}
     return [found.location.line for found in findings]
+
+
+_MAKER = """\
+import torch
+
+def make(model, optimizer):
+    history, last = [], {}
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        STORE
+        return loss.item()
+    RETURN
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "returned", "is_kept"),
+    [
+        ("history.append(loss)", "return step, history", True),
+        ("history.append(loss)", "return step", True),
+        ("history.append(loss.item())", "return step, history", False),
+        ("last['loss'] = loss", "return step, last", False),
+        ("history.append(loss); del history[0]", "return step, history", False),
+        ("history.append(loss)", "step(torch.zeros(3)); return history", False),
+    ],
+)
+def test_a_step_of_training_that_another_function_makes(store, returned, is_kept):
+    source = _MAKER.replace("STORE", store).replace("RETURN", returned)
+    assert _found(source) == ([10] if is_kept else [])

@@ -182,7 +182,8 @@ def _read_other_method(
         reading.recorder.hold(receiver)
     if method in _ATTACHING:
         _note_attached(reading, node, func, receiver, arguments)
-    if method in SAME_MODULE_METHODS and all_are(receiver, Kind.MODULE, Kind.INSTANCE):
+    is_own = method == "apply" and function is not None
+    if method in SAME_MODULE_METHODS and not is_own and all_are(receiver, *_MODULES):
         record_call(reading, node, arguments, method=method, harmless=True)
         return receiver
     if method in KEPT_MODULE_METHODS and function is None and not _are_results(receiver):
@@ -233,6 +234,9 @@ def _run_layer(
 
 
 _NAMES_OF_LAYERS = TENSOR_METHODS | SAME_GRAPH_METHODS
+
+
+_MODULES = (Kind.MODULE, Kind.INSTANCE)
 
 
 def _was_given(reading: Reading, receiver: Values, attribute: str) -> bool:

@@ -157,7 +157,7 @@ RULES: Final = (
         "graph-kept",
         "gradcheck_lint.rules.graph_kept",
         "GraphKept",
-        ((BACKWARD_CALL, TRAINING_STEP), (b"for", b"while", b"class")),
+        ((BACKWARD_CALL, TRAINING_STEP), (b"for", b"while", b"class", b"return")),
     ),
     RuleReference(
         "GCS202",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, GradMode, Return, Step, StoreKind
+from gradcheck_lint.model.function_class import elements_of, returns
 from gradcheck_lint.model.growing import grows
 from gradcheck_lint.model.syntax import bound_names, dotted_name, is_none
 from gradcheck_lint.model.values import Kind, Origin, Value, Values
@@ -34,11 +35,12 @@ def repeats(function: FunctionModel) -> bool:
 
 
 def steps_for_others(function: FunctionModel) -> bool:
-    """Tell whether a method makes one step of training each time that another file calls it.
+    """Tell whether a function makes one step of training each time that somebody calls it.
 
-    It calls backward() and step() once, and nothing in this file calls it.
+    It is a method, or made and returned by another function. It calls backward() and step() once,
+    and nothing in this file is seen to call it.
     """
-    if function.scope.owner is None:
+    if function.scope.owner is None and not _is_handed_out(function):
         return False
     ends = {type(event) for event in function.events() if isinstance(event, (Backward, Step))}
     if len(ends) < 2 or function.scope.name.endswith("__init__"):  # noqa: PLR2004 - one of each
@@ -46,6 +48,17 @@ def steps_for_others(function: FunctionModel) -> bool:
     if any(isinstance(event, (Backward, Step)) and event.loops for event in function.events()):
         return False
     return id(function.scope) not in _called(function.module)
+
+
+def _is_handed_out(function: FunctionModel) -> bool:
+    """Tell whether the function that this one is defined in returns it, alone or with others."""
+    around = function.scope.parent
+    if around is None or isinstance(around.node, cst.Module):
+        return False
+    own = function.scope.name.rpartition(".")[2]
+    return any(
+        dotted_name(part) == own for each in returns(around) for part in elements_of(each.value)
+    )
 
 
 def _called(module: ModuleModel) -> frozenset[int]:
@@ -188,6 +201,8 @@ def kept_by_closure(function: FunctionModel, store: Store) -> bool:
         for value in store.target_values
     ):
         return False
+    if store.target_values and steps_for_others(function):
+        return True
     calls = [
         event
         for event in function.module.function(around).events()
