@@ -87,12 +87,14 @@ class Step(Event):
 class ZeroGrad(Event):
     """Gradients are zeroed, deleted or overwritten: those of ``values`` if they are known.
 
-    ``clears`` is False where something else may take their place.
+    ``clears`` is False where something else may take their place. ``leaf`` are the sites of the
+    tensor whose gradient it is, where the function itself has made that.
     """
 
     receiver: str | None = None
     values: Values = NOTHING
     clears: bool = True
+    leaf: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)

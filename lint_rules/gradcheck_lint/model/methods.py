@@ -35,6 +35,7 @@ from gradcheck_lint.model.knowledge import (
     TENSOR_METHODS,
     VIEW_METHODS,
 )
+from gradcheck_lint.model.own_leaves import own_leaf
 from gradcheck_lint.model.saving import note_method
 from gradcheck_lint.model.state import as_kind
 from gradcheck_lint.model.syntax import (
@@ -339,7 +340,12 @@ def _write_in_place(
     overwrites = method in {"zero_", "fill_", "copy_", "set_"}
     if overwrites and (all_are(receiver, Kind.GRADIENT) or _reads_gradient(func.value)):
         reading.recorder.event(
-            ZeroGrad, node, reading.state.mode, values=receiver, clears=method == "zero_"
+            ZeroGrad,
+            node,
+            reading.state.mode,
+            values=receiver,
+            clears=method == "zero_",
+            leaf=own_leaf(reading, func.value),
         )
     reading.recorder.event(
         InPlace,

@@ -28,6 +28,7 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
 from gradcheck_lint.model.growing import added_to_item, added_to_list, joined_to
 from gradcheck_lint.model.methods import may_hold_layers, set_requires_grad
+from gradcheck_lint.model.own_leaves import own_leaf
 from gradcheck_lint.model.state import State, as_kind, join_states
 from gradcheck_lint.model.statement_forms import (
     OPERATORS,
@@ -144,7 +145,12 @@ class StatementReader:
             if target.attr.value == "grad":
                 reading = self._reading
                 reading.recorder.event(
-                    ZeroGrad, target, reading.state.mode, values=base, clears=is_none(source)
+                    ZeroGrad,
+                    target,
+                    reading.state.mode,
+                    values=base,
+                    clears=is_none(source),
+                    leaf=own_leaf(reading, target),
                 )
             elif target.attr.value == "requires_grad":
                 set_requires_grad(self._reading, target, base, wanted=boolean(source))

@@ -18,7 +18,7 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.function_class import has_decorator
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.syntax import bound_names, dotted_name, last_word, walk
+from gradcheck_lint.model.syntax import bound_names, dotted_name, last_word, positional, walk
 from gradcheck_lint.model.values import Kind, Origin, Value, Values, held_by, mentioned_by, sites
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
     assert isinstance(zero.event, ZeroGrad)
     assert isinstance(step.event, Step)
     values, stepped = zero.event.values, step.event.values
+    if zero.event.leaf and _is_of_no_optimizer(zero, step):
+        return False
     if not values or zero.event.receiver is None:
         return None
     if same(zero, values, step, stepped):
@@ -99,6 +101,29 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
     ):
         return None
     return False
+
+
+def _is_of_no_optimizer(zero: Occurrence, step: Occurrence) -> bool:
+    """Tell whether the tensor whose gradient is zeroed can't be one that is stepped.
+
+    The function that zeroes has made it, and the optimizer was there before, or has others.
+    """
+    assert isinstance(zero.event, ZeroGrad)
+    assert isinstance(step.event, Step)
+    made_before = frozenset({Origin.ARGUMENT, Origin.ATTRIBUTE})
+    return bool(step.event.values) and all(
+        zero.owner is not step.owner or _is_of_parameters(value.node)
+        if value.kind is Kind.OPTIMIZER
+        else value.origin in made_before
+        for value in step.event.values
+    )
+
+
+def _is_of_parameters(optimizer: cst.CSTNode | None) -> bool:
+    """Tell whether an optimizer is given the parameters of a model, and nothing else."""
+    given = positional(optimizer) if isinstance(optimizer, cst.Call) else []
+    first = given[0] if given else None
+    return isinstance(first, cst.Call) and last_word(dotted_name(first.func)) == "parameters"
 
 
 def _may_be_one_attribute(zero: Occurrence, step: Occurrence) -> bool:
