@@ -1,4 +1,4 @@
-"""GCS401 and GCS405: graphs that end at ``.data``, with or without a name before it."""
+"""GCS401 and GCS405: graphs that end at ``.data``, and numbers among the terms of a loss."""
 
 from __future__ import annotations
 
@@ -54,6 +54,20 @@ def test_a_loss_of_data(made):
 )
 def test_data_beside_a_graph(made):
     assert _found(made) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "is_lost"),
+    [
+        ("size = sum(p.norm() for p in model.parameters()); loss = loss + 2 * size.item()", True),
+        ("size = out.norm(); loss = loss + size.item() * 2.0", True),
+        ("size = out.norm(); loss = loss + 0.1 * size", False),
+        ("size = out.norm(); loss = loss * (1 + size.item())", False),
+        ("size = y.norm(); loss = loss + 0.1 * size.item()", False),
+    ],
+)
+def test_a_weighted_number_beside_a_loss(made, is_lost):
+    assert _found(made) == ([("GCS401", 9)] if is_lost else [])
 
 
 def _found(made):

@@ -211,6 +211,8 @@ def _read_imported(
     last = qualified.rpartition(".")[2]
     if package == "torch":
         return read_torch_call(reading, node, qualified, arguments)
+    if qualified == "dataclasses.field":
+        return _read_field(reading, node, arguments)
     if "zero_grad" in last:
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
     made: Values | None = None
@@ -231,6 +233,14 @@ def _read_imported(
     if made is not None:
         return made
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)
+
+
+def _read_field(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
+    """Return what a field of a dataclass is at first: ``field(default_factory=list)``."""
+    factory = dotted_name(keyword(node, "default_factory")) or ""
+    if factory in _CONTAINER_BUILTINS or reading.qualified(factory) in _CONTAINER_CLASSES:
+        return frozenset({reading.recorder.value(Kind.CONTAINER, node)})
+    return arguments.keywords.get("default") or reading.recorder.unknown(node, origin=Origin.CALL)
 
 
 def _made_on_demand(reading: Reading, node: cst.Call) -> Values:

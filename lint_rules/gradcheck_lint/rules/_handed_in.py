@@ -19,7 +19,7 @@ from gradcheck_lint.model.values import (
     held_by,
     sites,
 )
-from gradcheck_lint.rules._emptying import empties, is_named_for_emptying
+from gradcheck_lint.rules._emptying import empties, is_emptied_anywhere, is_named_for_emptying
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.flow import Store
@@ -43,7 +43,9 @@ class _Use(NamedTuple):
 
 
 def kept_by_caller(function: FunctionModel, store: Store) -> bool:
-    """Tell whether a function puts something into a list that a caller keeps from loop to loop."""
+    """Tell whether a function puts something into what a caller keeps from loop to loop."""
+    if "." in store.target:
+        return _kept_in_object(function, store)
     if store.how is not StoreKind.APPEND or not store.target.isidentifier():
         return False
     if any(value.kind is not Kind.UNKNOWN for value in store.target_values):
@@ -51,6 +53,22 @@ def kept_by_caller(function: FunctionModel, store: Store) -> bool:
     if empties(function.scope.nodes_with_lambdas, store.target):
         return False
     return lasts_at_callers(function, store.target, Kind.CONTAINER)
+
+
+def _kept_in_object(function: FunctionModel, store: Store) -> bool:
+    """Tell whether it is an attribute of an object that the callers of the file hand in."""
+    root, _, attribute = store.target.partition(".")
+    owner = class_handed_in(function, root)
+    if owner is None or not attribute.isidentifier():
+        return False
+    kinds = {Kind.CONTAINER}
+    if store.how is StoreKind.ACCUMULATE:
+        kinds.add(Kind.NUMBER)
+    held = function.module.class_attribute(owner.name, attribute)
+    if not held or any(value.kind not in kinds or value.origin is Origin.BOUNDED for value in held):
+        return False
+    is_emptied = is_emptied_anywhere(function.module, store.target, None)
+    return not is_emptied and lasts_at_callers(function, root, Kind.INSTANCE)
 
 
 def class_handed_in(function: FunctionModel, name: str) -> ClassScope | None:

@@ -167,16 +167,26 @@ def _made_number(name: str | None, function: FunctionModel) -> cst.CSTNode | Non
 def _items_beside_tensor(
     total: cst.BinaryOperation, function: FunctionModel
 ) -> Iterator[cst.CSTNode]:
-    """Yield ``b.item()`` of ``a + b.item()`` if ``b`` was computed, and ``a`` is no such number."""
-    sides = (total.left, total.right)
-    if sum(map(is_item, sides)) != 1:
+    """Yield ``b.item()`` of ``a + w * b.item()`` if ``b`` was computed, and ``a`` is no number."""
+    items = [_item_of(side, function) for side in (total.left, total.right)]
+    found = [item for item in items if item is not None]
+    if len(found) != 1:
         return
-    (item,) = filter(is_item, sides)
-    assert isinstance(item, cst.Call)
+    (item,) = found
     name = dotted_name(item.func.value) if isinstance(item.func, cst.Attribute) else None
     held = NOTHING if name is None else function.bindings.get(name, NOTHING)
     if held and all(value.through or value.kind is Kind.HISTORY for value in held):
         yield item
+
+
+def _item_of(side: cst.BaseExpression, function: FunctionModel) -> cst.Call | None:
+    """Return ``b.item()`` where a side of a sum is that, or so many times that."""
+    while isinstance(side, cst.BinaryOperation) and isinstance(side.operator, cst.Multiply):
+        factors = _only_factor(side, function)
+        if not factors:
+            return None
+        (side,) = factors
+    return side if isinstance(side, cst.Call) and is_item(side) else None
 
 
 def is_item(node: cst.CSTNode | None) -> bool:
