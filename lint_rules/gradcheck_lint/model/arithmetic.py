@@ -19,6 +19,7 @@ from gradcheck_lint.model.values import (
     implied_by_all,
     join_all,
     mentioned_by,
+    replace,
     spent_by,
     through_all,
 )
@@ -132,3 +133,11 @@ def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
         spent=spent_by(operand),
     )
     return frozenset({made})
+
+
+def cut_by_data(node: cst.Attribute, base: Values, values: Values) -> Values:
+    """Note that ``x.data`` ends the graph of ``x``, if that is what is read and it has one."""
+    has_graph = any(value.kind is Kind.HISTORY or value.through for value in base)
+    if node.attr.value != "data" or not has_graph or not all_are(values, Kind.PLAIN):
+        return values
+    return frozenset(replace(value, cut=node) for value in values)

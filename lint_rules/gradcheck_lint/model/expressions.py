@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.arithmetic import combine, same_graph
+from gradcheck_lint.model.arithmetic import combine, cut_by_data, same_graph
 from gradcheck_lint.model.comprehensions import note_kept, repeating, running
 from gradcheck_lint.model.flow import Block, Call, GradMode, InPlace, ZeroGrad
 from gradcheck_lint.model.items import item_of, only_integer
@@ -42,7 +42,6 @@ from gradcheck_lint.model.values import (
     join,
     join_all,
     mentioned_by,
-    replace,
     through_all,
 )
 
@@ -159,21 +158,13 @@ def _read_attribute(reading: Reading, node: cst.CSTNode) -> Values:
     if path is None:
         base = read(reading, node.value)
         values = _attribute_values(reading, reading.state, base, node.attr.value, f"@{id(node)}")
-        return _cut_by_data(node, base, values)
+        return cut_by_data(node, base, values)
     values = look_up(reading, reading.state, path)
     _note_holder(reading, path, values)
     if path.endswith(".data"):
         base = look_up(reading, reading.state, path.removesuffix(".data"))
-        return _cut_by_data(node, base, values)
+        return cut_by_data(node, base, values)
     return values
-
-
-def _cut_by_data(node: cst.Attribute, base: Values, values: Values) -> Values:
-    """Note that ``x.data`` ends the graph of ``x``, if that is what is read and it has one."""
-    has_graph = any(value.kind is Kind.HISTORY or value.through for value in base)
-    if node.attr.value != "data" or not has_graph or not all_are(values, Kind.PLAIN):
-        return values
-    return frozenset(replace(value, cut=node) for value in values)
 
 
 def _attribute_values(
@@ -254,7 +245,14 @@ def _of_instance(reading: Reading, value: Value, attribute: str, site: int) -> V
     known = reading.class_attribute(value.name, attribute)
     if known:
         return known
-    method = reading.scopes.method(reading.scopes.classes.get(value.name), attribute)
+    owner = reading.scopes.classes.get(value.name)
+    method = reading.scopes.method(owner, attribute)
+    if method is None and attribute == "weight" and not reading.may_freeze:
+        bases = (base for known in reading.scopes.lineage(owner) for base in known.bases)
+        if any(reading.qualified(base) in TORCH_MODULES_WITH_WEIGHTS for base in bases):
+            return frozenset(
+                {reading.recorder.value(Kind.LEAF, value.node or reading.scope.node, site=site)}
+            )
     if method is None or not isinstance(method.node, cst.FunctionDef) or method.node.decorators:
         return NOTHING
     made = reading.recorder.value(Kind.FUNCTION, method.node, site=site, function=method)

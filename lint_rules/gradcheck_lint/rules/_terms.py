@@ -173,8 +173,11 @@ def _items_beside_tensor(
     if len(found) != 1:
         return
     (item,) = found
-    name = dotted_name(item.func.value) if isinstance(item.func, cst.Attribute) else None
-    held = NOTHING if name is None else function.bindings.get(name, NOTHING)
+    assert isinstance(item.func, cst.Attribute)
+    name = dotted_name(item.func.value)
+    held = _returned_by(item.func.value, function)
+    if name is not None:
+        held = function.bindings.get(name, NOTHING)
     if held and all(value.through or value.kind is Kind.HISTORY for value in held):
         yield item
 

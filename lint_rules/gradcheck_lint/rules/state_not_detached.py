@@ -14,6 +14,7 @@ from gradcheck_lint.model.values import Kind, Value, Values, through_all
 from gradcheck_lint.rules._hidden_acts import DETACHING, may_act_elsewhere
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_lint.rules._states_on_self import state_kept_by
+from gradcheck_lint.rules._windows import goes_into_next_window
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -47,8 +48,11 @@ class StateNotDetached(Rule):
             proofs = [
                 backward
                 for backward in backwards
-                if backward.loops[: len(event.loops)] == event.loops
-                and own in through_all(backward.values)
+                if own in through_all(backward.values)
+                and (
+                    backward.loops[: len(event.loops)] == event.loops
+                    or (kept is None and goes_into_next_window(function, event, backward))
+                )
             ]
             if not proofs or may_act_elsewhere(function, DETACHING):
                 continue
@@ -316,7 +320,8 @@ def _parts_of(values: Values) -> Iterator[Values]:
     yield values
     for value in values:
         if value.kind is Kind.TUPLE:
-            yield from value.parts
+            for part in value.parts:
+                yield from _parts_of(part)
 
 
 def _is_carried(values: Values, call: int, loops: tuple[int, ...]) -> bool:
