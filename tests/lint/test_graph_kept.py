@@ -509,3 +509,25 @@ def test_mistake_is_reported_on_exactly_the_marked_lines(source):
 @pytest.mark.parametrize("source", _CORRECT.values(), ids=_CORRECT)
 def test_correct_look_alike_is_silent(source):
     assert lint_source((_HEADER + source).encode(), "sample.py") == ()
+
+
+@pytest.mark.parametrize("store", ["running += loss", "running = running + loss * 2"])
+def test_a_sum_in_the_innermost_of_three_loops(store):
+    source = f"""\
+import torch
+
+def fit(model, loaders, optimizer):
+    for epoch in range(100):
+        for phase in ("train", "test"):
+            running = 0.0
+            for x in loaders[phase]:
+                loss = model(x).mean()
+                if phase == "train":
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                {store}
+            print(running)
+"""
+    findings = lint_source(source.encode(), "fit.py")
+    assert [(found.code, found.location.line) for found in findings] == [("GCS201", 13)]

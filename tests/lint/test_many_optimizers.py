@@ -125,3 +125,31 @@ class Trainer:
 def _found(text):
     findings = lint_source(text.encode(), "train.py")
     return [(found.code, found.location.line) for found in findings]
+
+
+_KEYED = """\
+import torch
+
+class Trainer:
+    def __init__(self, nets):
+        self.nets = nets
+        self.optimizers = {k: torch.optim.Adam(net.parameters()) for k, net in nets.items()}
+
+    def step(self, real):
+        self.optimizers["d"].zero_grad()
+        self.nets["d"](real).mean().backward()
+        self.optimizers["d"].step()
+        self.optimizers["KEY"].zero_grad()
+        self.nets["g"](real).mean().backward()
+        self.optimizers["g"].step()
+
+    def fit(self, loader):
+        for real in loader:
+            self.step(real)
+"""
+
+
+@pytest.mark.parametrize(("key", "expected"), [("g", []), ("d", [("GCS301", 14)])])
+def test_optimizers_under_keys_of_a_dictionary(key, expected):
+    findings = lint_source(_KEYED.replace("KEY", key).encode(), "trainer.py")
+    assert [(found.code, found.location.line) for found in findings] == expected

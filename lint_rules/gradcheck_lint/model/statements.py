@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.reading import Reading
 
-_PASSES = ((2, 7), (5, 4))
+_PASSES = ((2, 7), (3, 5), (5, 4))
 """How often loops of up to so many levels are read, since each level multiplies the passes."""
 _GROWN = frozenset({cst.Call, cst.List, cst.BinaryOperation})
 _PATIENCE = 3

@@ -10,7 +10,14 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, first_word, walk
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    bound_names,
+    dotted_name,
+    first_word,
+    walk,
+)
 from gradcheck_lint.rules._repeating import repeats
 
 if TYPE_CHECKING:
@@ -50,7 +57,7 @@ def item_updates(function: FunctionModel) -> Iterator[ItemUpdate]:
     That is where a loop around an update calls backward() again, or runs the method that updates
     what its object keeps; where nothing in there makes leaves again, or another container.
     """
-    nodes = list(function.scope.nodes)
+    nodes = function.scope.nodes
     candidates = list(_updates(function, nodes))
     if not candidates:
         return
@@ -61,12 +68,13 @@ def item_updates(function: FunctionModel) -> Iterator[ItemUpdate]:
         for loop in event.loops
     }
     around = [list(walk(known.node)) for known in function.loops() if known.identity in repeated]
+    own_nodes = list(nodes)
     if _keeps_its_own(function):
-        around.append(nodes)
+        around.append(own_nodes)
     for update in candidates:
         own = f"{function.scope.first_parameter}."
         for inside in around:
-            if inside is nodes and not update.container.startswith(own):
+            if inside is own_nodes and not update.container.startswith(own):
                 continue
             if any(node is update.node for node in inside) and not _is_seen_to(update, inside):
                 yield update
@@ -89,9 +97,9 @@ def _keeps_its_own(function: FunctionModel) -> bool:
 
 def _updates(function: FunctionModel, nodes: Sequence[cst.CSTNode]) -> Iterator[ItemUpdate]:
     text = function.module.text
-    loops = [node for node in nodes if isinstance(node, cst.For)]
+    loops = [node for node in nodes if type(node) is cst.For]
     for node in nodes:
-        if not isinstance(node, (cst.Assign, cst.AnnAssign)):
+        if type(node) not in ASSIGNING:
             continue
         target, value = assigned_once(node)
         if isinstance(target, cst.Subscript) and isinstance(value, cst.BinaryOperation):

@@ -27,6 +27,8 @@ def roots_of_own_distances(function: FunctionModel) -> Iterator[tuple[cst.CSTNod
     """
     bound = assignments(function.scope)
     for node in body_of(function.scope):
+        if type(node) is not cst.Call and type(node) is not cst.BinaryOperation:
+            continue
         squares = _summed(_resolved(_under_root(node), bound))
         difference = _resolved(_squared(_resolved(squares, bound)), bound)
         points = _points(difference)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["Replaced", "may_replace_model", "replaced_models"]
+__all__ = ["Replaced", "may_replace_model", "new_models", "replaced_models"]
 
 _OWNED: Final = re.compile(r"(\w+(?:\.\w+)?)\.(?:named_)?parameters\(")
 _MAKES: Final = r"[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\("
@@ -52,19 +52,32 @@ def replaced_models(
 
     A backward has to come after it, and no other optimizer or group that is made of the new one.
     """
-    for node in nodes:
-        if type(node) not in ASSIGNING:
-            continue
-        target, value = assigned_once(node)
-        path = dotted_name(target)
-        if path is None or value is None or not _is_new_model(value, path, function):
-            continue
-        place = order[id(node)]
-        if _is_handed_on(nodes, place, function, order):
-            continue
+    for node, path in new_models(function, nodes):
         step = _step_after(function, node, path, order)
-        if step is not None:
+        if step is not None and not _is_handed_on(nodes, order[id(node)], function, order):
             yield Replaced(node, path, step)
+
+
+def new_models(
+    function: FunctionModel, nodes: Sequence[cst.CSTNode]
+) -> list[tuple[cst.CSTNode, str]]:
+    """Return what makes a model anew that has given its parameters before, and the model's name."""
+    found: list[tuple[cst.CSTNode, str]] = []
+    owned: set[str] = set()
+    for node in nodes:
+        kind = type(node)
+        if kind is cst.Attribute:
+            if node.attr.value in _PARAMETERS:  # type: ignore[attr-defined]
+                owned.add(dotted_name(node.value) or "")  # type: ignore[attr-defined]
+        elif kind in ASSIGNING and owned:
+            target, value = assigned_once(node)
+            path = dotted_name(target)
+            if path in owned and value is not None and _is_new_model(value, path, function):
+                found.append((node, path))
+    return found
+
+
+_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 
 
 def _step_after(
@@ -124,10 +137,12 @@ def _is_handed_on(
 
 def _gives_parameters(node: cst.CSTNode, function: FunctionModel) -> bool:
     """Tell whether a node may make an optimizer, or give one other parameters."""
-    if isinstance(node, cst.Attribute):
-        return node.attr.value == "param_groups"
-    if not isinstance(node, cst.Call):
+    kind = type(node)  # isinstance() is slow for abstract classes
+    if kind is cst.Attribute:
+        return bool(node.attr.value == "param_groups")  # type: ignore[attr-defined]
+    if kind is not cst.Call:
         return False
+    assert isinstance(node, cst.Call)
     name = dotted_name(node.func) or ""
     return (
         function.module.makes_optimizer(node)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Violation
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["may_use_up", "used_up"]
 
 _ITERATOR: Final = re.compile(
-    r"(?m)^[ \t]*(\w+)[ \t]*=[ \t]*(?:\(|filter\(|map\(|[\w.]+\.(?:named_)?parameters\(\)[ \t]*$)"
+    r"(?m)^[ \t]*(\w+)[ \t]*=[ \t]*"
+    r"(?:\([^()\n]*\bfor\b|filter\(|map\(|[\w.]+\.(?:named_)?parameters\(\)[ \t]*$)"
 )
+_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 _LEAST_USES: Final = 3
 """It is made, gone through and handed on."""
 _DRAINING: Final = frozenset(
@@ -34,8 +37,8 @@ def may_use_up(function: FunctionModel) -> bool:
     """Tell by its text whether a function may give an optimizer what it has gone through."""
     text = function.scope.text
     if text is None:
-        return True
-    return any(
+        return not _PARAMETERS.isdisjoint(function.scope.words)
+    return "parameters" in text and any(
         len(re.findall(rf"\b{made[1]}\b", text)) >= _LEAST_USES for made in _ITERATOR.finditer(text)
     )
 
@@ -44,10 +47,10 @@ def used_up(function: FunctionModel) -> Iterator[Violation]:
     """Yield the optimizers that get no parameters, since an iterator has none left."""
     if isinstance(function.scope.node, cst.Module) or not may_use_up(function):
         return
-    nodes = list(walk(function.scope.node))
-    for node in nodes:
-        if not isinstance(node, cst.Call) or not function.module.makes_optimizer(node):
-            continue
+    optimizers = [node for node in body_of(function.scope) if function.module.makes_optimizer(node)]
+    nodes = list(walk(function.scope.node)) if optimizers else []
+    for node in optimizers:
+        assert isinstance(node, cst.Call)
         for name in _handed(node):
             made = _only_making(name, nodes)
             if made is None or not _is_iterator(made, name, function):

@@ -84,6 +84,8 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
         return None
     if same(zero, values, step, stepped):
         return True
+    if _are_items_apart(zero, step):
+        return False
     if zero.keys(values) & step.held(stepped):
         return True
     if zero.held(values) & step.held(stepped):
@@ -101,6 +103,18 @@ def covers(zero: Occurrence, step: Occurrence) -> bool | None:
     ):
         return None
     return False
+
+
+def _are_items_apart(zero: Occurrence, step: Occurrence) -> bool:
+    """Tell whether these are optimizers under different keys of one dictionary, made one by one."""
+    assert isinstance(zero.event, ZeroGrad)
+    assert isinstance(step.event, Step)
+    values, stepped = zero.event.values, step.event.values
+    if not all(value.kind is Kind.OPTIMIZER for value in (*values, *stepped)):
+        return False
+    first, second = zero.event.receiver or "", step.event.receiver or ""
+    is_item = first.endswith("]") and second.endswith("]")
+    return is_item and first != second and first.rpartition("[")[0] == second.rpartition("[")[0]
 
 
 def _is_of_no_optimizer(zero: Occurrence, step: Occurrence) -> bool:

@@ -356,7 +356,10 @@ def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool
                 names = (dotted_name(known.target) or "" for known in node.targets)
                 if made not in _UNBOUNDED and last_word(path) in map(last_word, names):
                     return True
-    return is_emptied_anywhere(module, path, function.scope.parent)
+    maker = function.scope.parent
+    while maker is not None and maker.parent is not None and path not in assignments(maker):
+        maker = maker.parent
+    return is_emptied_anywhere(module, path, maker)
 
 
 def _container(target: cst.BaseExpression) -> cst.BaseExpression:

@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
-from gradcheck_lint.rules._replaced_models import may_replace_model, replaced_models
+from gradcheck_lint.rules._replaced_models import may_replace_model, new_models, replaced_models
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -36,9 +36,12 @@ class StaleParameter(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `load_state_dict(..., assign=True)` or new model after the optimizer."""
-        order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
         nodes = list(_nodes(function.scope))
-        if may_replace_model(function):
+        is_replaced = may_replace_model(function) and new_models(function, nodes)
+        if not is_replaced and "assign" not in function.scope.words:
+            return
+        order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
+        if is_replaced:
             yield from map(_replaced, replaced_models(function, nodes, order))
         for node in nodes:
             if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
