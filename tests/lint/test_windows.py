@@ -1,4 +1,4 @@
-"""GCS202: states that an inner loop hands on into the next window of the outer one."""
+"""GCS202: states that go from window to window; leaves in scans (GCS107) and layers (GCS101)."""
 
 from __future__ import annotations
 
@@ -83,3 +83,27 @@ def test_the_weight_of_a_layer_of_its_own_kind(write, expected):
 def _found(call, *, first="pass", last="pass"):
     source = _WINDOWS.replace("CALL", call).replace("FIRST", first).replace("LAST", last)
     return [(found.code, found.severity.value) for found in lint_source(source.encode(), "w.py")]
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ("torch.rand(3, requires_grad=True)", [("GCS107", "error")]),
+        ("torch.nn.Parameter(torch.rand(3))", [("GCS107", "error")]),
+        ("torch.rand(3)", []),
+    ],
+)
+def test_a_scan_with_a_leaf(made, expected):
+    source = f"""\
+import torch
+
+def scan():
+    w = {made}
+    h = torch.zeros(11, 3)
+    for t in range(1, 11):
+        h[t] = w * h[t - 1]
+    h.sum().backward()
+"""
+    findings = lint_source(source.encode(), "scan.py")
+    found = [(each.code, each.severity.value) for each in findings]
+    assert [each for each in found if each[0] == "GCS107"] == expected

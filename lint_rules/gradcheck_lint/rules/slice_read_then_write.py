@@ -377,7 +377,12 @@ def _has_graph_itself(node: cst.BaseExpression, name: str, function: FunctionMod
     if path is None:
         return False
     values = function.bindings.get(path, ())
-    return path == name or (bool(values) and all(map(_is_recorded, values)))
+    return path == name or (
+        bool(values) and all(_is_recorded(value) or value.kind in _LEAVES for value in values)
+    )
+
+
+_LEAVES = frozenset({Kind.LEAF, Kind.LEAF_VIEW})
 
 
 class _Need(IntEnum):
