@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.expressions import element_of, read
+from gradcheck_lint.model.elements import element_of
+from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Call, GradMode
 from gradcheck_lint.model.knowledge import BACKWARD_BY_ENGINE, words
 from gradcheck_lint.model.nearness import MODE

@@ -17,7 +17,8 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.comprehensions import DRAINING
-from gradcheck_lint.model.expressions import container, element_of, read
+from gradcheck_lint.model.elements import element_of
+from gradcheck_lint.model.expressions import container, read
 from gradcheck_lint.model.flow import Attach, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES

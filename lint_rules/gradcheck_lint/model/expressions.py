@@ -10,6 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine, cut_by_data, same_graph
 from gradcheck_lint.model.comprehensions import note_kept, repeating, running
+from gradcheck_lint.model.elements import bind_target, element_of, indices, is_extremum
 from gradcheck_lint.model.flow import Block, Call, GradMode, InPlace, ZeroGrad
 from gradcheck_lint.model.items import item_of, only_integer
 from gradcheck_lint.model.knowledge import (
@@ -23,7 +24,6 @@ from gradcheck_lint.model.knowledge import (
 from gradcheck_lint.model.saving import note_arithmetic
 from gradcheck_lint.model.state import history_of
 from gradcheck_lint.model.syntax import (
-    bound_names,
     child_list,
     dotted_name,
     plain_string,
@@ -73,64 +73,6 @@ def look_up(reading: Reading, state: State, path: str) -> Values:
     return reading.free_name(path)
 
 
-def element_of(reading: Reading, values: Values, node: cst.CSTNode) -> Values:
-    """Return what iterating over ``values`` yields; ``node`` is what it's bound to."""
-    found = NOTHING
-    for value in values:
-        found = join(found, _element(reading, value, node))
-    return found or reading.recorder.unknown(node, origin=Origin.ELEMENT)
-
-
-def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
-    make = reading.recorder.value
-    if value.kind in {Kind.CONTAINER, Kind.TUPLE} and value.parts:
-        return join_all(value.parts)
-    if value.kind is Kind.PARAMETERS:
-        leaf = make(Kind.LEAF, node, certain=value.certain, holds=value.holds, name=value.name)
-        if value.name != "named":
-            return frozenset({leaf})
-        name = make(Kind.NUMBER, node)
-        return frozenset({make(Kind.TUPLE, node, parts=(frozenset({name}), frozenset({leaf})))})
-    kinds = {
-        Kind.LEAF: Kind.LEAF_VIEW,
-        Kind.LEAF_VIEW: Kind.LEAF_VIEW,
-        Kind.PLAIN: Kind.PLAIN,
-        Kind.NUMBER: Kind.NUMBER,
-    }
-    if value.kind in kinds:
-        return frozenset({make(kinds[value.kind], node, cut=value.cut)})
-    if value.kind is Kind.MODULE and value.name in {"torch.nn.ModuleList", "torch.nn.Sequential"}:
-        # A layer whose kind is not known.
-        return frozenset({make(Kind.MODULE, node, name="torch.nn.Module", holds=value.holds)})
-    mentions = value.mentions | {value.site}
-    return (
-        one_of_rest(reading, value, node)
-        if is_rest(value, "*")
-        else reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions, part_of=value)
-    )
-
-
-def is_rest(value: Value, star: str) -> bool:
-    """Tell whether this is ``*args`` or ``**kwargs`` of the function itself."""
-    return (
-        value.origin is Origin.ARGUMENT
-        and type(value.node) is cst.Param
-        and value.node.star == star
-    )
-
-
-def one_of_rest(reading: Reading, rest: Value, node: cst.CSTNode) -> Values:
-    """Return one of ``*args`` or ``**kwargs``, which has its graph from what a caller gave."""
-    made = reading.recorder.value(
-        Kind.UNKNOWN,
-        node,
-        origin=Origin.ELEMENT,
-        carries=frozenset((id(node), rest.site)),
-        mentions=frozenset((rest.site,)),
-    )
-    return frozenset({made})
-
-
 def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Name)
     if node.value in {"True", "False", "None"}:
@@ -172,8 +114,8 @@ def _attribute_values(
 ) -> Values:
     found = NOTHING
     for value in base:
-        if attribute == "indices" and value.node is not None and _is_extremum(value.node):
-            found = join(found, _indices(reading, value, value.node))
+        if attribute == "indices" and value.node is not None and is_extremum(value.node):
+            found = join(found, indices(reading, value, value.node))
         else:
             found = join(found, _attribute_of(reading, state, value, attribute, path))
     return found
@@ -290,8 +232,8 @@ def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
     found = NOTHING
     is_second = only_integer(node) == 1
     for value in base:
-        if is_second and _is_extremum(value.node):
-            found = join(found, _indices(reading, value, node))
+        if is_second and is_extremum(value.node):
+            found = join(found, indices(reading, value, node))
         else:
             found = join(found, item_of(reading, value, node))
     return found
@@ -445,53 +387,6 @@ def _read_elements(reading: Reading, node: cst.BaseComp, iterated: Values) -> Va
         return read(reading, node.value)
     assert isinstance(node, cst.BaseSimpleComp)
     return read(reading, node.elt)
-
-
-def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:
-    """Bind the names of a target, pattern by pattern; writes to objects are not its concern."""
-    if type(target) is cst.Tuple or type(target) is cst.List:
-        for index, element in enumerate(target.elements):
-            bind_target(reading, element.value, unpacked(reading, element, values, index))
-        return
-    for name in bound_names(target):
-        reading.bind(name, values)
-
-
-def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: int) -> Values:
-    """Return what position ``index`` of an unpacked value holds."""
-    found = NOTHING
-    starred = isinstance(element, cst.StarredElement)
-    for value in values:
-        if value.kind is Kind.TUPLE and not starred and index < len(value.parts):
-            part = value.parts[index]
-        elif index == 1 and _is_extremum(value.node):
-            part = _indices(reading, value, element)
-        elif value.kind in {Kind.CONTAINER, Kind.LEAF, Kind.PLAIN} and not starred:
-            part = _element(reading, value, element)
-        else:
-            mentions = value.mentions | {value.site}
-            part = reading.recorder.unknown(
-                element, origin=Origin.CALL, mentions=mentions, part_of=value
-            )
-            if value.site in reading.recorder.batches:
-                reading.recorder.batches.update(made.site for made in part)
-        found = join(found, part)
-    return found or reading.recorder.unknown(element, origin=Origin.CALL)
-
-
-def _indices(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
-    """Return the integers of an extremum, which have no graph."""
-    cut = value.node if value.through or value.kind is Kind.HISTORY else value.cut
-    return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
-
-
-def _is_extremum(node: cst.CSTNode | None) -> bool:
-    """Tell whether this is ``x.max(dim)`` or ``torch.max(x, dim)``, of values and indices."""
-    if not isinstance(node, cst.Call):
-        return False
-    func = node.func
-    last = func.attr.value if isinstance(func, cst.Attribute) else (dotted_name(func) or "")
-    return last in {"max", "min", "topk", "sort", "kthvalue", "median", "cummax", "cummin"}
 
 
 def _read_lambda(reading: Reading, node: cst.CSTNode) -> Values:

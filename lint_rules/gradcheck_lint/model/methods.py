@@ -15,8 +15,9 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.attributes import assigns_attribute
+from gradcheck_lint.model.elements import element_of, is_rest, one_of_rest
 from gradcheck_lint.model.entries import note_update
-from gradcheck_lint.model.expressions import container, element_of, is_rest, one_of_rest, read
+from gradcheck_lint.model.expressions import container, read
 from gradcheck_lint.model.flow import Attach, Freeze, InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import (

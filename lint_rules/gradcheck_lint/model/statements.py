@@ -9,8 +9,9 @@ import libcst as cst
 from gradcheck_lint.model.arithmetic import combine
 from gradcheck_lint.model.beginnings import Beginnings, first_time
 from gradcheck_lint.model.carried import carried_names
+from gradcheck_lint.model.elements import bind_target, element_of
 from gradcheck_lint.model.entries import note_entry, note_update
-from gradcheck_lint.model.expressions import bind_target, element_of, look_up, read
+from gradcheck_lint.model.expressions import look_up, read
 from gradcheck_lint.model.flow import (
     Attach,
     Block,
