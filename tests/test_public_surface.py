@@ -47,6 +47,23 @@ def test_the_two_tests_above_can_fail():
     assert "torch" in loaded_after("import gradcheck_suite\ngradcheck_suite.check_gradients")
 
 
+CHECK = """
+import torch, gradcheck_suite
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): ctx.save_for_backward(x); return x**3
+    @staticmethod
+    def backward(ctx, g): return 3 * ctx.saved_tensors[0]**2 * g
+x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+assert gradcheck_suite.check_gradients(Cube, x).ok
+"""
+
+
+def test_a_check_loads_no_compiler():
+    assert "torch._dynamo" not in loaded_after(CHECK)
+    assert "torch._dynamo" in loaded_after(f"{CHECK}\ntorch.compile(torch.sin)")
+
+
 def test_every_public_name_is_there():
     for name in gs.__all__:
         assert getattr(gs, name) is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,6 +115,12 @@ def _through(
         return contextlib.nullcontext()
 
     class Through(base):  # type: ignore[misc, valid-type]  # looked up: no static type
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # Read by torch 2.13, which else loads the whole of torch._dynamo, two seconds long, on
+            # the first operator, to keep itself from compiling what follows.
+            return "torch._dynamo" in sys.modules
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> object:

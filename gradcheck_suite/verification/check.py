@@ -223,14 +223,13 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
                 deadline=deadline,
             )
         except Exception as error:
+            if _REENTRANT in str(error):
+                raise UsageError(
+                    f"{subject.title} uses reentrant checkpointing, which gives gradients to "
+                    "Tensor.backward() alone; check it with checkpoint(..., use_reentrant=False)"
+                ) from error
             findings = explain_failure(subject, outputs, error)
             if not findings:
-                if _REENTRANT in str(error):
-                    raise UsageError(
-                        f"{subject.title} uses reentrant checkpointing, which gives gradients to "
-                        "Tensor.backward() alone; check it with checkpoint(..., "
-                        "use_reentrant=False)"
-                    ) from error
                 raise
             verdicts = [*_unmeasured(subject, outputs), *verdicts]
             return so_far(None)

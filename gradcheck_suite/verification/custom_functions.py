@@ -30,6 +30,8 @@ __all__ = [
     "method_location",
 ]
 
+_FUNCTION_AND_LEAF = 2
+
 
 @dataclass(frozen=True, slots=True)
 class GraphPath:
@@ -41,11 +43,14 @@ class GraphPath:
             there is no way.
         log_probabilities: whether what a ``ctc_loss`` on the way is given is normalised; None
             where there is none.
+        alone: whether a custom Function is all that there is on the way, and needs a gradient for
+            all that it is given, so that nothing else can have a part in it.
     """
 
     connected: bool
     functions: tuple[type, ...]
     log_probabilities: bool | None = None
+    alone: bool = False
 
 
 class TracedCall:
@@ -82,6 +87,9 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
         connected=True,
         functions=_functions(between),
         log_probabilities=log_probabilities(between),
+        alone=len(between) == _FUNCTION_AND_LEAF
+        and len(_functions(between)) == 1
+        and all(all(getattr(node, "needs_input_grad", ())) for node in between),
     )
 
 

@@ -14,14 +14,17 @@ from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.custom_functions import TracedCall
 from gradcheck_suite.verification.diagnosis import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.culprits import wrong_functions
+from gradcheck_suite.verification.diagnosis.iterations import ends_early
 from gradcheck_suite.verification.stairs import has_any_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gradcheck_suite.findings import Finding
+    from gradcheck_suite.verification.bisection import WrongEntry
     from gradcheck_suite.verification.contracts import Pair
     from gradcheck_suite.verification.custom_functions import GraphPath
+    from gradcheck_suite.verification.probes import Measurement
     from gradcheck_suite.verification.survey import Survey
     from gradcheck_suite.verification.verdicts import Conclusion
 
@@ -32,6 +35,10 @@ _MOST_SEARCHES = 8
 # Up to here each wrong gradient is a finding of its own; from here on those that one cause can
 # explain are one: whatever lies upstream of a wrong backward is wrong as well.
 _FEW = 3
+# An iteration that ends early leaves a gradient off by this much at most: all in all, and in the
+# entry that is off by most.
+_LITTLE, _LITTLE_OF_AN_ENTRY = 0.01, 0.1
+_OF_ITERATIONS = ("other", "region", "missing term")
 _NOT_ZERO = "is not zero, although the function is made of steps and stays the same between them"
 _NO_EFFECT = "is not zero, although the output stays the same however far it is moved"
 
@@ -53,7 +60,8 @@ class _Mistakes:
         self._conclusions = conclusions
         self._call = TracedCall(survey)
         self._searches = 0
-        self._wrong: dict[tuple[type, ...], tuple[type, ...]] = {}
+        self._iterates: bool | None = None
+        self._wrong: dict[tuple[type, ...], tuple[type, ...] | None] = {}
 
     def findings(self, wrong: Sequence[Pair]) -> Iterator[Finding]:
         yield from self._breaches()
@@ -92,14 +100,14 @@ class _Mistakes:
                 variable=self._variable(pair[1]),
                 difference=difference,
                 by_rounding=pair in breaches.unequal_by_rounding,
-                path=self._call.path(*pair),
+                path=self._path(pair),
             )
         for pair, difference in breaches.nonlinear.items():
             yield wording.nonlinear_backward(
                 output=self._output(pair[0]),
                 variable=self._variable(pair[1]),
                 difference=difference,
-                path=self._call.path(*pair),
+                path=self._path(pair),
             )
 
     def _cause(self, pair: Pair) -> object:
@@ -128,6 +136,7 @@ class _Mistakes:
                 self._survey, self._conclusions, pair, first=diagnosis, entry=entry
             )
         return wording.wrong_gradient(
+            ends_early=self._is_little(shown, diagnosis, entry) and self._ends_early(),
             output=self._output(output),
             variable=self._variable(variable),
             also=[self._variable(other) for _, other in pairs if other != variable],
@@ -143,6 +152,21 @@ class _Mistakes:
                 self._survey.subject.variables[variable].representation.is_complex,
             ),
         )
+
+    @staticmethod
+    def _is_little(shown: Measurement, diagnosis: Diagnosis, entry: WrongEntry | None) -> bool:
+        """Say whether a gradient is off by as little as that of an iteration may be."""
+        if shown.non_finite or diagnosis.kind not in _OF_ITERATIONS:
+            return False
+        worst = 0.0
+        if entry is not None and entry.numeric != 0.0:
+            worst = abs(entry.analytic / entry.numeric - 1.0)
+        return shown.relative_deviation < _LITTLE and worst < _LITTLE_OF_AN_ENTRY
+
+    def _ends_early(self) -> bool:
+        if self._iterates is None:
+            self._iterates = ends_early(self._survey)
+        return self._iterates
 
     def _broken(self, pair: Pair) -> wording.Broken | None:
         """Return the first entry of a gradient that is NaN or Inf, and how many are."""
@@ -170,13 +194,14 @@ class _Mistakes:
         return first_look(failed)
 
     def _path(self, pair: Pair) -> GraphPath:
-        """Return the path to a wrong gradient; of several Functions on it only the wrong ones."""
+        """Return the path to a wrong gradient; of the Functions on it only the wrong ones."""
         path = self._call.path(*pair)
-        if len(path.functions) <= 1:
+        if not path.functions or path.alone:
             return path
         if path.functions not in self._wrong:
             self._wrong[path.functions] = wrong_functions(self._survey, path.functions)
-        return replace(path, functions=self._wrong[path.functions] or path.functions)
+        wrong = self._wrong[path.functions]
+        return path if wrong is None else replace(path, functions=wrong)
 
     def _output(self, index: int) -> str:
         return self._survey.point.outputs[index].name

@@ -7,10 +7,11 @@ what double backward computes. A backward may well not be differentiable; it the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -19,6 +20,7 @@ from gradcheck_suite.findings import JSON, Finding, Verdict
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.calling import Given, Subject, Variable
 from gradcheck_suite.verification.custom_functions import TracedCall, backward_location
+from gradcheck_suite.verification.diagnosis.culprits import wrong_functions
 from gradcheck_suite.verification.diagnosis.kinds import ErrorKind, error_kind
 from gradcheck_suite.verification.directions import generator_for
 from gradcheck_suite.verification.points import match_outputs
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_second_order", "gradient_subject"]
 
-_SECOND = 2
+_SECOND: Final = 2
 _COTANGENTS = 77
 _ON_PURPOSE = ("once_differentiable", "does not currently support double backward")
 _LISTED = 5
@@ -77,7 +79,7 @@ def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResu
             probes=known.survey.precision.probes,
         )
     except Exception as error:  # noqa: BLE001 - whatever backward raises when it is recorded
-        return _impossible(error, functions, asked=asked)
+        return _impossible(error, known, functions, asked=asked)
     conclusions = survey.run()
     names = [_gradient_name(output.name) for output in survey.point.outputs]
     variables = [variable.name for variable in subject.variables]
@@ -94,6 +96,10 @@ def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResu
         for (output, variable), conclusion in conclusions.items()
     )
     programmed = bool(set(_functions(survey)) - set(functions))
+    if any(conclusion.status == "fail" for conclusion in conclusions.values()):
+        functions = _to_blame(known, functions)
+        if not (functions or asked):
+            return StageResult(not_covered=(_OF_TORCH.format("wrong"),))
     told = _Told(names, variables, functions, certain=asked or programmed)
     return StageResult(
         verdicts=verdicts,
@@ -215,29 +221,48 @@ def _functions(survey: Survey) -> tuple[type, ...]:
     return tuple(sorted(found, key=lambda function: function.__qualname__))
 
 
+def _to_blame(known: Known, functions: Sequence[type]) -> Sequence[type]:
+    """Return those custom Functions whose own second order is wrong; all where that is unclear."""
+    call = TracedCall(known.survey)
+    pairs = itertools.product(range(len(known.survey.point.outputs)), _with_gradients(known))
+    if not functions or all(call.path(*pair).alone for pair in pairs):
+        return functions
+    wrong = wrong_functions(known.survey, functions, order=_SECOND)
+    return functions if wrong is None else wrong
+
+
 def _gradient_name(output: str) -> str:
     """Name a gradient by its variable: the subject's outputs are entries of a dict of names."""
     return f"gradient of {output.removeprefix('output[').removesuffix(']')[1:-1]}"
 
 
-def _impossible(error: Exception, functions: Sequence[type], *, asked: bool) -> StageResult:
+def _impossible(
+    error: Exception, known: Known, functions: Sequence[type], *, asked: bool
+) -> StageResult:
     """Report a double backward that raises: out loud, so that nobody trains on it."""
     text = str(error)
     if any(words in text for words in _ON_PURPOSE):
         return StageResult(not_covered=(f"order 2: {text.splitlines()[0]}",))
     cause = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    functions = _to_blame(known, functions)
+    if not (functions or asked):
+        return StageResult(not_covered=(f"{_OF_TORCH.format('not to be had')}: {cause}",))
     finding = Finding.of(
         catalogue.WRONG_SECOND_ORDER,
         f"the gradient can't be differentiated again: {cause}{_made_by(functions)}",
         detector="verify",
         severity=Severity.ERROR if asked else Severity.WARNING,
         location=backward_location(functions[0]) if len(functions) == 1 else None,
-        hint=_ONCE,
+        hint=_ONCE if functions else None,
         evidence={"order": 2},
     )
     return StageResult(findings=(finding,), not_covered=(f"order 2: {cause}",))
 
 
+_OF_TORCH = (
+    "order 2: the gradients of the gradients are {}, which is no custom Function's doing; order=2 "
+    "tells more"
+)
 _ONCE = (
     "if no second derivative is meant, say so: put @once_differentiable (from "
     "torch.autograd.function) between @staticmethod and `def backward`"
@@ -289,6 +314,13 @@ class _Told:
         if differing:
             found.append(self._finding(survey, differing, cut=False))
         return found
+
+    def _hint(self, *, cut: bool, lost: bool) -> str | None:
+        if not self.functions:
+            return None
+        if cut:
+            return _ONCE
+        return _LOST if lost or not self.certain else None
 
     def _finding(
         self, survey: Survey, wrong: Mapping[tuple[int, int], Conclusion], *, cut: bool
@@ -342,6 +374,6 @@ class _Told:
             detector="verify",
             severity=Severity.ERROR if self.certain else Severity.WARNING,
             location=backward_location(self.functions[0]) if len(self.functions) == 1 else None,
-            hint=_ONCE if cut else (_LOST if lost or not self.certain else None),
+            hint=self._hint(cut=cut, lost=lost),
             evidence=evidence,
         )

@@ -68,12 +68,15 @@ def wrong_gradient(
     path: GraphPath,
     at_kink: bool = False,
     broken: Broken | None = None,
+    ends_early: bool = False,
     is_complex: tuple[bool, bool] = (False, False),
 ) -> Finding:
     """Report a gradient that differs from the numeric one, or is missing.
 
     ``also`` names other inputs and parameters whose gradients the same mistake can explain,
-    ``broken`` tells which entries are NaN or Inf, ``at_kink`` that the function has slopes there.
+    ``broken`` tells which entries are NaN or Inf, ``at_kink`` that the function has slopes there,
+    ``ends_early`` that the gradient is off by little and the function iterates: a warning, as the
+    gradient of the limit may be what is meant.
     ``is_complex`` says of output and variable whether the last dimension of ``shape`` and of the
     indices in ``entry`` counts real and imaginary parts.
     """
@@ -103,7 +106,8 @@ def wrong_gradient(
         message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
     message += _where_broken(variable, broken, is_complex=is_complex[1])
-    message += "".join(f"; {words}" for words in diagnosis.circumstances)
+    told = (*diagnosis.circumstances, *((_ITERATES,) if ends_early else ()))
+    message += "".join(f"; {words}" for words in told)
     shape = shape[:-1] if is_complex[1] else shape
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
     if also:
@@ -146,11 +150,13 @@ def wrong_gradient(
         shape=shape,
         function=function,
         path=path,
+        ends_early=ends_early,
     )
     return Finding.of(
         chosen,
         message,
         detector="verify",
+        severity=Severity.WARNING if ends_early else None,
         location=_location(path),
         hint=hint,
         evidence=evidence,
@@ -309,6 +315,7 @@ def _split(index: Sequence[int], is_complex: bool) -> tuple[list[int], str]:
 
 
 _LITTLE = 1e-3
+_ITERATES = "the function makes more or fewer operations for other values: it iterates"
 _APPROXIMATE = (
     "if forward or backward approximates on purpose (an ODE solver, an iteration that ends early), "
     "this is how far it is off: check it with a tighter tolerance or more iterations"
@@ -329,6 +336,7 @@ def _hint_of_kind(
     shape: Sequence[int],
     function: type | None,
     path: GraphPath,
+    ends_early: bool,
 ) -> str | None:
     kind, ratio = diagnosis.kind, diagnosis.ratio
     if kind == "not zero" or shown.numeric == 0.0 or shown.unchanged:
@@ -348,7 +356,7 @@ def _hint_of_kind(
         return f"{ratio:.6g} is {diagnosis.ratio_name}".replace(
             f"{ratio:.6g} is {ratio:.6g}, and ", ""
         )
-    return _APPROXIMATE if shown.relative_deviation < _LITTLE else None
+    return _APPROXIMATE if ends_early or shown.relative_deviation < _LITTLE else None
 
 
 def _without_effect(function: type | None) -> str:

@@ -77,6 +77,42 @@ def test_unknown_variations_are_refused():
         check_gradients(torch.sin, torch.ones(3, requires_grad=True), variations={"sign"})
 
 
+class Pairs(torch.autograd.Function):
+    """All products of pairs of entries: the larger the input, the larger by far the output."""
+
+    largest = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        Pairs.largest = max(Pairs.largest, x.numel() ** 2)
+        return x[:, None] * x[None, :]
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return (grad_output + grad_output.T) @ ctx.saved_tensors[0]
+
+
+class PairsOfBlocks(Pairs):
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        gradient = (grad_output + grad_output.T) @ x
+        gradient[x.numel() // 32 * 32 :] = 0
+        return gradient
+
+
+def test_what_makes_all_pairs_is_tried_at_a_size_that_it_can_afford():
+    x = torch.linspace(-1, 1, 64, dtype=torch.float64).requires_grad_()
+    Pairs.largest = 0
+    report = check_gradients(Pairs, x)
+    assert not report.findings
+    assert report.summary["covered"][-2].endswith("sizes")
+    assert 64**2 < Pairs.largest < 2**23
+    (finding,) = check_gradients(PairsOfBlocks, x).findings
+    assert finding.message.startswith("only with a first dimension of ")
+
+
 def positive(*shape):
     torch.manual_seed(0)
     return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.contracts.pullback import Row
     from gradcheck_suite.verification.stages import Known
 
-__all__ = ["CaughtNode", "catch_nodes", "custom_nodes", "has_custom_code"]
+__all__ = ["BareNode", "CaughtNode", "catch_nodes", "custom_nodes", "has_custom_code"]
 
 
 def custom_nodes(tensors: Iterable[torch.Tensor]) -> list[Node]:
@@ -86,6 +86,25 @@ class CaughtNode:
             retain_graph=True,
             allow_unused=True,
         )
+        return tuple(None if part is None else dense(part.detach()) for part in row)
+
+
+@dataclass(frozen=True, slots=True)
+class BareNode:
+    """A custom Function's node whose ``backward`` is called as the Python function that it is.
+
+    The engine runs hooks on its output and on its inputs as well, which are not the Function's.
+    """
+
+    node: Node
+    function: type
+
+    def pull(self, cotangents: Mapping[int, torch.Tensor]) -> Row:
+        """Return the gradients for the inputs of the Function, in the order of its arguments."""
+        function: Any = self.function
+        with torch.no_grad():
+            given = function.backward(self.node, *(cotangents[key] for key in sorted(cotangents)))
+        row = given if isinstance(given, tuple) else (given,)
         return tuple(None if part is None else dense(part.detach()) for part in row)
 
 

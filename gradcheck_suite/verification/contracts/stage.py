@@ -8,13 +8,13 @@ from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.contracts.comparison import noise_floors
 from gradcheck_suite.verification.contracts.layouts import probe_aliasing, probe_layouts
 from gradcheck_suite.verification.contracts.linearity import probe_linearity
-from gradcheck_suite.verification.contracts.nodes import catch_nodes
+from gradcheck_suite.verification.contracts.nodes import BareNode, CaughtNode, catch_nodes
 from gradcheck_suite.verification.contracts.outputs import (
     constant_outputs,
     unmarked_writes,
 )
 from gradcheck_suite.verification.contracts.pullback import Recording
-from gradcheck_suite.verification.contracts.pulling import Breach, begin
+from gradcheck_suite.verification.contracts.pulling import Breach, Probed, begin
 from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.contracts.undefined import (
     probe_all_undefined,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_suite.findings import Finding
-    from gradcheck_suite.verification.contracts.pulling import Probed
 
 __all__ = ["probe_contracts"]
 
@@ -102,6 +101,8 @@ class _Probe:
                 continue
             breaches = [probed] if isinstance(probed, Breach) else self._breaches(probed)
             for breach in breaches:
+                if breach.kind == "nonlinear" and self._is_linear(caught):
+                    continue
                 number = "its output" if breach.output is None else f"output {breach.output}"
                 yield told(
                     breach,
@@ -109,6 +110,12 @@ class _Probe:
                     output=number,
                     functions=(caught.function,),
                 )
+
+    def _is_linear(self, caught: CaughtNode) -> bool:
+        """Say whether a Function's backward is linear, and a hook beside it is not."""
+        bare = BareNode(caught.node, caught.function)
+        probed = begin(bare, caught.given, allowed=self._allowed)
+        return isinstance(probed, Probed) and not list(probe_linearity(probed))
 
     def _of_outputs(self) -> Iterator[Finding]:
         recording = self._recording

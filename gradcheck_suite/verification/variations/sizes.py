@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from gradcheck_suite.verification.calling import Subject
 from gradcheck_suite.verification.directions import generator_for, spread_signs
 from gradcheck_suite.verification.representations import PLAIN
+from gradcheck_suite.verification.work import work_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +27,8 @@ _STREAM = 91
 _JITTER = 0.125
 # Hand-written kernels work in blocks of up to some thousand elements; two of them and a rest.
 _MANY_ELEMENTS = 8192
+# What a call may make at such a size, where it makes more than in proportion (all pairs of rows).
+_MOST_MADE = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,9 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
     if first.dim() == 0 or first.numel() == 0:
         return
     leading = first.shape[0]
-    wanted = _MANY_ELEMENTS * leading // first.numel() if large else leading
+    wanted = leading
+    if large:
+        wanted = _affordable(subject, seed, leading, _MANY_ELEMENTS * leading // first.numel())
     ways = [(0, leading, _next_prime(max(wanted, leading)))]
     if first.dim() > 1 and large:
         ways.append((-1, first.shape[-1], _next_prime(first.shape[-1])))
@@ -93,6 +99,23 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
             None if new < old else larger.of(subject, seed),
             f"multiples of {old}",
         )
+
+
+def _affordable(subject: Subject, seed: int, leading: int, wanted: int) -> int:
+    """Return a first dimension at which a call makes no more elements than it should.
+
+    What makes elements in proportion to the first dimension stays below by itself; all pairs of
+    rows, a polynomial, are followed by what two small sizes make.
+    """
+    if wanted <= 2 * leading:
+        return wanted
+    small = work_of(subject)
+    double = work_of(_Resizing(0, leading, 2 * leading, None).of(subject, seed))
+    if small is None or double is None or not 0 < 2 * small.elements < double.elements:
+        return wanted
+    power = math.log2(double.elements / small.elements)
+    most = leading * (_MOST_MADE / small.elements) ** (1.0 / power)
+    return min(wanted, int(most))
 
 
 def _may_shrink(subject: Subject) -> bool:

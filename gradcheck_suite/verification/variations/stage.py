@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.contracts.nodes import has_custom_code
+from gradcheck_suite.verification.diagnosis.iterations import ends_early
 from gradcheck_suite.verification.stages import Known, StageResult
 from gradcheck_suite.verification.variations.alone import try_alone
 from gradcheck_suite.verification.variations.layouts import try_layout
@@ -124,7 +125,10 @@ class _Run:
             return
         change = tiny_values(self.known.subject, self.known.options.seed)
         trial = None if change is None else self._attempt([change])
-        if change is not None and trial is not None and trial.status == "failed":
+        if change is None or trial is None or trial.status != "failed":
+            return
+        # Next to a tolerance, tiny values are nothing: an iteration ends early there.
+        if any(finding.severity is Severity.ERROR for finding in trial.findings):
             self._conclude(change, trial, whole=False)
 
     def huge_values(self) -> None:
@@ -134,7 +138,8 @@ class _Run:
             return
         subject = changed(self.known.subject, [change])
         trial = attempt_non_finite(self.known, subject)
-        if trial.status == "failed":
+        # An iteration need not converge there.
+        if trial.status == "failed" and not ends_early(self.known.survey):
             told = _told(trial, change.kind, change.words, _OVERFLOW)
             # Nobody said that values so far off the given ones ever come.
             self._tell((replace(one, severity=Severity.WARNING) for one in told), trial, subject)
