@@ -19,6 +19,7 @@ from gradcheck_suite.verification.arguments import (
 from gradcheck_suite.verification.by_design import departures
 from gradcheck_suite.verification.calling import Constant, Given, Subject, Variable
 from gradcheck_suite.verification.closures import ReadParameters
+from gradcheck_suite.verification.generators import OwnGenerators
 from gradcheck_suite.verification.one_line import one_line
 from gradcheck_suite.verification.representations import (
     LAYOUTS,
@@ -96,6 +97,7 @@ def build_subject(
         seed=options.seed,
         cast=options.cast,
         stand_ins=stand_ins,
+        generators=OwnGenerators.reached_from(target, module, positional, keyword),
     )
 
 

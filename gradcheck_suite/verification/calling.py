@@ -7,7 +7,7 @@ tensors, buffers and generators are only ever read.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -16,6 +16,7 @@ import torch
 from gradcheck_suite._torch_compat import node_output_types
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.arguments import describe
+from gradcheck_suite.verification.generators import OwnGenerators
 from gradcheck_suite.verification.randomness import RandomState
 from gradcheck_suite.verification.reaching import reachable
 from gradcheck_suite.verification.representations import (
@@ -44,6 +45,7 @@ Arrangement: TypeAlias = Callable[
 _IN_PLACE = "leaf Variable that requires grad is being used in an in-place operation"
 _LEAF = "torch::autograd::AccumulateGrad"
 _FEW = 3
+_MOST_OUTPUTS = 16
 _NO_DEVICE = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "no NVIDIA")
 
 
@@ -134,6 +136,8 @@ class Subject:
         variables: the tensors that gradients are checked for.
         constants: the other tensors that it gets.
         not_covered: sentences on what is held constant.
+        reached: the names of outputs, with the indices of variables that ``first_call`` computed
+            them of.
         types_on_the_way: the types of what ``first_call`` computed from the variables.
     """
 
@@ -148,11 +152,13 @@ class Subject:
         seed: int,
         cast: torch.dtype | None,
         stand_ins: StandIns | None = None,
+        generators: OwnGenerators | None = None,
     ) -> None:
         self.title = title
         self.variables = variables
         self.constants = constants
         self.not_covered = not_covered
+        self.reached: frozenset[tuple[str, int]] = frozenset()
         self.types_on_the_way: frozenset[torch.dtype] = frozenset()
         self._seed = seed
         self._count = [0]
@@ -161,6 +167,7 @@ class Subject:
         self._cast = cast
         self._stand_ins = stand_ins
         self._randomness = RandomState.from_seed(seed)
+        self._generators = generators or OwnGenerators()
 
     def __call__(self, values: Sequence[torch.Tensor]) -> list[Output]:
         """Call the function with these values for its variables.
@@ -174,6 +181,7 @@ class Subject:
         self, values: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
     ) -> list[Output]:
         self._randomness.restore()
+        self._generators.restore()
         self._count[0] += 1
         values = [
             variable.representation.rebuild(value)
@@ -233,6 +241,7 @@ class Subject:
             seed=self._seed,
             cast=self._cast,
             stand_ins=self._stand_ins,
+            generators=self._generators,
         )
         other._count = self._count
         other._arrangement = arrangement
@@ -259,7 +268,8 @@ class Subject:
         return _nothing if self._stand_ins is None else self._stand_ins.as_now()
 
     def restore(self) -> None:
-        """Give the module that is called its own tensors back."""
+        """Give the module its own tensors back, and the program its generators as they were."""
+        self._generators.restore()
         if self._stand_ins is not None:
             self._stand_ins.restore()
 
@@ -279,7 +289,7 @@ class Subject:
         """Say whether a call at the given point moves one of the random number generators."""
         with torch.no_grad():
             self([variable.value for variable in self.variables])
-        return not self._randomness.is_current()
+        return not (self._randomness.is_current() and self._generators.are_current())
 
     def leaves(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy values for the variables into leaves that require grad."""
@@ -320,6 +330,7 @@ class Subject:
         self._tell_of_overwritten(constants)
         nodes = reachable(*(output.tensor.grad_fn for output in outputs))
         self._tell_of_others(nodes, [*values, *constants])
+        self.reached = frozenset(_reached(outputs, values))
         self.types_on_the_way = frozenset(
             kind[1] for node in nodes for kind in node_output_types(node) if kind is not None
         )
@@ -353,6 +364,17 @@ class Subject:
                     "given a fresh copy"
                 )
                 self.not_covered = (*self.not_covered, line)
+
+
+def _reached(
+    outputs: Sequence[Output], values: Sequence[torch.Tensor]
+) -> Iterator[tuple[str, int]]:
+    places = {id(value): index for index, value in enumerate(values)}
+    for output in outputs[:_MOST_OUTPUTS]:
+        for node in reachable(output.tensor.grad_fn):
+            index = places.get(id(getattr(node, "variable", None)))
+            if index is not None:
+                yield output.name, index
 
 
 def _nothing() -> None:

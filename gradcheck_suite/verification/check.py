@@ -67,6 +67,12 @@ _HALF_NOT_COVERED = (
 )
 
 
+_KEPT = (
+    "the first call computes with `{0}` and later ones do not: what the first made of it is kept "
+    "(a cache). Clear that at the start of each call, or check a function that does"
+)
+
+
 _IN_FLOAT32 = (
     "{} computes in float32, though it is given float64: its gradients were checked as float32 "
     "ones are, to as many digits"
@@ -449,6 +455,9 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
                 f"{'is' if broken == 1 else 'are'} not finite (NaN or Inf), where no derivative "
                 "can be measured; the gradient at the others is right. Give finite inputs"
             )
+        if status == "pass" and _is_kept(survey, output, variable):
+            status = "inconclusive"
+            reason = _KEPT.format(survey.subject.variables[variable].name)
         if status == "fail" and not attached[output] and any(attached):
             status, reason = "not covered", "does not require grad while other outputs do"
         yield Verdict(
@@ -458,6 +467,13 @@ def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterato
             reason,
             evidence,
         )
+
+
+def _is_kept(survey: Survey, output: int, variable: int) -> bool:
+    """Say whether the first call computed an output of a variable and no later call does."""
+    name = survey.point.outputs[output].name
+    gradient = survey.gradients.rows[output][variable]
+    return gradient is None and (name, variable) in survey.subject.reached
 
 
 def _masked_outputs(survey: Survey) -> Iterator[str]:

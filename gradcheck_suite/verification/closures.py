@@ -19,7 +19,7 @@ from gradcheck_suite.verification.trees import leaves_with_paths, replace_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["ReadParameters", "with_read_parameters"]
+__all__ = ["ReadParameters", "read_names", "with_read_parameters"]
 
 _CONTAINERS = (list, tuple, dict)
 _MOST = 256
@@ -84,7 +84,7 @@ def with_read_parameters(function: object) -> ReadParameters | None:
     """Return a function as a module of the parameters that it reads; None if it reads none."""
     if not isinstance(function, FunctionType):
         return None
-    read = {name: value for name, value in _read_names(function) if _is_varied(value)}
+    read = {name: value for name, value in read_names(function) if _is_varied(value)}
     module = ReadParameters(function, read) if read else None
     return module if module is not None and any(True for _ in module.parameters()) else None
 
@@ -129,7 +129,7 @@ def _varies(leaf: object) -> bool:
     )
 
 
-def _read_names(function: FunctionType) -> Iterator[tuple[str, object]]:
+def read_names(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield what a function reads from its cells and from its module, unless it writes there."""
     loaded, stored, writes = set[str](), set[str](), False
     for code in _codes(function.__code__):

@@ -13,6 +13,7 @@ from gradcheck_suite._frames import definition_line
 from gradcheck_suite.findings import Location
 from gradcheck_suite.verification.by_design import log_probabilities
 from gradcheck_suite.verification.points import match_outputs
+from gradcheck_suite.verification.randomness import RandomState
 from gradcheck_suite.verification.reaching import reachable
 
 if TYPE_CHECKING:
@@ -66,6 +67,17 @@ class TracedCall:
     def path(self, output: int, variable: int) -> GraphPath:
         """Walk the graph between an output and a variable."""
         return graph_path(self._tensors[output], self._leaves[variable])
+
+    def backward_draws(self, output: int) -> bool:
+        """Say whether backward of an output moves a global random number generator."""
+        tensor = self._tensors[output]
+        if not tensor.requires_grad:
+            return False
+        before = RandomState.capture()
+        torch.autograd.grad(
+            tensor, self._leaves, torch.ones_like(tensor), retain_graph=True, allow_unused=True
+        )
+        return not before.is_current()
 
     def whole_graph(self, output: int) -> GraphPath:
         """Tell which custom Functions are anywhere in the graph of an output."""

@@ -38,7 +38,7 @@ _FEW = 3
 # An iteration that ends early leaves a gradient off by this much at most: all in all, and in the
 # entry that is off by most.
 _LITTLE, _LITTLE_OF_AN_ENTRY = 0.01, 0.1
-_OF_ITERATIONS = ("other", "region", "missing term")
+_UNEXPLAINED = ("other", "region", "missing term")
 _NOT_ZERO = "is not zero, although the function is made of steps and stays the same between them"
 _NO_EFFECT = "is not zero, although the output stays the same however far it is moved"
 
@@ -137,6 +137,7 @@ class _Mistakes:
             )
         return wording.wrong_gradient(
             ends_early=self._is_little(shown, diagnosis, entry) and self._ends_early(),
+            draws=diagnosis.kind in _UNEXPLAINED and self._backward_draws(output),
             output=self._output(output),
             variable=self._variable(variable),
             also=[self._variable(other) for _, other in pairs if other != variable],
@@ -156,7 +157,7 @@ class _Mistakes:
     @staticmethod
     def _is_little(shown: Measurement, diagnosis: Diagnosis, entry: WrongEntry | None) -> bool:
         """Say whether a gradient is off by as little as that of an iteration may be."""
-        if shown.non_finite or diagnosis.kind not in _OF_ITERATIONS:
+        if shown.non_finite or diagnosis.kind not in _UNEXPLAINED:
             return False
         worst = 0.0
         if entry is not None and entry.numeric != 0.0:
@@ -167,6 +168,12 @@ class _Mistakes:
         if self._iterates is None:
             self._iterates = ends_early(self._survey)
         return self._iterates
+
+    def _backward_draws(self, output: int) -> bool:
+        try:
+            return self._call.backward_draws(output)
+        except Exception:  # noqa: BLE001 - a backward that runs once only, or needs its module
+            return False
 
     def _broken(self, pair: Pair) -> wording.Broken | None:
         """Return the first entry of a gradient that is NaN or Inf, and how many are."""

@@ -69,6 +69,7 @@ def wrong_gradient(
     at_kink: bool = False,
     broken: Broken | None = None,
     ends_early: bool = False,
+    draws: bool = False,
     is_complex: tuple[bool, bool] = (False, False),
 ) -> Finding:
     """Report a gradient that differs from the numeric one, or is missing.
@@ -76,7 +77,7 @@ def wrong_gradient(
     ``also`` names other inputs and parameters whose gradients the same mistake can explain,
     ``broken`` tells which entries are NaN or Inf, ``at_kink`` that the function has slopes there,
     ``ends_early`` that the gradient is off by little and the function iterates: a warning, as the
-    gradient of the limit may be what is meant.
+    gradient of the limit may be what is meant; ``draws`` that backward draws random numbers.
     ``is_complex`` says of output and variable whether the last dimension of ``shape`` and of the
     indices in ``entry`` counts real and imaginary parts.
     """
@@ -151,6 +152,7 @@ def wrong_gradient(
         function=function,
         path=path,
         ends_early=ends_early,
+        draws=draws,
     )
     return Finding.of(
         chosen,
@@ -315,6 +317,10 @@ def _split(index: Sequence[int], is_complex: bool) -> tuple[list[int], str]:
 
 
 _LITTLE = 1e-3
+_DRAWS = (
+    "backward draws random numbers of its own: save in forward what forward drew (a mask, noise), "
+    "and use that"
+)
 _ITERATES = "the function makes more or fewer operations for other values: it iterates"
 _APPROXIMATE = (
     "if forward or backward approximates on purpose (an ODE solver, an iteration that ends early), "
@@ -322,9 +328,11 @@ _APPROXIMATE = (
 )
 
 
-def _hint(*, shown: Measurement, path: GraphPath, **others: Any) -> str | None:
+def _hint(*, shown: Measurement, path: GraphPath, draws: bool, **others: Any) -> str | None:
     if path.log_probabilities is False:
         return f"{CTC}: put log_softmax before it"
+    if draws:
+        return _DRAWS
     return None if shown.non_finite else _hint_of_kind(shown=shown, path=path, **others)
 
 

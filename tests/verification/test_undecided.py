@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ def the_verdict(report):
 
 
 def test_noise_hides_the_gradient_and_is_named(randn):
-    noise = torch.Generator().manual_seed(0)
+    noise = random.SystemRandom()  # of which nobody can rewind what it draws
 
     def noisy(x):
-        return x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype)
+        return x + torch.tensor([noise.gauss(sigma=0.1) for _ in x], dtype=x.dtype)
 
     report = check_gradients(noisy, randn(6))
     assert report.findings == ()
@@ -204,3 +205,35 @@ def test_rounding_level_differences_of_two_backwards_are_a_note(randn):
         ("GCS603", "note")
     ]
     assert the_verdict(report).status == "pass"
+
+
+class Keeps(torch.nn.Module):
+    """Computes with its parameter once, and keeps what it made of that."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.kept = {}
+
+    def forward(self, x):
+        if "scale" not in self.kept:
+            self.kept["scale"] = self.weight.exp()
+        return x * self.kept["scale"]
+
+
+class Clears(Keeps):
+    def forward(self, x):
+        self.kept.clear()
+        return super().forward(x)
+
+
+def test_what_only_the_first_call_computes_with_does_not_pass(randn):
+    statuses = {
+        verdict.input: (verdict.status, verdict.reason)
+        for verdict in check_gradients(Keeps(), randn(3)).verdicts
+    }
+    assert statuses["x"][0] == "pass"
+    assert statuses["weight"][0] == "inconclusive"
+    assert "what the first made of it is kept (a cache)" in statuses["weight"][1]
+    report = check_gradients(Clears(), randn(3))
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}
