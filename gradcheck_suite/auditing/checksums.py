@@ -51,6 +51,9 @@ is copied and compared in 5 microseconds and 160 for each MB; summing up columns
 80 for each MB."""
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
 class Gathered(bytes):
     """A copy of elements that do not lie side by side in memory."""
 
@@ -168,7 +171,20 @@ def _is_readable(tensor: Tensor) -> bool:
     """Return whether the contents of this tensor lie in plain memory that can be summed."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
+    if type(tensor) not in _PLAIN and not _has_memory(tensor):
+        return False
     return not (tensor.is_meta or (tensor.data_ptr() == 0 and tensor.numel()))
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor of another class has memory, and is no wrapper of others.
+
+    A ``DTensor`` says that it is the CPU's and gives an address, which is nobody's.
+    """
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except Exception:  # noqa: BLE001 - subclasses raise what they like
+        return False
 
 
 def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:

@@ -170,6 +170,42 @@ def test_more_is_copied_where_there_is_room():
     assert not same_content(fingerprint(tensor, COPIED), grown)
 
 
+class Wrapper(torch.Tensor):
+    """As a DTensor, it says that it is the CPU's, and has an address that is nobody's."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def data_ptr(self):
+        return 64
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+class Named(torch.Tensor):
+    """Has memory as any tensor has."""
+
+
+def test_a_wrapper_of_other_tensors_is_not_read():
+    wrapper = Wrapper(torch.randn(3))
+    assert wrapper.is_cpu
+    assert wrapper.is_contiguous()
+    assert fingerprint(wrapper) is None
+    assert same_content(b"", wrapper)
+
+
+def test_other_subclasses_are_read_as_tensors_are():
+    tensor = torch.randn(5)
+    named = tensor.as_subclass(Named)
+    before = fingerprint(named)
+    assert before == fingerprint(tensor)
+    tensor[2] += 1
+    assert not same_content(before, named)
+
+
 def test_what_has_no_readable_memory_has_no_fingerprint():
     freed = torch.randn(4)
     freed.untyped_storage().resize_(0)

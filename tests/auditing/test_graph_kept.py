@@ -191,6 +191,27 @@ def test_a_holder_that_grows_on_is_told_once(audited, only):
     assert finding.evidence["graphs"] >= 64
 
 
+def test_a_list_that_has_no_name_before_it_is_full_is_told_once_by_its_name(audited, only):
+    def yielding():
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = model(torch.randn(2, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            yield loss
+
+    losses = []
+
+    def train():
+        losses.append(list(yielding()))
+
+    finding = only(audited(train), "GCS201")
+    assert "list" in finding.message
+    assert "(32 long)" not in finding.message
+
+
 def test_it_is_told_when_an_exception_ends_the_loop():
     session = gs.audit()
     losses = []

@@ -297,7 +297,9 @@ class LifetimeDetector:
         """Tell of each holder, in place of what was told of it when it held less."""
         alone = len(suspect.held) == 1
         for held in suspect.held:
-            known = next((each for each in self._kept.values() if each.is_held_by(held)), None)
+            key, known = next(
+                (pair for pair in self._kept.items() if pair[1].is_held_by(held)), (None, None)
+            )
             if known is not None and held.owner is None:
                 # Its function has ended since, so that nobody knows its name any more.
                 known.count = max(known.count, len(held.generations))
@@ -307,6 +309,9 @@ class LifetimeDetector:
             if growth.shrinks and count < _CERTAIN and held.container not in _ENDLESS:
                 continue
             kept = _Kept(held, suspect, growth, count)
+            if key is not None:
+                # It had no name yet, as a list has none that list() is still filling.
+                del self._kept[key]
             self._kept[kept.location, held.owner and held.owner.path] = kept
             # Where one thing holds them all, what lives tells how it grows on.
             self._newest = kept if alone else None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed
+import torch.distributed.device_mesh
+import torch.distributed.fsdp
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -308,6 +310,27 @@ def data_parallel_in_one_process():
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                     optimizer.zero_grad()
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+@clean
+def sharded_in_one_process():
+    # The parameters are wrappers, whose address is nobody's memory.
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group(
+            "gloo", init_method=(Path(folder) / "meet").as_uri(), rank=0, world_size=1
+        )
+        try:
+            model = net()
+            mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+            torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(6, 4)).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
         finally:
             torch.distributed.destroy_process_group()
 
