@@ -167,7 +167,8 @@ def gradgradcheck(
 
     Raises:
         torch.autograd.gradcheck.GradcheckError: something is wrong.
-        ValueError: no input requires grad, or inputs are of a kind that torch does not take.
+        ValueError: no input or no output requires grad, or inputs are of a kind that torch does
+            not take.
         AssertionError: the switches contradict each other.
     """
     if not (check_fwd_over_rev or check_rev_over_rev):
@@ -180,6 +181,11 @@ def gradgradcheck(
         if grad_outputs is None
         else _tupled(grad_outputs)
     )
+    if not cotangents:
+        raise ValueError(
+            "gradgradcheck expects at least one output to require gradient, but none of them does; "
+            "look for detach(), .data, no_grad or item() on the way to them"
+        )
     options: dict[str, Any] = {
         "nondet_tol": nondet_tol,
         "check_undefined_grad": check_undefined_grad,

@@ -351,11 +351,8 @@ def _hint_of_kind(
         return (_without_effect if kind == "no effect" else _straight_through)(function)
     if kind == "missing" and not path.connected:
         return f"look for detach(), .data, no_grad or item() between `{variable}` and the output"
-    if kind in {"missing", "zero"} and function is not None:
-        return (
-            f"{function.__name__}.backward must return, in the place of `{variable}`, a gradient "
-            "of its shape; needs_input_grad counts the arguments of forward after ctx"
-        )
+    if kind in {"missing", "zero", "sign"} and function is not None:
+        return (_reverses if kind == "sign" else _must_return)(function, variable)
     if kind == "factor" and ratio is not None and ratio > 0.0:
         size = round(1.0 / ratio)
         if size in {*shape, math.prod(shape)} - {1} and abs(ratio * size - 1.0) < _WHOLE:
@@ -365,6 +362,21 @@ def _hint_of_kind(
             f"{ratio:.6g} is {ratio:.6g}, and ", ""
         )
     return _APPROXIMATE if ends_early or shown.relative_deviation < _LITTLE else None
+
+
+def _reverses(function: type, _variable: str) -> str:
+    return (
+        "if it reverses the gradient on purpose (domain-adversarial training), say so: write "
+        f"`{STRAIGHT_THROUGH} = True` in the body of {function.__name__}, and what comes through "
+        "it is not held to be a derivative"
+    )
+
+
+def _must_return(function: type, variable: str) -> str:
+    return (
+        f"{function.__name__}.backward must return, in the place of `{variable}`, a gradient of "
+        "its shape; needs_input_grad counts the arguments of forward after ctx"
+    )
 
 
 def _without_effect(function: type | None) -> str:

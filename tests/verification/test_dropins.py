@@ -235,3 +235,9 @@ def test_the_custom_functions_of_torchs_own_database_pass(entry):
         if right and entry.supports_gradgrad:
             again = torch.autograd.gradgradcheck(function, given, raise_exception=False)
             assert gs.gradgradcheck(function, given, raise_exception=False) is again
+
+
+def test_a_function_without_a_gradient_is_refused_by_its_name():
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match="expects at least one output to require gradient"):
+        gs.gradgradcheck(lambda x: x.detach(), (x,))

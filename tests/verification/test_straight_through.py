@@ -126,3 +126,26 @@ def test_steps_without_a_function_are_not_told_to_have_the_wrong_sign():
     (finding,) = report.findings
     assert "is not zero" in finding.message
     assert "straight-through estimator" in finding.hint
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_ctx, grad):
+        return -grad
+
+
+def test_a_reversed_gradient_is_told_how_to_say_that_it_is_meant():
+    (finding,) = check_gradients(lambda x: Reversed.apply(x.sin()), given(9)).findings
+    assert "has the wrong sign" in finding.message
+    assert "write `straight_through = True` in the body of Reversed" in finding.hint
+
+    class Meant(Reversed):
+        straight_through = True
+
+    report = check_gradients(lambda x: Meant.apply(x.sin()), given(9))
+    assert report.findings == ()
+    assert [verdict.status for verdict in report.verdicts] == ["inconclusive"]
