@@ -77,6 +77,16 @@ def test_unknown_variations_are_refused():
         check_gradients(torch.sin, torch.ones(3, requires_grad=True), variations={"sign"})
 
 
+def test_warnings_of_inputs_that_nobody_gave_are_not_the_users(recwarn):
+    layer = torch.nn.Linear(3, 3).double()
+    layer.register_full_backward_hook(lambda *_: None)
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3).requires_grad_()
+    report = check_gradients(layer, x)
+    assert "alone" in report.summary["covered"][-1]
+    assert report.ok
+    assert not list(recwarn)
+
+
 class Pairs(torch.autograd.Function):
     """All products of pairs of entries: the larger the input, the larger by far the output."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -59,11 +60,10 @@ def vary_inputs(known: Known) -> StageResult:
             not_covered=("variations of the inputs were not tried, as the outputs are random",)
         )
     run = _Run(known, names)
-    for part in (run.layouts, run.alone, run.values, run.tiny_values, run.huge_values, run.sizes):
-        if known.deadline.passed:
-            run.not_covered.append("not all variations of the inputs were tried within the time")
-            break
-        part()
+    with warnings.catch_warnings():
+        # Of inputs that the user did not give, such as ones that need no gradient.
+        warnings.simplefilter("ignore")
+        run.every_part()
     return StageResult(
         findings=tuple(run.findings),
         covered=(f"inputs: {', '.join(dict.fromkeys(run.covered))}",) if run.covered else (),
@@ -80,6 +80,23 @@ class _Run:
     covered: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     not_covered: list[str] = field(default_factory=list)
+
+    def every_part(self) -> None:
+        """Try one kind of variation after the other, while there is time."""
+        parts = (
+            self.layouts,
+            self.alone,
+            self.values,
+            self.tiny_values,
+            self.huge_values,
+            self.sizes,
+        )
+        for part in parts:
+            if self.known.deadline.passed:
+                line = "not all variations of the inputs were tried within the time"
+                self.not_covered.append(line)
+                break
+            part()
 
     def layouts(self) -> None:
         """Try other layouts; of several that fail, one is told."""
