@@ -13,7 +13,7 @@ from gradcheck_suite.verification.contracts.pulling import Breach
 from gradcheck_suite.verification.contracts.told import told
 from gradcheck_suite.verification.custom_functions import TracedCall
 from gradcheck_suite.verification.diagnosis import Diagnosis, diagnose, first_look
-from gradcheck_suite.verification.diagnosis.culprits import wrong_functions
+from gradcheck_suite.verification.diagnosis.culprits import is_examined, wrong_functions
 from gradcheck_suite.verification.diagnosis.iterations import ends_early
 from gradcheck_suite.verification.stairs import has_any_effect
 
@@ -59,7 +59,7 @@ class _Mistakes:
         self._survey = survey
         self._conclusions = conclusions
         self._call = TracedCall(survey)
-        self._searches = 0
+        self._searches = _MOST_SEARCHES if is_examined() else 0
         self._iterates: bool | None = None
         self._wrong: dict[tuple[type, ...], tuple[type, ...] | None] = {}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.localization.subjects import Repeatable
     from gradcheck_suite.verification.survey import Survey
 
-__all__ = ["wrong_functions"]
+__all__ = ["is_examined", "wrong_functions"]
 
 _MOST_CALLS = 64
 _HALF = (torch.float16, torch.bfloat16)
@@ -83,6 +83,11 @@ def wrong_functions(
         return None
     wrong = tuple(function for function in among if "wrong" in found[function])
     return wrong if wrong or all(told == {"right"} for told in found.values()) else None
+
+
+def is_examined() -> bool:
+    """Say whether this check is one of a Function by itself, of which only its outcome counts."""
+    return bool(_examined.get())
 
 
 @contextmanager
