@@ -117,3 +117,36 @@ def test_a_scheduler_of_the_file_that_steps_first(
     assert (found.code, found.severity) == ("GCS306", Severity.WARNING)
     assert found.location is not None
     assert [found.location.line] == _marked(source)
+
+
+_IN_A_TUPLE = """\
+import torch
+from helpers import Ramp, get_ramp, get_training_utilities
+
+
+def train(name):
+    {made}
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()
+        lr_scheduler.step()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_scheduler_that_comes_with_its_optimizer_from_elsewhere_and_steps_first(
+    lint: Callable[[str], tuple[Finding, ...]],
+) -> None:
+    made = "model, optimizer, loader, lr_scheduler = get_training_utilities(name)"
+    (finding,) = lint(_IN_A_TUPLE.format(made=made))
+    assert (finding.code, finding.location.line) == ("GCS306", 10)
+    assert finding.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("maker", ["Ramp(optimizer)", "get_ramp(optimizer)"])
+def test_a_scheduler_of_an_unknown_kind_may_step_first(
+    lint: Callable[[str], tuple[Finding, ...]], maker: str
+) -> None:
+    made = f"model, optimizer, loader = get_training_utilities(name)\n    lr_scheduler = {maker}"
+    assert not lint(_IN_A_TUPLE.format(made=made))

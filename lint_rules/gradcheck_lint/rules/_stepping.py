@@ -432,10 +432,14 @@ def _is_made_by_stranger(event: SchedulerStep, function: FunctionModel) -> bool:
         for node in other.scope.nodes:
             if not isinstance(node, cst.Assign) or not isinstance(node.value, cst.Call):
                 continue
-            if name not in {last_word(known) for known in bound_names(node.targets[0].target)}:
+            names = {last_word(known) for known in bound_names(node.targets[0].target)}
+            if name not in names:
                 continue
             made = scopes.resolve_import(dotted_name(node.value.func) or "")
-            if made is not None and made.partition(".")[0] not in _SCHEDULER_PACKAGES:
+            if made is None or made.partition(".")[0] in _SCHEDULER_PACKAGES:
+                continue
+            # What a function makes together with other things is torch's as a rule.
+            if len(names) == 1 or made.rpartition(".")[2][:1].isupper():
                 return True
     return False
 
