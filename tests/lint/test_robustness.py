@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import time
 
 import libcst
 import pytest
@@ -229,3 +230,14 @@ def test_facts_hold_after_any_number_of_iterations():
         ]
     )
     assert lint_source(source.encode(), "x.py") == ()
+
+
+def test_rows_of_hash_signs_take_no_time():
+    row = "#" * 40
+    source = (
+        "from torch.autograd import Variable\n\n"
+        f"def f(out):\n    return g(out, {row}\n    {row}\n    Variable(out))\n"
+    )
+    began = time.process_time()
+    assert [finding.code for finding in lint_source(source.encode(), "x.py")] == ["GCS901"]
+    assert time.process_time() - began < 5

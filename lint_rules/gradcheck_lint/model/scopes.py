@@ -241,7 +241,7 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
 
 _WRITING_KEYWORDS = frozenset({"out", "inplace"})
 _WRITING_WORDS = INPLACE_METHODS | {"inplace"}
-_OUT = re.compile(r"[(,][\s\\]*(?:#[^\n]*[\s\\]*)*out[\s\\]*=")
+_OUT = re.compile(r"[(,][\s\\]*(?:#[^\n]*\n[\s\\]*)*out[\s\\]*=")
 """What is before the keyword ``out``, a name that results often have."""
 
 
