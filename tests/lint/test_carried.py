@@ -56,6 +56,17 @@ def _carried(source: str) -> frozenset[str]:
             {"E", "y"},
             id="try",
         ),
+        pytest.param(
+            "for x in xs:\n    try:\n        f(x)\n    except E:\n        y = 1\n    z = y\n",
+            {"f", "E", "y"},
+            id="bound-by-a-handler-alone",
+        ),
+        pytest.param(
+            "for x in xs:\n    try:\n        f(x)\n    except E:\n        y = 1\n"
+            "    except F:\n        z = y\n",
+            {"f", "E", "F", "y"},
+            id="bound-by-another-handler",
+        ),
         pytest.param("for x in xs:\n    f = lambda: y\n    y = x\n", {"y"}, id="lambda"),
         pytest.param(
             "for x in xs:\n    def f():\n        return y\n    y = x\n", {"f", "y"}, id="def"

@@ -70,3 +70,9 @@ def train(model, loader, optimizer):
 def _found(distances, *, name="contrastive_loss"):
     findings = lint_source(_LOSS.format(name=name, distances=distances).encode(), "loss.py")
     return [(found.code, found.severity.value) for found in findings]
+
+
+@pytest.mark.parametrize("power", ["torch.pow(*args)", "torch.square(*args)", "torch.pow()"])
+def test_a_power_whose_operands_are_not_seen(power):
+    distances = f"args = (x, 2); s = {power}.sum(-1); e = s.sqrt(); d = e + (x[:, None] - x[None])"
+    assert _found(distances) == []

@@ -119,11 +119,11 @@ class _Mentions:
         self.block(node.body)
         if node.orelse is not None:
             self.block(node.orelse.body)
-        self.bound = before
         for handler in node.handlers:
+            self.bound = set(before)
             self.use(handler.type)
             self.block(handler.body)
-            self.bound = set(before)
+        self.bound = before
         if node.finalbody is not None:
             self.block(node.finalbody.body)
 

@@ -75,7 +75,7 @@ def _under_root(node: cst.CSTNode) -> cst.BaseExpression | None:
     name, operands = _method(node) if isinstance(node, cst.Call) else ("", [])
     if name == "sqrt" and len(operands) == 1:
         return operands[0]
-    return operands[0] if name == "pow" and _is_half(operands[-1]) else None
+    return operands[0] if name == "pow" and operands and _is_half(operands[-1]) else None
 
 
 def _is_half(node: cst.BaseExpression) -> bool:
@@ -91,9 +91,9 @@ def _squared(node: cst.BaseExpression | None) -> cst.BaseExpression | None:
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
         return node.left if integer(node.right) == _SQUARE else None
     name, operands = _method(node)
-    if name == "square" and operands:
-        return operands[0]
-    is_square = name == "pow" and integer(operands[-1]) == _SQUARE
+    if not operands:
+        return None
+    is_square = name == "square" or (name == "pow" and integer(operands[-1]) == _SQUARE)
     return operands[0] if is_square else None
 
 
