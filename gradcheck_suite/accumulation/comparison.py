@@ -27,6 +27,7 @@ from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report, Severity
+from gradcheck_suite.reporting.text import plural
 
 __all__ = ["Comparison"]
 
@@ -233,7 +234,7 @@ class Comparison:
         name = "optimizers" if last is None else f"{last.optimizer}.step()"
         finding = Finding.of(
             catalogue.ACCUMULATION_MISMATCH,
-            f"{name} ran {seen} time{'' if seen == 1 else 's'} over {self._windows} windows of "
+            f"{name} ran {plural(seen, 'time')} over {self._windows} windows of "
             f"{number} micro-batches; expected {expected}, as a full batch takes {per_window}",
             detector="verify",
             location=location_of(site if last is None else last.site),

@@ -107,6 +107,8 @@ def fix_paths(
     changes: list[tuple[str, bytes, bytes]] = []
     fixed: list[Finding] = []
     with progress("Fixing", total=len(waiting)) as bar, _Work(options.jobs) as work:
+        for slot in waiting:
+            work.expect(slot)
         for slot, task, outcome in work.perform(waiting, _FIX[unsafe]):
             bar.advance()
             slot.failure = outcome.failure
@@ -265,9 +267,7 @@ class _Work:
         self._workers.prepare(worker_count(self._jobs, self._size, self._files))
 
     def perform(self, slots: Sequence[_Slot], what: What) -> Iterator[tuple[_Slot, Task, Outcome]]:
-        """Lint or fix files, and yield each with what came of it."""
-        for slot in slots[self._files :]:
-            self.expect(slot)
+        """Lint or fix files that were expected, and yield each with what came of it."""
         if self._workers is None:
             return
         if self._workers.count > 1:

@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.names import listed, operation_words
 from gradcheck_suite.findings import Finding
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,8 +142,7 @@ _HINTS: dict[str, str] = {
 
 def _finding(occurrence: _Occurrence) -> Finding:
     names = listed(occurrence.names)
-    number = len(occurrence.names)
-    what = f"{names}, {'1 tensor' if number == 1 else f'{number:,} tensors'} declared frozen"
+    what = f"{names}, {plural(len(occurrence.names), 'tensor')} declared frozen"
     if occurrence.kind == "gradient":
         message = f"backward() gave a gradient to {what}; expected none"
     elif occurrence.kind == "unknown":

@@ -24,6 +24,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.findings import Finding, Severity
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +130,7 @@ class FrozenParameterDetector:
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
-    number = f"{occurrence.parameters} parameter{'' if occurrence.parameters == 1 else 's'}"
+    number = plural(occurrence.parameters, "parameter")
     named = f" ({listed(occurrence.names)})" if occurrence.names else ""
     why = (
         "their gradients, all zero, are still there, and momentum or weight decay makes updates of "

@@ -20,6 +20,7 @@ from gradcheck_suite.auditing.checksums import Fingerprint, fingerprint, same_co
 from gradcheck_suite.auditing.events import StepStarted
 from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.findings import Finding, Severity
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,8 +121,7 @@ def _is_frozen(layer: nn.Module) -> bool:
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
-    number = len(occurrence.names)
-    layers = f"{number:,} frozen layer{'' if number == 1 else 's'} ({listed(occurrence.names)})"
+    layers = f"{plural(len(occurrence.names), 'frozen layer')} ({listed(occurrence.names)})"
     return Finding.of(
         catalogue.FROZEN_BUT_CHANGED,
         f"the running statistics of {layers} of {occurrence.model} change in training mode, while "

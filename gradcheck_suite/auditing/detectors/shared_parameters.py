@@ -25,6 +25,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -193,7 +194,7 @@ class SharedParameterDetector:
 
 
 def _finding(occurrence: _Occurrence) -> Finding:
-    number = f"{occurrence.parameters} parameter{'' if occurrence.parameters == 1 else 's'}"
+    number = plural(occurrence.parameters, "parameter")
     named = f" ({listed(occurrence.names)})" if occurrence.names else ""
     places = [(occurrence.first_site, f"{occurrence.first}.step() has used them before")]
     places += [(site, f"{optimizer} is made here") for optimizer, site in occurrence.made]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.growing import grows
-from gradcheck_lint.model.syntax import bound_names, dotted_name, positional
+from gradcheck_lint.model.syntax import bound_names, dotted_name, pairs_of, positional
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,16 +26,16 @@ def collect_attributes(
     for node in _nodes_with_nested(method):
         if type(node) not in _BINDING:
             continue
-        targets: list[cst.BaseExpression] = []
-        source: cst.BaseExpression | None = None
+        pairs: list[tuple[cst.BaseExpression, cst.BaseExpression | None]] = []
         if type(node) is cst.Assign:
-            targets, source = [target.target for target in node.targets], node.value
+            for each in node.targets:
+                pairs += pairs_of(each.target, node.value)
         elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
-            targets, source = [node.target], node.value
+            pairs.append((node.target, node.value))
         elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
             name, parameter = _registered(node)
             found.setdefault(name, []).append(parameter)
-        for target, held in _paired(targets, source):
+        for target, held in pairs:
             simple = isinstance(target, cst.Attribute)
             for name in bound_names(target):
                 if not name.startswith(prefix) or name.count(".") != 1:
@@ -69,23 +69,6 @@ def class_assignments(
                     yield target.target, small.value
             elif isinstance(small, cst.AnnAssign) and small.value is not None:
                 yield small.target, small.value
-
-
-def _paired(
-    targets: list[cst.BaseExpression], source: cst.BaseExpression | None
-) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
-    """Yield each target with what it is bound to: ``self.a, self.b = [], []`` binds two."""
-    for target in targets:
-        sides = (target, source)
-        if all(isinstance(side, cst.Tuple) for side in sides):
-            left, right = (side.elements for side in sides if isinstance(side, cst.Tuple))
-            elements = [*left, *right]
-            if len(left) == len(right) and all(type(one) is cst.Element for one in elements):
-                yield from (
-                    (one.value, other.value) for one, other in zip(left, right, strict=True)
-                )
-                continue
-        yield target, source
 
 
 _BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS, MAYBE_ITSELF_METHODS, VIEW_METHODS
-from gradcheck_lint.model.python_tree import child_nodes
+from gradcheck_lint.model.python_tree import BLOCK_FIELDS, blocks_of, child_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,10 +83,9 @@ class EarlierUse:
                 _count(child_nodes(node), names)
             else:
                 _count(child_nodes(node, skip=BLOCK_FIELDS), names)
-                inner.extend(getattr(node, field, ()) for field in _OWN_BLOCKS)
+                inner.extend(blocks_of(node))
                 for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
                     _count(child_nodes(part, skip=BLOCK_FIELDS), names)
-                    inner.append(part.body)
             bound, source, added_to = None, None, None
             if kind is ast.AugAssign and isinstance(node.target, ast.Name):  # type: ignore[attr-defined]
                 is_sum = isinstance(node.op, (ast.Add, ast.Sub))  # type: ignore[attr-defined]
@@ -99,8 +98,7 @@ class EarlierUse:
             self._places[id(node)] = len(self._lines)
             self._lines.append(_Line(names, blocks, within, bound, source, added_to))
             for block in inner:
-                if block:
-                    self._collect(block, blocks, within)
+                self._collect(block, blocks, within)
 
 
 def statements_below(nodes: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -109,10 +107,8 @@ def statements_below(nodes: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         yield node
         if type(node) in _DEFINITIONS:
             continue
-        for field in _OWN_BLOCKS:
-            yield from statements_below(getattr(node, field, ()))
-        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            yield from statements_below(part.body)
+        for block in blocks_of(node):
+            yield from statements_below(block)
 
 
 def _count(nodes: list[Any], names: Counter[str]) -> None:
@@ -135,8 +131,6 @@ def _is_new(node: ast.expr) -> bool:
     return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant))
 
 
-_OWN_BLOCKS: Final = ("body", "orelse", "finalbody")
-BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, "handlers", "cases"})
 _DEFINITIONS: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _LOOPS: Final = frozenset({ast.For, ast.AsyncFor, ast.While})
 _SHARING: Final = (

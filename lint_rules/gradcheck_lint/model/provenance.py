@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS
-from gradcheck_lint.model.python_tree import child_nodes, parts_of_target, walk_python
+from gradcheck_lint.model.python_tree import (
+    BLOCK_FIELDS,
+    blocks_of,
+    child_nodes,
+    parts_of_target,
+    walk_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,7 +226,7 @@ class Provenance:
                         self._attributes.setdefault(part.id, []).append((source, scope))
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 self._note_call(node.value, scope)
-            for block in _blocks(node):
+            for block in blocks_of(node):
                 self._collect(block, scope, owners, in_class=in_class)
 
     def _note_call(self, node: ast.Call, scope: FunctionScope) -> None:
@@ -272,7 +278,7 @@ class _Collector:
                     if item.optional_vars is not None:
                         self._assign(item.optional_vars, item.context_expr)
             self._expressions(node, in_loop=in_loop or kind is ast.While)
-            for block in _blocks(node):
+            for block in blocks_of(node):
                 self.statements(block, in_loop=in_loop or is_loop)
 
     def _assign(
@@ -300,7 +306,7 @@ class _Collector:
 
     def _expressions(self, node: ast.stmt, *, in_loop: bool) -> None:
         """Look for calls that write, and for names that expressions bind."""
-        waiting: list[Any] = child_nodes(node, skip=_BLOCK_FIELDS)
+        waiting: list[Any] = child_nodes(node, skip=BLOCK_FIELDS)
         while waiting:
             current = waiting.pop()
             kind = type(current)
@@ -349,7 +355,6 @@ _DEFINITIONS: Final = frozenset(
 )
 _LOOPS: Final = frozenset({ast.For, ast.AsyncFor, ast.While})
 _ASSIGNMENTS: Final = frozenset({ast.Assign, ast.AnnAssign})
-_BLOCK_FIELDS: Final = frozenset({"body", "orelse", "finalbody", "handlers", "cases"})
 _DISPLAYS: Final = frozenset(
     {
         *(ast.List, ast.Tuple, ast.Set, ast.Dict),
@@ -377,24 +382,6 @@ def _assignment(node: ast.stmt) -> tuple[Sequence[ast.expr], ast.expr | None]:
     if kind is ast.For or kind is ast.AsyncFor:
         return (node.target,), node.iter  # type: ignore[attr-defined]
     return (), None
-
-
-def _blocks(node: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
-    """Yield the blocks of a compound statement that is no definition."""
-    if type(node) in _LEAF_STATEMENTS:
-        return
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(node, name, None)
-        if block:
-            yield block
-    for name in ("handlers", "cases"):
-        for part in getattr(node, name, ()):
-            yield part.body
-
-
-_LEAF_STATEMENTS: Final = frozenset(
-    {ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Assert}
-)
 
 
 def _parts(node: ast.expr) -> Iterator[ast.expr]:

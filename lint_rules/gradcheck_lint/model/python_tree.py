@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _HOLD_NO_NODES: Final = frozenset(
     {
@@ -59,6 +59,28 @@ _BELOW: Final[dict[type[ast.AST], Callable[[Any], list[ast.AST]]]] = {
     ast.List: lambda node: [*node.elts],
 }
 """What lies below the commonest nodes, none of which has a field that anybody skips."""
+
+
+_OWN_BLOCKS: Final = ("body", "orelse", "finalbody")
+_PARTS_WITH_BLOCKS: Final = ("handlers", "cases")
+BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, *_PARTS_WITH_BLOCKS})
+"""What a statement has besides its own line."""
+_WITHOUT_BLOCKS: Final = frozenset(
+    {ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Assert}
+)
+
+
+def blocks_of(node: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
+    """Yield the blocks of a compound statement, each with a statement at least."""
+    if type(node) in _WITHOUT_BLOCKS:
+        return
+    for name in _OWN_BLOCKS:
+        block = getattr(node, name, None)
+        if block:
+            yield block
+    for name in _PARTS_WITH_BLOCKS:
+        for part in getattr(node, name, ()):
+            yield part.body
 
 
 def walk_python(node: ast.AST) -> Iterator[ast.AST]:

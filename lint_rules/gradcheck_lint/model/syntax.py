@@ -276,8 +276,13 @@ def assigned_pairs(
 ) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
     """Return the target of an assignment and its value, or those of ``a, b = c, d`` one by one."""
     target, value = assigned_once(node)
-    if target is None or value is None:
-        return []
+    return [] if target is None or value is None else pairs_of(target, value)
+
+
+def pairs_of(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return a target and what it is given, or those of ``a, b`` and ``c, d`` one by one."""
     displays = (cst.Tuple, cst.List)
     if not isinstance(target, displays) or not isinstance(value, displays):
         return [(target, value)]

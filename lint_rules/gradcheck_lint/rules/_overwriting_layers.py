@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.earlier_use import BLOCK_FIELDS, EarlierUse, statements_below
+from gradcheck_lint.model.earlier_use import EarlierUse, statements_below
 from gradcheck_lint.model.flow import Event, Forward, InPlace
 from gradcheck_lint.model.provenance import Write
-from gradcheck_lint.model.python_tree import child_nodes
+from gradcheck_lint.model.python_tree import BLOCK_FIELDS, child_nodes
 from gradcheck_lint.model.syntax import dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._layer_sequences import INPLACE_PLACES, is_inplace

@@ -291,7 +291,7 @@ def _may_be_updated(match: re.Match[bytes]) -> bool:
     return is_operand and _BEFORE_FOR.match(match.string, match.end()) is not None
 
 
-_BEFORE_FOR: Final = re.compile(rb"\)*[^=;)\n]*\n?[^=;)\n]*\bfor\b")
+_BEFORE_FOR: Final = re.compile(rb"\)*[^=;)\n]*(?:\n[^=;)\n]*)?\bfor\b")
 UPDATE_BY_GRADIENT: Final = Pattern(
     (rb"\.[\s\\]*grad\b",), words=(b"grad",), confirms=_may_be_updated
 )
@@ -419,11 +419,14 @@ def _may_be_replaced(match: re.Match[bytes]) -> bool:
 @asked_once(otherwise=True)
 def _is_made_late(source: bytes, name: bytes) -> bool:
     """Tell whether a model of a name is made after the first mention of its parameters."""
-    first = compiled(name + rb"\.(?:named_)?parameters\(").search(source)
-    making = (
-        rb"(?<!\w)" + name + rb"[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\("
-    )
-    return first is not None and compiled(making).search(source, first.end()) is not None
+    gives = compiled(rb"\.(?:named_)?parameters\(").match
+    makes = compiled(rb"[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\(").match
+    has_given = False
+    for _, end in whole_words(source, name):
+        if has_given and makes(source, end) is not None:
+            return True
+        has_given = has_given or gives(source, end) is not None
+    return False
 
 
 REPLACED_MODEL: Final = Pattern(
