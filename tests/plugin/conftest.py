@@ -73,6 +73,13 @@ TRAINING = """
 """
 
 
+@pytest.fixture(autouse=True)
+def outside_ci(monkeypatch):
+    """Let pytest write one summary everywhere: in CI it repeats whole failures."""
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def write_tests(pytester):
     """Write a test file that has a wrong Function and a training loop to use."""

@@ -72,8 +72,7 @@ SOURCE = """
 """
 
 
-def test_every_feature(write_tests, run_tests, pytester, monkeypatch):
-    monkeypatch.delenv("CI", raising=False)  # pytest repeats whole failures in a summary there
+def test_every_feature(write_tests, run_tests, pytester):
     pytester.makeconftest("""
         import pytest
 

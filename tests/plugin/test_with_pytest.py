@@ -93,8 +93,7 @@ class TestReports:
         assert "mine" in cases["test_breaks"].find("failure").get("message")
         assert cases["test_warned"].find("failure") is None
 
-    def test_parallel(self, write_tests, pytester, monkeypatch):
-        monkeypatch.delenv("CI", raising=False)  # pytest repeats whole failures in a summary there
+    def test_parallel(self, write_tests, pytester):
         write_tests(self.SOURCE)
 
         result = pytester.runpytest_subprocess(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradcheck_suite.verification.differences import Level, estimate_limit
@@ -14,14 +14,17 @@ EPS = 2.0**-52
 STEPS = [2.0**-exponent for exponent in range(4, 26, 2)]
 
 
-def ladder(function, x, *, steps=STEPS, expected=0.0, eps=EPS):
-    """Take central differences of a float function, less an expected slope."""
+def ladder(function, x, *, steps=STEPS, expected=0.0, eps=EPS, magnitude=0.0):
+    """Take central differences of a float function, less an expected slope.
+
+    ``magnitude`` is the largest number on the way to a value, where that is larger than the value.
+    """
     levels = []
     bend = None
     centre = function(x)
     for step in steps:
         high, low = function(x + step), function(x - step)
-        rounding = eps * max(abs(high), abs(low)) / step
+        rounding = eps * max(abs(high), abs(low), magnitude) / step
         previous, bend = bend, (high + low - 2 * centre) / step
         ratio = steps[0] / steps[1]
         kink = math.inf if previous is None else abs(ratio * bend - previous) / (ratio - 1)
@@ -57,8 +60,10 @@ def test_the_error_bound_holds_and_is_small_for_smooth_functions(name, x):
 
 
 @given(x=st.floats(-3, 3), slope=st.floats(-100, 100), offset=st.floats(-100, 100))
+@example(x=-1.0, slope=64.99063465107372, offset=64.0)  # what cancels was rounded before
 def test_lines_are_exact_up_to_rounding(x, slope, offset):
-    estimate = estimate_limit(ladder(lambda t: slope * t + offset, x))
+    magnitude = abs(slope) * (abs(x) + STEPS[0])
+    estimate = estimate_limit(ladder(lambda t: slope * t + offset, x, magnitude=magnitude))
     assert abs(estimate.value - slope) <= 4 * estimate.error + 1e-300
     assert estimate.error <= 1e-9 * (1 + abs(slope) + abs(offset))
 
