@@ -186,6 +186,14 @@ class ModuleModel:
         is_fabric = b"Fabric(" in self.source and self.scopes.imported_engines <= {"lightning"}
         return not is_fabric or b"LightningModule" in self.source
 
+    def mentions(self, *words: bytes) -> bool:
+        """Tell whether the source has one of these words, which is looked for once."""
+        key = ("mentions", words)
+        known = self.memo.get(key)
+        if known is None:
+            known = self.memo[key] = any(word in self.source for word in words)
+        return bool(known)
+
     @property
     def models_on_self(self) -> frozenset[str]:
         """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""

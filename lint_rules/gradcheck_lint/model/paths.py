@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import libcst as cst
@@ -69,7 +70,7 @@ _MOST_CALLS: Final = 5
 Binding: TypeAlias = "Mapping[int, frozenset[int]]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Occurrence:
     """An event on a path.
 
@@ -135,7 +136,10 @@ class TooManyPathsError(Exception):
     """There are more paths than are worth following."""
 
 
-@dataclass(frozen=True, slots=True)
+_event_of: Final = attrgetter("event")
+
+
+@dataclass(slots=True, eq=False)
 class _Partial:
     events: Path = ()
     decisions: tuple[tuple[str, int], ...] = ()
@@ -148,7 +152,8 @@ class _Partial:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (tuple(id(item.event) for item in self.events), self.left_by, self.returned)
+        """Return what two ways share that differ in their decisions alone."""
+        return (tuple(map(_event_of, self.events)), self.left_by, self.returned)
 
 
 @dataclass(slots=True)
@@ -174,13 +179,14 @@ def turns(loop: Loop, function: FunctionModel) -> list[Path]:
         return []
     ways = [way for way in _distinct(once) if way.left_by is not JumpKind.RAISE]
     first = [way for way in ways if way.left_by in {None, JumpKind.CONTINUE} and not way.returned]
-    changing = loop.targets | assigned_in(loop, function)
-    pairs = [
-        (left, right)
-        for left in first
-        for right in ways
-        if _agree(left.decisions, right.decisions, changing)
-    ]
+    pairs = [(left, right) for left in first for right in ways]
+    if any(way.decisions for way in first):
+        changing = loop.targets | assigned_in(loop, function)
+        pairs = [
+            (left, right)
+            for left, right in pairs
+            if _agree(left.decisions, right.decisions, changing)
+        ]
     if len(pairs) > _MOST_PATHS * 4:
         pairs = [(way, way) for way in first]
     paths = [(*left.events, *(item.again(1) for item in right.events)) for left, right in pairs]
@@ -273,9 +279,7 @@ def _agree(
 ) -> bool:
     """Tell whether two iterations decide alike where a test can't change between them."""
     known = dict(left)
-    return all(
-        known.get(text, arm) == arm for text, arm in right if not _may_change(text, changing)
-    )
+    return all(known.get(text, arm) == arm or _may_change(text, changing) for text, arm in right)
 
 
 def _may_change(text: str, changing: frozenset[str]) -> bool:

@@ -73,7 +73,7 @@ def _kept_in_object(function: FunctionModel, store: Store) -> bool:
 
 def class_handed_in(function: FunctionModel, name: str) -> ClassScope | None:
     """Return the class of which every caller in the file hands an object as a parameter."""
-    if not _is_parameter(function, name):
+    if not function.module.scopes.classes or not _is_parameter(function, name):
         return None
     given = [_given(function, use, name) for use in _uses_of(function)]
     found = {

@@ -117,9 +117,11 @@ def _on_what_is_handed_in(
     function: FunctionModel, call: Call, calls: list[Call]
 ) -> Iterator[Keeper]:
     """Yield what a method of an object keeps that the callers of a function hand to it."""
+    if call.method not in function.module.scopes.by_name or not call.arguments:
+        return
     called = call.node.func if isinstance(call.node, cst.Call) else None
     name = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
-    if name is None or call.method is None or not call.arguments:
+    if name is None or call.method is None:
         return
     scope = function.module.scopes.method(class_handed_in(function, name), call.method)
     if scope is None or not (call.loops or lasts_at_callers(function, name, Kind.INSTANCE)):

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from gradcheck_lint.model.comprehensions import may_have_comprehension
+from gradcheck_lint.model.comprehensions import may_loop
 from gradcheck_lint.model.flow import (
     Call,
     Clip,
@@ -18,7 +18,6 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.nearness import STEPS, Sought
 from gradcheck_lint.model.paths import Path, matters, once, turns
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules._clipping import judge_clip
 from gradcheck_lint.rules._hidden_acts import (
     DIFFERENTIATING,
@@ -120,8 +119,7 @@ def _is_candidate(function: FunctionModel) -> bool:
     if matters(function):
         return True
     # A loop that only calls functions of the file: `for x in data: self.step(x)`.
-    scope = function.scope
-    return (Part.LOOP in scope.parts or may_have_comprehension(scope)) and any(
+    return may_loop(function.scope) and any(
         isinstance(event, Call) and event.function is not None and event.loops
         for event in function.events()
     )

@@ -94,6 +94,9 @@ OPTIMIZER_NAME: Final = Pattern(
 ``torch.optim`` by that word, anything else by its name where it steps; prose is full of "optimize".
 """
 
+OPTIMIZERS_OF_TORCH: Final = Pattern((rb"\boptim\b",), words=(b"optim",))
+"""``torch.optim``, without which no class is known to be an optimizer."""
+
 FUNCTION_CLASS: Final = Pattern(
     (rb"class\s+\w+\s*\([^)]*Function", rb"Function\s+as\b"), words=(b"Function",)
 )

@@ -31,7 +31,7 @@ class HookKeepsGraph(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every append of an undetached argument in a function that is used as a hook."""
         yield from _in_lambdas(function)
-        if isinstance(function.scope.node, cst.Module) or b".clear()" in function.module.source:
+        if isinstance(function.scope.node, cst.Module) or function.module.mentions(b".clear()"):
             return
         name = function.scope.name.rpartition(".")[2]
         if function.scope.nested or not (name in _hooks(function) or _is_made_hook(function)):
@@ -195,7 +195,7 @@ def _in_lambdas(function: FunctionModel) -> Iterator[Violation]:
     """Yield every `register_forward_hook(lambda m, i, o: outputs.append(o))` that lasts."""
     if "register_forward_hook" not in function.scope.words:
         return
-    if b".clear()" in function.module.source:
+    if function.module.mentions(b".clear()"):
         return
     local = assignments(function.scope)
     for node in body_of(function.scope):
@@ -344,7 +344,7 @@ def _registered(node: cst.Call, *, only_partial: bool) -> list[cst.BaseExpressio
 def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool:
     """Tell whether the list is no plain one, is emptied, or is filled where nothing is recorded."""
     module = function.module
-    if b"backward" not in module.source and _RECORDS_NOTHING.search(module.source):
+    if not module.mentions(b"backward") and _RECORDS_NOTHING.search(module.source):
         return True
     path = dotted_name(_container(target))
     if path is None:

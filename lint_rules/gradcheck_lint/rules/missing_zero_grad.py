@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import libcst as cst
 
+from gradcheck_lint.model.comprehensions import may_loop
 from gradcheck_lint.model.flow import (
     Backward,
     Block,
@@ -89,7 +90,7 @@ class MissingZeroGrad(Rule):
         for problem in problems(function, self.entry.code):
             handled.add(id(problem.event))
             yield _used_again(problem)
-        for loop in reversed(list(function.loops())):
+        for loop in reversed(list(function.loops()) if may_loop(function.scope) else ()):
             effects = _effects_of(loop.body, function)
             if not effects.backwards:
                 continue

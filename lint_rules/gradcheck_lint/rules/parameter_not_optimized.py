@@ -24,7 +24,8 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 _GROUPS: Final = re.compile(rb"add_param_group|\[\s*[\"']params[\"']\s*\]")
@@ -45,21 +46,17 @@ class ParameterNotOptimized(Rule):
         steps = not STEPS.isdisjoint(scope.words) and function.module.near.has_itself(scope, STEP)
         if not steps and not ("parameters" in scope.words and _makes_optimizer(scope.words)):
             return False
-        return (
-            scope.statements is None
-            or may_use_up(function)
-            or Part.BACKWARD in scope.parts
-            or bool(scope.attribute_bindings)
-            or Part.WRITE in scope.parts
-            or not _ATTACHING.isdisjoint(scope.words)
-        )
+        return may_use_up(function) or Part.BACKWARD in scope.parts or _may_attach(scope)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
         yield from left_out(function)
         yield from used_up(function)
-        if _GROUPS.search(function.module.source) is None:
+        has_groups = _has_groups(function.module)
+        if not has_groups:
             yield from attached_later(function)
+        if has_groups or not _may_attach(function.scope):
+            return
         events = list(function.events())
         attached = [
             event
@@ -67,9 +64,9 @@ class ParameterNotOptimized(Rule):
             if isinstance(event, Attach)
             and all(has_weights(value, function) for value in event.attached)
         ]
-        if not attached or _GROUPS.search(function.module.source) is not None:
+        uses = [*_steps(events), *_kept(function, events)] if attached else []
+        if not uses:
             return
-        uses = [*_steps(events), *_kept(function, events)]
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}
         for event in attached:
             place = order.get(id(event.node), 0)
@@ -261,6 +258,22 @@ class _Use(NamedTuple):
     place: int
     node: cst.CSTNode
     severity: Severity
+
+
+def _may_attach(scope: FunctionScope) -> bool:
+    """Tell whether a function may put something into an attribute or item; yes if unknown."""
+    return (
+        scope.statements is None
+        or bool(scope.attribute_bindings)
+        or Part.WRITE in scope.parts
+        or not _ATTACHING.isdisjoint(scope.words)
+    )
+
+
+def _has_groups(module: ModuleModel) -> bool:
+    if "groups of parameters" not in module.memo:
+        module.memo["groups of parameters"] = _GROUPS.search(module.source) is not None
+    return bool(module.memo["groups of parameters"])
 
 
 def _steps(events: Sequence[Event]) -> Iterator[_Use]:

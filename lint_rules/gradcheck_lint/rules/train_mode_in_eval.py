@@ -29,7 +29,7 @@ class TrainModeInEval(Rule):
         """Yield the model of a validation loop in a file that trains and never calls eval()."""
         module = function.module
         name = function.scope.name.rpartition(".")[2].lower()
-        if b".eval()" in module.source or b"train(False)" in module.source:
+        if module.mentions(b".eval()", b"train(False)"):
             return
         if module.uses_engine:
             return
@@ -144,11 +144,14 @@ def _inside_training(function: FunctionModel) -> Iterator[Violation]:
 
 def _has_modes(function: FunctionModel) -> bool:
     """Tell whether a class of the file has layers that evaluation mode changes."""
-    return any(
-        any(map(_MODES.fullmatch, method.words))
-        for scope in function.module.scopes.classes.values()
-        for method in scope.methods.values()
-    )
+    memo = function.module.memo
+    if "layers with modes" not in memo:
+        memo["layers with modes"] = any(
+            any(map(_MODES.fullmatch, method.words))
+            for scope in function.module.scopes.classes.values()
+            for method in scope.methods.values()
+        )
+    return bool(memo["layers with modes"])
 
 
 def _has_mode(forward: Forward, function: FunctionModel) -> bool:
