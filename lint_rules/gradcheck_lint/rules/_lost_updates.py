@@ -21,6 +21,8 @@ _OF_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 _MOST_HEADER: Final = 500
 _TARGET: Final = re.compile(r"\bfor\b(.*?)\bin\b", re.DOTALL)
 _WORD: Final = re.compile(r"\w+")
+_ASSIGNS: Final = re.compile(r"[\s\\]*=(?!=)").match
+_PART_OF_WORD: Final = re.compile(r"\w").match
 _LOOPS: Final = (cst.For, cst.While)
 _COMPREHENSIONS: Final = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 
@@ -31,11 +33,18 @@ def may_lose_updates(function: FunctionModel) -> bool:
     if Part.LOOP not in scope.parts or scope.words.isdisjoint(_OF_PARAMETERS):
         return False
     text = scope.text
-    if text is None:
-        return True
-    return any(
-        re.search(rf"\b{name}[\s\\]*=[^=]", text) is not None for name in _names_of_loops(text)
-    )
+    return text is None or any(may_bind(text, name) for name in set(_names_of_loops(text)))
+
+
+def may_bind(text: str, name: str) -> bool:
+    """Tell whether a text may assign to a name; ``name=`` among arguments counts as well."""
+    start = text.find(name)
+    while start >= 0:
+        end = start + len(name)
+        if _ASSIGNS(text, end) is not None and _PART_OF_WORD(text[start - 1 : start]) is None:
+            return True
+        start = text.find(name, end)
+    return False
 
 
 def _names_of_loops(text: str) -> Iterator[str]:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Replaced", "may_replace_model", "new_models", "replaced_models"]
 
 _OWNED: Final = re.compile(r"(\w+(?:\.\w+)?)\.(?:named_)?parameters\(")
-_MAKES: Final = r"[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\("
+_MADE: Final = re.compile(
+    r"(?<![\w.])(\w+(?:\.\w+)?)(?=[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\()"
+)
 
 
 class Replaced(NamedTuple):
@@ -39,9 +41,11 @@ def may_replace_model(function: FunctionModel) -> bool:
     text = scope.text
     if text is None:
         return True
-    return any(
-        re.compile(rf"(?<![\w.]){re.escape(owned[1])}{_MAKES}").search(text, owned.end())
-        for owned in _OWNED.finditer(text)
+    owned: dict[str, int] = {}
+    for given in _OWNED.finditer(text):
+        owned.setdefault(given[1], given.end())
+    return bool(owned) and any(
+        owned.get(made[1], len(text)) <= made.start() for made in _MADE.finditer(text)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -24,6 +25,7 @@ _ITERATOR: Final = re.compile(
     r"(?m)^[ \t]*(\w+)[ \t]*=[ \t]*"
     r"(?:\([^()\n]*\bfor\b|filter\(|map\(|[\w.]+\.(?:named_)?parameters\(\)[ \t]*$)"
 )
+_WORD: Final = re.compile(r"\w+")
 _PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 _LEAST_USES: Final = 3
 """It is made, gone through and handed on."""
@@ -38,9 +40,11 @@ def may_use_up(function: FunctionModel) -> bool:
     text = function.scope.text
     if text is None:
         return not _PARAMETERS.isdisjoint(function.scope.words)
-    return "parameters" in text and any(
-        len(re.findall(rf"\b{made[1]}\b", text)) >= _LEAST_USES for made in _ITERATOR.finditer(text)
-    )
+    made = _ITERATOR.findall(text) if "parameters" in text else ()
+    if not made:
+        return False
+    uses = Counter(_WORD.findall(text))
+    return any(uses[name] >= _LEAST_USES for name in made)
 
 
 def used_up(function: FunctionModel) -> Iterator[Violation]:

@@ -22,7 +22,7 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._item_updates import item_updates, may_update_items
-from gradcheck_lint.rules._lost_updates import lost_updates, may_lose_updates
+from gradcheck_lint.rules._lost_updates import lost_updates, may_bind, may_lose_updates
 from gradcheck_lint.rules._repeating import repeats
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -286,10 +286,7 @@ def _may_update(function: FunctionModel) -> bool:
     scope = function.scope
     if Part.LOOP not in scope.parts or "grad" not in scope.words:
         return False
-    text = scope.text
-    if text is None:
-        return True
-    return not set(_GRADIENT_OF.findall(text)).isdisjoint(_BOUND.findall(text))
+    return scope.text is None or _binds_owner_of_gradient(scope.text)
 
 
 def _may_update_own(function: FunctionModel) -> bool:
@@ -297,8 +294,12 @@ def _may_update_own(function: FunctionModel) -> bool:
     scope = function.scope
     if scope.owner is None or "grad" not in scope.words:
         return False
-    text = scope.text
-    return text is None or not set(_GRADIENT_OF.findall(text)).isdisjoint(_BOUND.findall(text))
+    return scope.text is None or _binds_owner_of_gradient(scope.text)
+
+
+def _binds_owner_of_gradient(text: str) -> bool:
+    """Tell whether a text may assign to the ``w`` of ``w.grad``."""
+    return any(may_bind(text, owner) for owner in set(_GRADIENT_OF.findall(text)))
 
 
 def _may_convert(function: FunctionModel) -> bool:
@@ -404,7 +405,6 @@ def _is_set_elsewhere(path: str, function: FunctionModel) -> bool:
 
 
 _GRADIENT_OF: Final = re.compile(r"(\w+)[\s\\]*\.[\s\\]*grad\b")
-_BOUND: Final = re.compile(r"(\w+)[\s\\]*=[^=]")
 
 
 def _is_parameter(word: str) -> bool:
