@@ -341,18 +341,25 @@ def _branch(branch: Branch, walk: _Walk, ways: list[_Partial]) -> list[_Partial]
     decision = _decision(branch, walk)
     result: list[_Partial] = []
     for index, arm in enumerate(branch.arms):
-        for way in ways:
-            chosen = way
-            if decision is not None:
-                text, is_negated = decision
-                choice = index ^ is_negated
-                known = dict(way.decisions).get(text)
-                if known is not None and known != choice:
-                    continue
-                if known is None:
-                    chosen = _Partial(way.events, (*way.decisions, (text, choice)))
-            result.extend(_block(arm, walk, [chosen]))
+        chosen = ways
+        if decision is not None:
+            text, is_negated = decision
+            chosen = _deciding(ways, text, index ^ is_negated)
+        if chosen:
+            result += _block(arm, walk, chosen)
     return result
+
+
+def _deciding(ways: list[_Partial], text: str, choice: int) -> list[_Partial]:
+    """Return the ways on which a test may come out like this, each with that decision."""
+    found: list[_Partial] = []
+    for way in ways:
+        known = dict(way.decisions).get(text)
+        if known is None:
+            found.append(_Partial(way.events, (*way.decisions, (text, choice))))
+        elif known == choice:
+            found.append(way)
+    return found
 
 
 def _decision(branch: Branch, walk: _Walk) -> tuple[str, int] | None:
