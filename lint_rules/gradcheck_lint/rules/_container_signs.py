@@ -5,6 +5,7 @@ Whatever can't be told from the text alone is taken for a sign: to read the sour
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.rules._signs import Pattern, asked_once, compiled, whole_words
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import re
 
 _MOST_TARGET: Final = 200
+_MOST_BINDING: Final = 400
+"""A name, its annotation and what may stand around them."""
 
 
 def _may_be_container(match: re.Match[bytes]) -> bool:
@@ -31,10 +34,24 @@ def _may_be_container(match: re.Match[bytes]) -> bool:
         return b"," in before and compiled(_SOME_CONTAINER).match(source, start) is not None
     name = compiled(rb"(\w+)[ \t]*(?:[#\r\n]|\Z)").match(source, start)
     if name is not None:
-        is_list = compiled(rb"[\s\\]*(?::[^\n=]{,200})?=[\s\\]*\[").match
-        return any(is_list(source, end) is not None for _, end in whole_words(source, name[1]))
+        return name[1] in _names_of_lists(source)
     statement = first_statement(source, start)
     return statement is None or _makes_container(statement, source)
+
+
+@lru_cache(maxsize=1)
+def _names_of_lists(source: bytes) -> frozenset[bytes]:
+    """Return the names that are bound to a list that is spelt out, and maybe other words."""
+    found: set[bytes] = set()
+    for match in compiled(rb"=[\s\\]*\[").finditer(source):
+        end = match.start()
+        before = source[max(0, end - _MOST_BINDING) : end].rstrip(b" \t\r\n\f\v\\")
+        line = before.rpartition(b"\n")[2]
+        if line.lstrip()[:1] != b":" and line.count(b"]") <= line.count(b"["):
+            before = line
+        # Those before colons may have an annotation.
+        found.update(compiled(rb"(\w+)[\s\\]*(?::|\Z)").findall(before))
+    return frozenset(found)
 
 
 def _makes_container(statement: bytes, source: bytes) -> bool:

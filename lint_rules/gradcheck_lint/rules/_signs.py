@@ -12,7 +12,7 @@ from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _Confirms: TypeAlias = "Callable[[re.Match[bytes]], bool]"
 _Question: TypeAlias = "Callable[[bytes, bytes], bool]"
@@ -353,6 +353,7 @@ class Signs:
         self._source = source
         self._known: dict[bytes | Pattern, bool] = {}
         self._known_groups: dict[tuple[bytes | Pattern, ...], bool] = {}
+        self._item_writes: list[re.Match[bytes]] | None = None
 
     def has(self, sign: bytes | Pattern) -> bool:
         """Tell whether the source has a word, or something that a pattern describes."""
@@ -371,17 +372,42 @@ class Signs:
         return known
 
     def _matches(self, sign: Pattern) -> bool:
-        source = self._source
-        if any(word in source for word in sign.enough):
+        source, has = self._source, self.has
+        if any(map(has, sign.enough)):
             return True
-        if sign.words and not any(word in source for word in sign.words):
+        if sign.words and not any(map(has, sign.words)):
             return False
+        # Most of what expressions begin with isn't in most files, which is told much faster.
+        possible = (each for each in sign.expressions if has(beginning(each)))
         if sign.confirms is not None:
             return any(
-                any(map(sign.confirms, compiled(expression).finditer(source)))
-                for expression in sign.expressions
+                any(map(sign.confirms, self._matches_of(expression))) for expression in possible
             )
-        return any(compiled(expression).search(source) for expression in sign.expressions)
+        return any(compiled(expression).search(source) for expression in possible)
+
+    def _matches_of(self, expression: bytes) -> Iterable[re.Match[bytes]]:
+        if expression not in SUBSCRIPT_WRITE.expressions:
+            return compiled(expression).finditer(self._source)
+        # Three patterns look at these.
+        if self._item_writes is None:
+            self._item_writes = list(compiled(expression).finditer(self._source))
+        return self._item_writes
+
+
+@cache
+def beginning(expression: bytes) -> bytes:
+    r"""Return what every match of an expression begins with, as far as it is spelt out.
+
+    >>> beginning(rb"sqrt_?\s*\("), beginning(rb"\+=[ \t]*"), beginning(rb"(?:a|b)c")
+    (b'sqrt', b'+=', b'')
+    """
+    found = re.match(rb"(?:[\w =/@%<>]|\\[^A-Za-z0-9])*", expression)
+    if found is None or b"|" in re.sub(rb"\\.|\[[^\]]*\]|\([^)]*\)", b"", expression):
+        return b""
+    spelt = found[0]
+    if expression[len(spelt) : len(spelt) + 1] in {b"?", b"*", b"{"}:
+        spelt = re.sub(rb"\\?.\Z", b"", spelt)
+    return re.sub(rb"\\(.)", rb"\1", spelt)
 
 
 def whole_words(source: bytes, word: bytes) -> Iterator[tuple[int, int]]:
