@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> Scores:
         copies = _copied(sample, folder / "sample")
         speeds = _side_by_side(arguments, copies)
         lines = _count(files)
-        mixed = _speed("gradcheck-lint, mixed corpus", lines, [_run(_own(corpus), folder)])
+        rounds = [_run(_own(corpus), folder) for _ in range(arguments.rounds)]
+        mixed = _speed("gradcheck-lint, mixed corpus", lines, rounds)
         remembering = [*_OWN, "--cache-dir", str(folder / "cache"), str(corpus)]
         _run(remembering, folder)
         rounds = [_run(remembering, folder) for _ in range(arguments.rounds)]
