@@ -17,9 +17,11 @@ from gradcheck_lint.model.nearness import MODE
 from gradcheck_lint.model.returning import as_seen_by_caller
 from gradcheck_lint.model.syntax import dotted_name, last_word, place_name, walk
 from gradcheck_lint.model.values import (
+    NO_SITES,
     NOTHING,
     Kind,
     Origin,
+    Value,
     Values,
     carrying,
     cut_of,
@@ -63,21 +65,22 @@ def read_arguments(reading: Reading, node: cst.Call) -> Arguments:
             ordered.append(element_of(reading, values, argument))
         else:
             ordered.append(values)
-        _note_references(reading, argument, values)
-    everything = join_all((*ordered, *keywords.values()))
+        for value in values:
+            if value.function is not None:
+                _note_reference(reading, argument, value.function)
+    everything = join_all((*ordered, *keywords.values()) if keywords else ordered)
     return Arguments(tuple(ordered), keywords, everything)
 
 
-def _note_references(reading: Reading, node: cst.CSTNode, values: Values) -> None:
-    for value in values:
-        if value.function is not None:
-            reading.recorder.event(
-                Call, node, reading.state.mode, function=value.function, referenced=True
-            )
+def _note_reference(reading: Reading, node: cst.CSTNode, function: FunctionScope) -> None:
+    reading.recorder.event(Call, node, reading.state.mode, function=function, referenced=True)
 
 
 def only_function(values: Values) -> FunctionScope | None:
     """Return the one function of this file that is held, or None."""
+    if len(values) == 1:
+        (only,) = values
+        return only.function
     functions = {value.function for value in values}
     return functions.pop() if len(functions) == 1 else None
 
@@ -96,55 +99,67 @@ def record_call(
     is_constructor: bool = False,
 ) -> Values:
     """Record a call of which only the arguments are known; ``callee`` is a model that is called."""
-    mentions, handed = mentioned_by(arguments.everything), held_by(arguments.everything)
+    recorder, mode, everything = reading.recorder, reading.state.mode, arguments.everything
+    mentions, handed = mentioned_by(everything), held_by(everything)
     if receiver:
         mentions, handed = mentions | mentioned_by(receiver), handed | held_by(receiver)
     named_as_loss = is_loss(node)
-    through = through_all(arguments.everything) | sites(callee)
-    if method is not None:
-        through |= through_all(receiver) | through_all(owner)
-    if reading.state.mode is GradMode.DISABLED or (
-        function is not None and _only_declares_numbers(function)
-    ):
-        through = frozenset()
-    call = reading.recorder.event(
-        Call,
+    through = NO_SITES
+    if mode is not GradMode.DISABLED and (function is None or not _only_declares_numbers(function)):
+        through = through_all(everything) | sites(callee)
+        if method is not None:
+            through |= through_all(receiver) | through_all(owner)
+    # By place, which takes half as long: most events are calls.
+    call = Call(
         node,
-        reading.state.mode,
-        function=function,
-        method=method,
-        handed=handed,
-        mentions=mentions,
-        harmless=harmless or (function is None and _leaves_gradients_alone(node)),
-        arguments=arguments.named if function is not None or _is_handed_in(receiver) else (),
-        on=held_by(owner or receiver),
-        is_constructor=is_constructor,
-        is_used=reading.statement_value is not node,
+        mode,
+        recorder.loops,
+        recorder.arms,
+        recorder.expects_error,
+        function,
+        method,
+        handed,
+        mentions,
+        harmless or (function is None and _leaves_gradients_alone(node)),
+        False,
+        arguments.named if function is not None or _is_handed_in(receiver) else (),
+        held_by(owner or receiver),
+        is_constructor,
+        reading.statement_value is not node,
     )
-    if named_as_loss and reading.state.mode is GradMode.DISABLED:
+    recorder.block.items.append(call)
+    if named_as_loss and mode is GradMode.DISABLED:
         cut = reading.recorder.cut_by_mode(node)
         plain = reading.recorder.value(
             Kind.PLAIN, node, origin=Origin.CALL, mentions=mentions, cut=cut, certain=False
         )
         return frozenset({plain})
-    if function is not None and reading.surroundings.returns_no_graph(function):
-        cut = reading.recorder.cut_by_mode(node)
-        plain = reading.recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)
-        return frozenset({plain})
-    if function is not None and reading.surroundings.returns_optimizer(function):
-        return frozenset({reading.recorder.value(Kind.OPTIMIZER, node)})
     returned = NOTHING
-    if function is not None and not is_constructor and _is_one_result(node):
-        returned = reading.surroundings.returned_by(function, reading.scope)
-    made = reading.recorder.value(
+    if function is not None:
+        surroundings = reading.surroundings
+        if surroundings.returns_no_graph(function):
+            cut = recorder.cut_by_mode(node)
+            return frozenset({recorder.value(Kind.PLAIN, node, mentions=mentions, cut=cut)})
+        if surroundings.returns_optimizer(function):
+            return frozenset({recorder.value(Kind.OPTIMIZER, node)})
+        if not is_constructor and _is_one_result(node):
+            returned = surroundings.returned_by(function, reading.scope)
+    own = frozenset((id(node),))
+    made = Value(
         Kind.UNKNOWN,
+        id(node),
         node,
-        origin=Origin.CALL,
-        mentions=mentions,
+        recorder.loops,
+        Origin.CALL,
+        "",
+        own,
+        own,
+        mentions,
+        own,
         through=through,
-        cut=cut_of(arguments.everything),
+        cut=cut_of(everything),
     )
-    result = frozenset({made})
+    result = frozenset((made,))
     if function is not None and returned:
         given = parameters_given(function, arguments.named, is_method=method is not None)
         may_record = reading.surroundings.near.has(function, MODE)
@@ -179,6 +194,9 @@ _CONTAINERS = words(
 
 def _is_handed_in(receiver: Values) -> bool:
     """Tell whether a method is called on a parameter, whose class a caller may know."""
+    if len(receiver) == 1:
+        (only,) = receiver
+        return only.origin is Origin.ARGUMENT
     return bool(receiver) and all(value.origin is Origin.ARGUMENT for value in receiver)
 
 
@@ -215,7 +233,7 @@ def _is_one_result(node: cst.Call) -> bool:
 def _leaves_gradients_alone(node: cst.Call) -> bool:
     """Tell by its name whether a function only reads, saves or copies what it is handed."""
     func = node.func
-    if isinstance(func, cst.Attribute):
+    if type(func) is cst.Attribute:
         owner = last_word(place_name(func.value)).lower()
         return _leaves_alone(owner, func.attr.value)
     return _leaves_alone("", dotted_name(func) or "")
@@ -245,15 +263,28 @@ _READING_NAME = re.compile(
 
 def is_loss(node: cst.Call) -> bool:
     """Tell whether what is called is named as a loss."""
-    last = (dotted_name(node.func) or "").rpartition(".")[2].lower()
+    func = node.func
+    if type(func) is cst.Name:
+        return _names_loss(func.value)
+    # Few are, so that what stands before the last word is not looked at for all.
+    return (
+        type(func) is cst.Attribute
+        and _names_loss(func.attr.value)
+        and dotted_name(func) is not None
+    )
+
+
+@lru_cache(maxsize=4096)
+def _names_loss(name: str) -> bool:
+    last = name.lower()
     return last.endswith("loss") or last.startswith("criter")
 
 
 def method_of(reading: Reading, receiver: Values, method: str) -> FunctionScope | None:
     """Return the method of a class of this file that is called on a receiver, or None."""
     found = {
-        reading.scopes.method(reading.scopes.classes.get(value.name), method)
-        if value.kind in {Kind.INSTANCE, Kind.OPTIMIZER}
+        reading.method(value.name, method)
+        if value.kind is Kind.INSTANCE or value.kind is Kind.OPTIMIZER
         else None
         for value in receiver
     }

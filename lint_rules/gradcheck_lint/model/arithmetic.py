@@ -35,32 +35,31 @@ def combine(
 ) -> Values:
     """Return what an arithmetic operation makes of two operands."""
     make = reading.recorder.value
+    # Each set of kinds is looked at several times, and nothing is there for no kind at all.
+    one, other = _kinds_of(left), _kinds_of(right)
+    if one == other == _NUMBERS:
+        return reading.recorder.number(node, cut_of(left, right))
     mentions = mentioned_by(left) | mentioned_by(right)
-    own = frozenset({id(node)})
-    is_scaled = any(value.name == SCALED for value in (*left, *right))
-    if all_are(left, Kind.NUMBER) and all_are(right, Kind.NUMBER):
-        return frozenset({make(Kind.NUMBER, node, cut=cut_of(left, right))})
-    if all_are(left, Kind.CONTAINER, Kind.TUPLE) and all_are(right, Kind.CONTAINER, Kind.TUPLE):
+    known = bool(one and other)
+    if known and one <= _DISPLAYS and other <= _DISPLAYS:
         parts = join_all(part for value in (*left, *right) for part in value.parts)
         return frozenset(
             {make(Kind.CONTAINER, node, mentions=mentions, parts=(parts,) if parts else ())}
         )
-    plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
-    if reading.state.mode is GradMode.DISABLED or (
-        all_are(left, *plain) and all_are(right, *plain)
-    ):
+    if reading.state.mode is GradMode.DISABLED or (known and one <= _PLAIN and other <= _PLAIN):
         cut = _cut_by_mode(reading, node, left | right) or cut_of(left, right)
         sure = all(value.certain for value in (*left, *right))
         return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=sure)})
     cut = cut_with_batch(reading, left, right)
     if cut is not None:
         return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=False)})
-    grown = (*_LEAVES, Kind.HISTORY)
-    kind = Kind.HISTORY if all_are(left, *grown) or all_are(right, *grown) else Kind.UNKNOWN
+    has_graph = (one and one <= _GROWN) or (other and other <= _GROWN)
+    kind = Kind.HISTORY if has_graph else Kind.UNKNOWN
+    own = frozenset({id(node)})
     implies = own
-    if _is_scale(right) or (isinstance(operator, _DIVISIONS) and _is_setting(right)):
+    if other == _NUMBERS or (type(operator) in _DIVISIONS and _is_setting(right)):
         implies = own | implied_by_all(left)
-    elif _is_scale(left):
+    elif one == _NUMBERS:
         implies = own | implied_by_all(right)
     made = make(
         kind,
@@ -70,7 +69,7 @@ def combine(
         carries=own | carried_by_all(left) | carried_by_all(right),
         through=through_all(left) | through_all(right),
         cut=cut_of(left, right),
-        name=SCALED if is_scaled else "",
+        name=SCALED if any(value.name == SCALED for value in (*left, *right)) else "",
         holds=own | held_by(left) | held_by(right),
         spent=spent_by(left, right),
     )
@@ -79,10 +78,13 @@ def combine(
 
 def cut_with_batch(reading: Reading, *operands: Values) -> cst.CSTNode | None:
     """Return what cut the graph of some operands if the others come out of a data loader."""
-    plain = (Kind.PLAIN, Kind.NUMBER)
-    if not all(all_are(known, *plain) or reading.recorder.are_batches(known) for known in operands):
-        return None
-    return cut_of(*(known for known in operands if all_are(known, *plain)))
+    plain: list[Values] = []
+    for known in operands:
+        if all_are(known, Kind.PLAIN, Kind.NUMBER):
+            plain.append(known)
+        elif not reading.recorder.are_batches(known):
+            return None
+    return cut_of(*plain)
 
 
 def _cut_by_mode(reading: Reading, node: cst.CSTNode, operands: Values) -> cst.CSTNode | None:
@@ -93,11 +95,15 @@ def _cut_by_mode(reading: Reading, node: cst.CSTNode, operands: Values) -> cst.C
     return reading.recorder.cut_by_mode(node)
 
 
-_DIVISIONS = (cst.Divide, cst.FloorDivide, cst.DivideAssign, cst.FloorDivideAssign)
+_DIVISIONS = frozenset({cst.Divide, cst.FloorDivide, cst.DivideAssign, cst.FloorDivideAssign})
+_NUMBERS = frozenset({Kind.NUMBER})
+_DISPLAYS = frozenset({Kind.CONTAINER, Kind.TUPLE})
+_PLAIN = frozenset({Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT})
+_GROWN = frozenset({Kind.LEAF, Kind.LEAF_VIEW, Kind.HISTORY})
 
 
-def _is_scale(values: Values) -> bool:
-    return all_are(values, Kind.NUMBER)
+def _kinds_of(values: Values) -> frozenset[Kind]:
+    return frozenset([value.kind for value in values])
 
 
 def _is_setting(values: Values) -> bool:
@@ -112,7 +118,6 @@ def _is_setting(values: Values) -> bool:
 def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
     """Return the result of an operation on one tensor alone."""
     make = reading.recorder.value
-    own = frozenset({id(node)})
     mentions = mentioned_by(operand)
     plain = (Kind.PLAIN, Kind.NUMBER, Kind.GRADIENT)
     if reading.state.mode is GradMode.DISABLED or all_are(operand, *plain):
@@ -120,6 +125,7 @@ def same_graph(reading: Reading, node: cst.CSTNode, operand: Values) -> Values:
         sure = all(value.certain for value in operand)
         return frozenset({make(Kind.PLAIN, node, mentions=mentions, cut=cut, certain=sure)})
     kind = Kind.HISTORY if all_are(operand, *_LEAVES, Kind.HISTORY) else Kind.UNKNOWN
+    own = frozenset({id(node)})
     made = make(
         kind,
         node,

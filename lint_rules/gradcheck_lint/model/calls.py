@@ -58,7 +58,7 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     qualified = reading.qualified(name or None)
     if qualified is not None:
         return _read_imported(reading, node, qualified, read_arguments(reading, node))
-    if isinstance(node.func, cst.Attribute):
+    if type(node.func) is cst.Attribute:
         return read_method(reading, node, node.func)
     callee = without_none(read(reading, node.func))
     if name in DRAINING and node.args:
@@ -111,7 +111,7 @@ def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Argum
 def _is_namedtuple(reading: Reading, value: Value) -> bool:
     """Tell whether this is a class that ``namedtuple`` has made: it keeps what it is given."""
     made = value.node
-    return isinstance(made, cst.Call) and (
+    return type(made) is cst.Call and (
         reading.qualified(dotted_name(made.func)) == "collections.namedtuple"
     )
 
@@ -121,18 +121,18 @@ def _read_builtin(reading: Reading, node: cst.Call, name: str, arguments: Argume
     if name in _CONTAINER_BUILTINS:
         return _read_container_builtin(reading, node, arguments)
     if name in {"enumerate", "zip"}:
-        number = frozenset({make(Kind.NUMBER, node)})
+        number = reading.recorder.number(node)
         elements = [element_of(reading, values, node) for values in arguments.positional]
         parts = (number, *elements[:1]) if name == "enumerate" else tuple(elements)
         pair = make(Kind.TUPLE, node, parts=parts, holds=held_by(arguments.everything))
         return container(reading, node, [frozenset({pair})])
     if name in _NUMBER_BUILTINS:
         cut = _cut_by_number(node, arguments) if name in {"float", "int", "round"} else None
-        return frozenset({make(Kind.NUMBER, node, cut=cut)})
+        return reading.recorder.number(node, cut)
     if name == "sum" and len(arguments.positional) == 1:
         added = element_of(reading, arguments.positional[0], node)
         if all_are(added, Kind.NUMBER):
-            return frozenset({make(Kind.NUMBER, node, cut=cut_of(added))})
+            return reading.recorder.number(node, cut_of(added))
         return same_graph(reading, node, added)
     if name == "setattr" or (name == "getattr" and "grad" in _second_string(node)):
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
@@ -198,7 +198,7 @@ _NUMBER_BUILTINS = frozenset(
 
 def _second_string(node: cst.Call) -> str:
     arguments = positional(node)
-    if len(arguments) > 1 and isinstance(arguments[1], cst.SimpleString):
+    if len(arguments) > 1 and type(arguments[1]) is cst.SimpleString:
         return arguments[1].value
     return ""
 
@@ -230,7 +230,7 @@ def _read_imported(
     elif package == "itertools":
         made = container(reading, node, [arguments.everything])
     elif package in {"numpy", "math"}:
-        made = frozenset({make(Kind.NUMBER, node, cut=_cut_within(arguments))})
+        made = reading.recorder.number(node, _cut_within(arguments))
     if made is not None:
         return made
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)

@@ -31,14 +31,9 @@ def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
             return frozenset({leaf})
         name = make(Kind.NUMBER, node)
         return frozenset({make(Kind.TUPLE, node, parts=(frozenset({name}), frozenset({leaf})))})
-    kinds = {
-        Kind.LEAF: Kind.LEAF_VIEW,
-        Kind.LEAF_VIEW: Kind.LEAF_VIEW,
-        Kind.PLAIN: Kind.PLAIN,
-        Kind.NUMBER: Kind.NUMBER,
-    }
-    if value.kind in kinds:
-        return frozenset({make(kinds[value.kind], node, cut=value.cut)})
+    kind = _OF_TENSOR.get(value.kind)
+    if kind is not None:
+        return frozenset({make(kind, node, cut=value.cut)})
     if value.kind is Kind.MODULE and value.name in {"torch.nn.ModuleList", "torch.nn.Sequential"}:
         # A layer whose kind is not known.
         return frozenset({make(Kind.MODULE, node, name="torch.nn.Module", holds=value.holds)})
@@ -48,6 +43,14 @@ def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
         if is_rest(value, "*")
         else reading.recorder.unknown(node, origin=Origin.ELEMENT, mentions=mentions, part_of=value)
     )
+
+
+_OF_TENSOR = {
+    Kind.LEAF: Kind.LEAF_VIEW,
+    Kind.LEAF_VIEW: Kind.LEAF_VIEW,
+    Kind.PLAIN: Kind.PLAIN,
+    Kind.NUMBER: Kind.NUMBER,
+}
 
 
 def is_rest(value: Value, star: str) -> bool:
@@ -73,8 +76,12 @@ def one_of_rest(reading: Reading, rest: Value, node: cst.CSTNode) -> Values:
 
 def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:
     """Bind the names of a target, pattern by pattern; writes to objects are not its concern."""
-    if type(target) is cst.Tuple or type(target) is cst.List:
-        for index, element in enumerate(target.elements):
+    kind = type(target)
+    if kind is cst.Name:
+        reading.bind(target.value, values)  # type: ignore[attr-defined]
+        return
+    if kind is cst.Tuple or kind is cst.List:
+        for index, element in enumerate(target.elements):  # type: ignore[attr-defined]
             bind_target(reading, element.value, unpacked(reading, element, values, index))
         return
     for name in bound_names(target):
@@ -84,7 +91,7 @@ def bind_target(reading: Reading, target: cst.CSTNode, values: Values) -> None:
 def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: int) -> Values:
     """Return what position ``index`` of an unpacked value holds."""
     found = NOTHING
-    starred = isinstance(element, cst.StarredElement)
+    starred = type(element) is cst.StarredElement
     for value in values:
         if value.kind is Kind.TUPLE and not starred and index < len(value.parts):
             part = value.parts[index]
@@ -106,13 +113,13 @@ def unpacked(reading: Reading, element: cst.BaseElement, values: Values, index: 
 def indices(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
     """Return the integers of an extremum, which have no graph."""
     cut = value.node if value.through or value.kind is Kind.HISTORY else value.cut
-    return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
+    return reading.recorder.number(node, cut)
 
 
 def is_extremum(node: cst.CSTNode | None) -> bool:
     """Tell whether this is ``x.max(dim)`` or ``torch.max(x, dim)``, of values and indices."""
-    if not isinstance(node, cst.Call):
+    if type(node) is not cst.Call:
         return False
     func = node.func
-    last = func.attr.value if isinstance(func, cst.Attribute) else (dotted_name(func) or "")
+    last = func.attr.value if type(func) is cst.Attribute else (dotted_name(func) or "")
     return last in {"max", "min", "topk", "sort", "kthvalue", "median", "cummax", "cummin"}

@@ -46,7 +46,7 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gradcheck_lint.model.reading import Reading
     from gradcheck_lint.model.state import State
@@ -67,43 +67,46 @@ def look_up(reading: Reading, state: State, path: str) -> Values:
     known = state.names.get(path)
     if known is not None:
         return known
-    base, dot, attribute = path.rpartition(".")
-    if dot:
+    base, _, attribute = path.rpartition(".")
+    if base:
         return _attribute_values(reading, state, look_up(reading, state, base), attribute, path)
     return reading.free_name(path)
 
 
 def _read_name(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Name)
-    if node.value in {"True", "False", "None"}:
-        return frozenset({reading.recorder.value(Kind.NUMBER, node)})
-    values = look_up(reading, reading.state, node.value)
-    _note_holder(reading, node.value, values)
+    name = node.value
+    if name in _CONSTANTS:
+        return reading.recorder.number(node)
+    values = reading.state.names.get(name) or look_up(reading, reading.state, name)
+    if names_holder(name):
+        _note_holder(reading, values)
     return values
 
 
-def _note_holder(reading: Reading, name: str, values: Values) -> None:
-    if names_holder(name.rpartition(".")[2]):
-        reading.recorder.holders.update(
-            value.site
-            for value in values
-            if value.kind is not Kind.FUNCTION and value.name != SETTINGS
-        )
+_CONSTANTS = frozenset({"True", "False", "None"})
+
+
+def _note_holder(reading: Reading, values: Values) -> None:
+    reading.recorder.holders.update(
+        value.site for value in values if value.kind is not Kind.FUNCTION and value.name != SETTINGS
+    )
 
 
 def _read_attribute(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Attribute)
-    path = dotted_name(node)
+    path, last = dotted_name(node), node.attr.value
     # A method that is named in a statement of its own, and not called, does nothing.
-    if "zero_grad" in node.attr.value and reading.statement_value is not node:
+    if "zero_grad" in last and reading.statement_value is not node:
         reading.recorder.event(ZeroGrad, node, reading.state.mode)
     if path is None:
         base = read(reading, node.value)
-        values = _attribute_values(reading, reading.state, base, node.attr.value, f"@{id(node)}")
+        values = _attribute_values(reading, reading.state, base, last, f"@{id(node)}")
         return cut_by_data(node, base, values)
     values = look_up(reading, reading.state, path)
-    _note_holder(reading, path, values)
-    if path.endswith(".data"):
+    if names_holder(last):
+        _note_holder(reading, values)
+    if last == "data":
         base = look_up(reading, reading.state, path.removesuffix(".data"))
         return cut_by_data(node, base, values)
     return values
@@ -113,25 +116,19 @@ def _attribute_values(
     reading: Reading, state: State, base: Values, attribute: str, path: str
 ) -> Values:
     found = NOTHING
+    epoch, loops = _epoch(state, path), reading.recorder.loops
     for value in base:
         if attribute == "indices" and value.node is not None and is_extremum(value.node):
             found = join(found, indices(reading, value, value.node))
-        else:
-            found = join(found, _attribute_of(reading, state, value, attribute, path))
+            continue
+        # A value that is kept here keeps its id.
+        key = (id(value), attribute, epoch, loops)
+        known = reading.attributes.get(key)
+        if known is None:
+            made = _make_attribute(reading, value, attribute, epoch)
+            known = reading.attributes[key] = (value, made)
+        found = join(found, known[1])
     return found
-
-
-def _attribute_of(
-    reading: Reading, state: State, value: Value, attribute: str, path: str
-) -> Values:
-    epoch = _epoch(state, path)
-    # A value that is kept here keeps its id.
-    key = (id(value), attribute, epoch, reading.recorder.loops)
-    known = reading.attributes.get(key)
-    if known is None:
-        made = _make_attribute(reading, value, attribute, epoch)
-        known = reading.attributes[key] = (value, made)
-    return known[1]
 
 
 def _make_attribute(
@@ -228,7 +225,11 @@ def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.Subscript)
     base = read(reading, node.value)
     for element in node.slice:
-        _read_below(reading, element)
+        index = element.slice
+        if type(index) is cst.Index:
+            read(reading, index.value)
+        else:
+            _read_below(reading, index)
     found = NOTHING
     is_second = only_integer(node) == 1
     for value in base:
@@ -240,14 +241,19 @@ def _read_subscript(reading: Reading, node: cst.CSTNode) -> Values:
 
 
 def _read_number(reading: Reading, node: cst.CSTNode) -> Values:
-    return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    return reading.recorder.number(node)
 
 
 def _read_to_number(reading: Reading, node: cst.CSTNode) -> Values:
-    compared = _read_below(reading, node)
-    is_cut = isinstance(node, cst.Comparison) and through_all(compared)
-    cut = node if is_cut else cut_of(compared)
-    return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
+    return reading.recorder.number(node, cut_of(_read_below(reading, node)))
+
+
+def _read_comparison(reading: Reading, node: cst.CSTNode) -> Values:
+    assert isinstance(node, cst.Comparison)
+    compared = read(reading, node.left)
+    for target in node.comparisons:
+        compared = join(compared, read(reading, target.comparator))
+    return reading.recorder.number(node, node if through_all(compared) else cut_of(compared))
 
 
 def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
@@ -262,8 +268,8 @@ def _read_arithmetic(reading: Reading, node: cst.CSTNode) -> Values:
 def _read_unary(reading: Reading, node: cst.CSTNode) -> Values:
     assert isinstance(node, cst.UnaryOperation)
     inner = read(reading, node.expression)
-    if isinstance(node.operator, cst.Not) or all_are(inner, Kind.NUMBER):
-        return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    if type(node.operator) is cst.Not or all_are(inner, Kind.NUMBER):
+        return reading.recorder.number(node)
     return same_graph(reading, node, inner)
 
 
@@ -295,16 +301,16 @@ def _read_either(
 
 
 def _read_sequence(reading: Reading, node: cst.CSTNode) -> Values:
-    assert isinstance(node, (cst.List, cst.Tuple, cst.Set))
+    elements: Sequence[cst.BaseElement] = node.elements  # type: ignore[attr-defined]
     parts: list[Values] = []
     starred = False
-    for element in node.elements:
+    for element in elements:
         values = read(reading, element.value)
-        if isinstance(element, cst.StarredElement):
+        if type(element) is cst.StarredElement:
             starred = True
             values = element_of(reading, values, element)
         parts.append(values)
-    return container(reading, node, parts, is_tuple=isinstance(node, cst.Tuple) and not starred)
+    return container(reading, node, parts, is_tuple=type(node) is cst.Tuple and not starred)
 
 
 def container(
@@ -339,7 +345,7 @@ def _read_dictionary(reading: Reading, node: cst.CSTNode) -> Values:
     entries: dict[str, Values] = {}
     for element in node.elements:
         values = NOTHING
-        if isinstance(element, cst.DictElement):
+        if type(element) is cst.DictElement:
             read(reading, element.key)
             values = read(reading, element.value)
             key = plain_string(element.key) if type(element.key) is cst.SimpleString else None
@@ -495,7 +501,7 @@ _READERS = {
     cst.SimpleString: _read_number,
     cst.ConcatenatedString: _read_to_number,
     cst.FormattedString: _read_to_number,
-    cst.Comparison: _read_to_number,
+    cst.Comparison: _read_comparison,
     cst.BinaryOperation: _read_arithmetic,
     cst.UnaryOperation: _read_unary,
     cst.BooleanOperation: _read_logical,

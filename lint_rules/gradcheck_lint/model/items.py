@@ -94,16 +94,16 @@ def _entry_of(reading: Reading, value: Value, key: str | None, node: cst.Subscri
         return NOTHING
     held = dict(value.entries).get(key, NOTHING)
     if not held and key in _GROUP_OPTIONS:
-        held = frozenset({reading.recorder.value(Kind.NUMBER, node)})
+        held = reading.recorder.number(node)
     return held
 
 
 def only_integer(node: cst.Subscript) -> int | None:
     """Return the index where it is one integer literal."""
-    if len(node.slice) != 1 or not isinstance(node.slice[0].slice, cst.Index):
+    if len(node.slice) != 1 or type(node.slice[0].slice) is not cst.Index:
         return None
     return integer(node.slice[0].slice.value)
 
 
 def _has_slice(node: cst.Subscript) -> bool:
-    return any(isinstance(element.slice, cst.Slice) for element in node.slice)
+    return any(type(element.slice) is cst.Slice for element in node.slice)

@@ -106,11 +106,20 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
             )
         reading.recorder.hold(receiver)
         if method == "zero_grad" and method_of(reading, receiver, method) is None:
-            return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+            return reading.recorder.number(node)
     if method in INPLACE_METHODS:
         return _write_in_place(reading, node, func, receiver, arguments)
     if reading.notes_saves:
         note_method(reading, node, receiver, arguments)
+    if method in _OF_TENSORS:
+        return _read_tensor_method(reading, node, func, receiver, arguments)
+    return _read_other_method(reading, node, func, receiver, arguments)
+
+
+def _read_tensor_method(
+    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+) -> Values:
+    method = func.attr.value
     made = _run_layer(reading, node, func, receiver, arguments)
     if made is None:
         made = _without_graph(reading, node, method, receiver)
@@ -172,10 +181,48 @@ def _read_other_method(
     reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
 ) -> Values:
     method = func.attr.value
+    function = method_of(reading, receiver, method)
+    if method in _TREATED_APART:
+        made = _read_known_method(reading, node, func, receiver, arguments, function=function)
+        if made is not None:
+            return made
+    if function is None:
+        path = dotted_name(func)
+        callee = without_none(reading.look_up(path)) if path is not None else NOTHING
+        if is_model(reading, path or "", callee):
+            return read_forward(reading, node, callee, arguments)
+        function, called_as = called_by(reading, callee, method)
+        method = called_as or method
+    result = record_call(
+        reading,
+        node,
+        arguments,
+        function=function,
+        method=method,
+        receiver=NOTHING if reading.statement_value is not node else receiver,
+        owner=receiver,
+    )
+    if any(value.kind is Kind.INSTANCE for value in receiver):
+        root = dotted_name(func.value)
+        may_change = function is not None or not _was_given(reading, receiver, method)
+        if root is not None and may_change:
+            reading.state.forget_attributes(root, next(iter(result)))
+    return result
+
+
+def _read_known_method(
+    reading: Reading,
+    node: cst.Call,
+    func: cst.Attribute,
+    receiver: Values,
+    arguments: Arguments,
+    *,
+    function: FunctionScope | None,
+) -> Values | None:
+    """Return what a method of a known name makes, None if that is what any other makes."""
+    method = func.attr.value
     if method in _CHANGES_ENTRIES:
         _forget_entries(reading, receiver)
-    function = method_of(reading, receiver, method)
-    root = dotted_name(func.value)
     if method in _SETTINGS_METHODS and function is None:
         record_call(reading, node, arguments, method=method, harmless=True)
         settings = reading.recorder.value(Kind.UNKNOWN, node, name=SETTINGS, holds=frozenset())
@@ -193,34 +240,14 @@ def _read_other_method(
         if method in MAYBE_ITSELF_METHODS and reading.recorder.are_batches(receiver):
             reading.recorder.batches.update(value.site for value in made)
         return made
-    if method in TENSOR_METHODS | KEPT_MODULE_METHODS and function is None:
+    if method in _NOT_HANDED_ON and function is None:
         made = record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
         flowed = mentioned_by(receiver)
         made = frozenset(replace(value, mentions=value.mentions | flowed) for value in made)
         if reading.recorder.are_batches(receiver):
             reading.recorder.batches.update(value.site for value in made)
         return carrying(made, receiver)
-    if function is None:
-        path = dotted_name(func)
-        callee = without_none(reading.look_up(path)) if path is not None else NOTHING
-        if is_model(reading, path or "", callee):
-            return read_forward(reading, node, callee, arguments)
-        function, called_as = called_by(reading, callee, method)
-        method = called_as or method
-    used = reading.statement_value is not node
-    result = record_call(
-        reading,
-        node,
-        arguments,
-        function=function,
-        method=method,
-        receiver=NOTHING if used else receiver,
-        owner=receiver,
-    )
-    may_change = function is not None or not _was_given(reading, receiver, method)
-    if root is not None and may_change and any(value.kind is Kind.INSTANCE for value in receiver):
-        reading.state.forget_attributes(root, next(iter(result)))
-    return result
+    return None
 
 
 def _run_layer(
@@ -236,6 +263,8 @@ def _run_layer(
 
 
 _NAMES_OF_LAYERS = TENSOR_METHODS | SAME_GRAPH_METHODS
+_NOT_HANDED_ON = TENSOR_METHODS | KEPT_MODULE_METHODS
+_OF_ONE_TENSOR = VIEW_METHODS | SAME_GRAPH_METHODS
 
 
 _MODULES = (Kind.MODULE, Kind.INSTANCE)
@@ -275,11 +304,11 @@ def _tensor_method(
         return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=node)})
     if method in SCALAR_METHODS:
         cut = _cut(receiver, node) if method in CUTTING_METHODS else None
-        return frozenset({make(Kind.NUMBER, node, cut=cut)})
+        return reading.recorder.number(node, cut)
     tensors = (*_LEAVES, Kind.PLAIN, Kind.HISTORY, Kind.GRADIENT)
     if method in VIEW_METHODS and all_are(receiver, *_LEAVES):
         return frozenset({make(Kind.LEAF_VIEW, node)})
-    if method in VIEW_METHODS | SAME_GRAPH_METHODS and (
+    if method in _OF_ONE_TENSOR and (
         all_are(receiver, *tensors, Kind.NUMBER) or method in {"mean", "sum", "clone"}
     ):
         if method in MAYBE_ITSELF_METHODS and any(value.kind in _LEAVES for value in receiver):
@@ -315,7 +344,24 @@ def _forget_entries(reading: Reading, values: Values) -> None:
 
 _CHANGES_ENTRIES = frozenset({"update", "pop", "popitem", "clear", "setdefault"})
 _SETTINGS_METHODS = frozenset({"parse_args", "parse_intermixed_args"})
+_TREATED_APART = (
+    _CHANGES_ENTRIES
+    | _SETTINGS_METHODS
+    | OWNER_METHODS
+    | _ATTACHING
+    | SAME_MODULE_METHODS
+    | _NOT_HANDED_ON
+)
 _SHARES_MEMORY = VIEW_METHODS | MAYBE_ITSELF_METHODS | {"detach", "chunk", "split", "unbind"}
+_OF_TENSORS = (
+    _NAMES_OF_LAYERS
+    | GRAPHLESS_METHODS
+    | SCALAR_METHODS
+    | _OF_ONE_TENSOR
+    | _SHARES_MEMORY
+    | {"detach_"}
+)
+"""Methods of which more is known if they are called on tensors."""
 
 
 def _change(reading: Reading, values: Values, kind: Kind) -> None:
@@ -369,16 +415,16 @@ def _reads_gradient(node: cst.BaseExpression) -> bool:
     """Tell whether this is ``p.grad``, ``p.grad.data`` or ``p.grad.detach_()`` and the like."""
     current: cst.BaseExpression = node
     while True:
-        if isinstance(current, cst.Call):
+        if type(current) is cst.Call:
             current = current.func
-        elif isinstance(current, cst.Subscript):
+        elif type(current) is cst.Subscript:
             current = current.value
-        elif isinstance(current, cst.Attribute):
+        elif type(current) is cst.Attribute:
             if current.attr.value == "grad":
                 return True
             current = current.value
         else:
-            return isinstance(current, cst.Name) and "grad" in current.value
+            return type(current) is cst.Name and "grad" in current.value
 
 
 def _read_requires_grad(
@@ -468,17 +514,17 @@ def _read_append(
                 changes["through"] = value.through | through
                 changes["mentions"] = value.mentions | mentioned_by(stored)
             reading.state.replace_site(value.site, _emptied(changes))
-    return frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    return reading.recorder.number(node)
 
 
 def _container_of(node: cst.BaseExpression) -> cst.BaseExpression:
     """Return what holds a list by a key or an index: ``d`` of ``d[k]``, ``d.setdefault(k, [])``."""
     while True:
-        if isinstance(node, cst.Subscript):
+        if type(node) is cst.Subscript:
             node = node.value
         elif (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
+            type(node) is cst.Call
+            and type(node.func) is cst.Attribute
             and node.func.attr.value == "setdefault"
             and any(isinstance(default, cst.List) for default in positional(node)[1:])
         ):
@@ -538,7 +584,7 @@ def _read_pairs(
         elements = one_of_rest(reading, rest, node)
     else:
         return None
-    key = frozenset({reading.recorder.value(Kind.NUMBER, node)})
+    key = reading.recorder.number(node)
     assert isinstance(node.func, cst.Attribute)
     if node.func.attr.value == "values":
         return container(reading, node, [elements])

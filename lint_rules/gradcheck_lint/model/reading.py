@@ -10,7 +10,7 @@ from gradcheck_lint.model.expressions import look_up
 from gradcheck_lint.model.flow import Block, GradMode
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.state import Recorder, State
-from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values, join
+from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, join
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -97,6 +97,8 @@ class Reading:
         self.attributes: dict[tuple[int, str, frozenset[int], tuple[int, ...]], _Attribute] = {}
         """What attributes of values hold, by value, name, what may have changed it, and loops."""
         self._around: dict[str, Values] = {}
+        self._free: dict[str, Values] = {}
+        self._methods: dict[tuple[str, str], FunctionScope | None] = {}
         self.reads_context = False
         """Whether the expression being read is what a ``with`` statement enters."""
 
@@ -119,15 +121,14 @@ class Reading:
         if nested is not None:
             value = self.recorder.value(Kind.FUNCTION, nested.node, function=nested)
             return frozenset({value})
-        around = self._bindings_around(name)
-        if around:
-            return around
+        return self._bindings_around(name) or self._free.get(name) or self._make_free(name)
+
+    def _make_free(self, name: str) -> Values:
         site = self.recorder.intern(("free", name))
         node = self.scope.node
-        value = self.recorder.value(
-            Kind.UNKNOWN, node, site=site, origin=Origin.OTHER, name=name, loops=()
-        )
-        return frozenset({value})
+        value = self.recorder.value(Kind.UNKNOWN, node, site=site, name=name, loops=())
+        made = self._free[name] = frozenset({value})
+        return made
 
     def _bindings_around(self, name: str) -> Values:
         known = self._around.get(name)
@@ -142,6 +143,13 @@ class Reading:
     def class_attribute(self, class_name: str, attribute: str) -> Values:
         """Return everything that the methods of a class bind to ``self.<attribute>``."""
         return self.surroundings.class_attribute(class_name, attribute)
+
+    def method(self, class_name: str, name: str) -> FunctionScope | None:
+        """Return a method of a class of this file or of its bases, None if it has none here."""
+        key = (class_name, name)
+        if key not in self._methods:
+            self._methods[key] = self.scopes.method(self.scopes.classes.get(class_name), name)
+        return self._methods[key]
 
     def qualified(self, dotted: str | None) -> str | None:
         """Return the full name of an imported thing, or None if the name is bound otherwise."""

@@ -97,12 +97,12 @@ def targets(node: cst.For | cst.While) -> frozenset[str]:
 
 def runs_once(node: cst.For | cst.While | cst.CompFor) -> bool:
     """Tell whether a loop is written so that it has at most one iteration."""
-    if isinstance(node, cst.While):
+    if type(node) is cst.While:
         return boolean(node.test) is False
-    iterated = node.iter
-    if isinstance(iterated, (cst.List, cst.Tuple)):
+    iterated = node.iter  # type: ignore[union-attr]
+    if type(iterated) is cst.List or type(iterated) is cst.Tuple:
         return len(iterated.elements) < 2  # noqa: PLR2004 - zero or one
-    if isinstance(iterated, cst.Call) and dotted_name(iterated.func) == "range":
+    if type(iterated) is cst.Call and dotted_name(iterated.func) == "range":
         bounds = [integer(argument.value) for argument in iterated.args]
         if all(bound is not None for bound in bounds):
             return len(range(*[bound for bound in bounds if bound is not None])) < 2  # noqa: PLR2004

@@ -66,7 +66,9 @@ if TYPE_CHECKING:
 
 _PASSES = ((2, 7), (3, 5), (5, 4))
 """How often loops of up to so many levels are read, since each level multiplies the passes."""
+_SUMS = frozenset({cst.BinaryOperation, cst.IfExp})
 _GROWN = frozenset({cst.Call, cst.List, cst.BinaryOperation})
+_DISPLAYS = frozenset({cst.List, cst.Tuple})
 _PATIENCE = 3
 """Names that still change when fewer passes are left count as unknown from then on."""
 
@@ -96,12 +98,12 @@ class StatementReader:
         reader = self._compound.get(type(node))
         if reader is not None:
             reader(self, node)
-        elif isinstance(node, cst.BaseSmallStatement):
+        else:
             self._read_small(node)
 
     # Simple statements
 
-    def _read_small(self, node: cst.BaseSmallStatement) -> None:
+    def _read_small(self, node: cst.CSTNode) -> None:
         reader = self._small.get(type(node))
         if reader is not None:
             reader(self, node)
@@ -157,7 +159,8 @@ class StatementReader:
                 set_requires_grad(self._reading, target, base, wanted=boolean(source))
             self._note_attached(target, base, values)
         if path is not None:
-            self._note_running_sum(target, path, source)
+            if type(source) in _SUMS:
+                self._note_running_sum(target, path, source)
             # An attribute may grow by each call of a method.
             if type(source) in _GROWN and (self._reading.recorder.loops or "." in path):
                 self._note_growth(target, path, values, source)
@@ -307,15 +310,15 @@ class StatementReader:
         reading = self._reading
         added = read(reading, node.value)
         target: cst.BaseExpression = node.target
-        root = target.value if isinstance(target, cst.Subscript) else target
+        root = target.value if type(target) is cst.Subscript else target
         held = read(reading, root)
-        if isinstance(target, cst.Subscript):
+        if root is not target:
             read(reading, target)
         path = dotted_name(root)
         if path is not None and path.endswith("grad") and is_literal(node.value):
             # `p.grad *= 0` forgets the gradient.
             self._event(ZeroGrad, node)
-        if isinstance(node.operator, cst.MatrixMultiplyAssign):
+        if type(node.operator) is cst.MatrixMultiplyAssign:
             if path is not None and root is target:
                 reading.bind(path, combine(reading, node, node.operator, held, added))
             return
@@ -323,11 +326,11 @@ class StatementReader:
         self._write(node, root, held, f"`{operator}`", written=added, source=node.value)
         if path is None:
             return
-        if all_are(held, Kind.CONTAINER) and isinstance(node.value, (cst.List, cst.Tuple)):
+        if all_are(held, Kind.CONTAINER) and type(node.value) in _DISPLAYS:
             self._store(node, path, added, node.value, held=held, how=StoreKind.APPEND)
-        elif isinstance(node.operator, (cst.AddAssign, cst.SubtractAssign)):
+        elif type(node.operator) is cst.AddAssign or type(node.operator) is cst.SubtractAssign:
             self._store(node, path, added, node.value, held=held)
-        elif isinstance(node.operator, cst.BitOrAssign) and root is target:
+        elif type(node.operator) is cst.BitOrAssign and root is target:
             note_update(reading, node, root, written=node.value, given=added)
         if root is target:
             self._rebind_augmented(node, path, held, added)
@@ -397,7 +400,7 @@ class StatementReader:
                 self._beginnings.note_arm(first, node.body, reading.state.names)
         reading.state = before
         if node.orelse is not None:
-            body = node.orelse if isinstance(node.orelse, cst.If) else node.orelse.body
+            body = node.orelse if type(node.orelse) is cst.If else node.orelse.body
             self._read_arm(node, body, arms, ends)
             if first is not None and first.arm == 1 and isinstance(body, cst.BaseSuite):
                 self._beginnings.note_arm(first, body, reading.state.names)
@@ -415,10 +418,10 @@ class StatementReader:
         ends: list[State],
     ) -> None:
         with self._reading.arm(node, len(arms)) as block:
-            if isinstance(body, cst.If):
+            if type(body) is cst.If:
                 self._read_if(body)
             else:
-                self.read_body(body)
+                self.read_body(body)  # type: ignore[arg-type]
         arms.append(block)
         ends.append(self._reading.state)
 
@@ -426,7 +429,7 @@ class StatementReader:
         joined = ends[0]
         for end in ends[1:]:
             joined = join_states(joined, end, self._look_up)
-        self._reading.state = joined.copy()
+        self._reading.state = joined
 
     def _look_up(self, state: State, path: str) -> Values:
         return look_up(self._reading, state, path)
@@ -475,7 +478,7 @@ class StatementReader:
             if left < _PATIENCE:
                 given_up |= changing
                 joined = self._forgotten(node, joined, given_up)
-            if (joined.names, joined.mode) == (entry.names, entry.mode):
+            if joined.mode is entry.mode and joined.names == entry.names:
                 break
             settled = self._is_settled(node, entry, joined, changing)
             entry = joined
@@ -483,7 +486,7 @@ class StatementReader:
                 break
         recorder.block, recorder.loops = outer_block, outer_loops
         self._counter = outer_counter
-        reading.state = entry.copy()
+        reading.state = entry
         otherwise = Block()
         if node.orelse is not None:
             recorder.block = otherwise
@@ -614,11 +617,16 @@ class StatementReader:
 
 
 def _ends_by_break_alone(node: cst.For | cst.While) -> bool:
-    return isinstance(node, cst.While) and boolean(node.test) is True
+    return type(node) is cst.While and boolean(node.test) is True
 
 
 def _changing(before: State, after: State) -> set[str]:
-    return {name for name in after.names if after.names[name] != before.names.get(name)}
+    known = before.names.get
+    return {
+        name
+        for name, held in after.names.items()
+        if (was := known(name)) is not held and was != held
+    }
 
 
 def _passes_at(depth: int) -> int:

@@ -165,10 +165,11 @@ def place_name(node: cst.CSTNode | None) -> str | None:
     name = dotted_name(node)
     if name is not None or node is None:
         return name
-    if isinstance(node, cst.Attribute):
+    # Types are compared here and below, since isinstance() is slow for abstract classes.
+    if type(node) is cst.Attribute:
         base = place_name(node.value)
         return None if base is None else f"{base}.{node.attr.value}"
-    if isinstance(node, cst.Subscript):
+    if type(node) is cst.Subscript:
         base, key = place_name(node.value), literal_key(node)
         if base is None or key is None:
             return None
@@ -208,7 +209,6 @@ def is_none(node: cst.CSTNode | None) -> bool:
 
 def integer(node: cst.CSTNode | None) -> int | None:
     """Return the value of an integer literal, None for anything else."""
-    # Types are compared here and above, since isinstance() is slow for abstract classes.
     if type(node) is cst.UnaryOperation and type(node.operator) is cst.Minus:
         inner = integer(node.expression)
         return None if inner is None else -inner
@@ -217,11 +217,15 @@ def integer(node: cst.CSTNode | None) -> int | None:
 
 def is_literal(node: cst.CSTNode | None) -> bool:
     """Tell whether this is a number or string that stands in the source."""
-    if isinstance(node, cst.UnaryOperation):
-        return is_literal(node.expression)
-    return isinstance(node, (cst.Integer, cst.Float, cst.SimpleString, cst.ConcatenatedString)) or (
-        isinstance(node, cst.Name) and node.value in {"True", "False", "None"}
-    )
+    kind = type(node)
+    if kind is cst.UnaryOperation:
+        return is_literal(node.expression)  # type: ignore[union-attr]
+    if kind is cst.Name:
+        return node.value in {"True", "False", "None"}  # type: ignore[union-attr]
+    return kind in _LITERALS
+
+
+_LITERALS = frozenset({cst.Integer, cst.Float, cst.SimpleString, cst.ConcatenatedString})
 
 
 def keyword(call: cst.Call, name: str) -> cst.BaseExpression | None:
@@ -283,12 +287,13 @@ def pairs_of(
     target: cst.BaseExpression, value: cst.BaseExpression
 ) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
     """Return a target and what it is given, or those of ``a, b`` and ``c, d`` one by one."""
-    displays = (cst.Tuple, cst.List)
-    if not isinstance(target, displays) or not isinstance(value, displays):
+    if (type(target) is not cst.Tuple and type(target) is not cst.List) or (
+        type(value) is not cst.Tuple and type(value) is not cst.List
+    ):
         return [(target, value)]
     elements = (*target.elements, *value.elements)
     if len(target.elements) != len(value.elements) or any(
-        isinstance(each, cst.StarredElement) for each in elements
+        type(each) is cst.StarredElement for each in elements
     ):
         return [(target, value)]
     return [
@@ -305,7 +310,7 @@ def is_basic_index(node: cst.Subscript) -> bool:
         if type(index) is not cst.Index or index.star:
             return False
         value = index.value
-        if integer(value) is None and not is_none(value) and not isinstance(value, cst.Ellipsis):
+        if integer(value) is None and not is_none(value) and type(value) is not cst.Ellipsis:
             return False
     return True
 

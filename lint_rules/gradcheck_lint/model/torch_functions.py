@@ -69,7 +69,7 @@ def read_torch_call(
         return _read_autograd(reading, node, last, arguments)
     if qualified in _INDICES and first:
         cut = node if has_graph_or_cut(first) else None
-        return frozenset({reading.recorder.value(Kind.NUMBER, node, cut=cut)})
+        return reading.recorder.number(node, cut)
     if qualified == f"torch.{last}" and last in SAME_GRAPH_METHODS and first:
         return same_graph(reading, node, first)
     if qualified.startswith("torch.nn.functional.") and first:
