@@ -24,7 +24,7 @@ from gradcheck_lint.model.values import (
     Value,
     Values,
     carrying,
-    cut_of,
+    flowing_from,
     held_by,
     join_all,
     mentioned_by,
@@ -100,13 +100,15 @@ def record_call(
 ) -> Values:
     """Record a call of which only the arguments are known; ``callee`` is a model that is called."""
     recorder, mode, everything = reading.recorder, reading.state.mode, arguments.everything
-    mentions, handed = mentioned_by(everything), held_by(everything)
+    mentions, handed, through, cut = flowing_from(everything)
     if receiver:
         mentions, handed = mentions | mentioned_by(receiver), handed | held_by(receiver)
     named_as_loss = is_loss(node)
-    through = NO_SITES
-    if mode is not GradMode.DISABLED and (function is None or not _only_declares_numbers(function)):
-        through = through_all(everything) | sites(callee)
+    if mode is GradMode.DISABLED or (function is not None and _only_declares_numbers(function)):
+        through = NO_SITES
+    else:
+        if callee:
+            through |= sites(callee)
         if method is not None:
             through |= through_all(receiver) | through_all(owner)
     # By place, which takes half as long: most events are calls.
@@ -129,8 +131,8 @@ def record_call(
     )
     recorder.block.items.append(call)
     if named_as_loss and mode is GradMode.DISABLED:
-        cut = reading.recorder.cut_by_mode(node)
-        plain = reading.recorder.value(
+        cut = recorder.cut_by_mode(node)
+        plain = recorder.value(
             Kind.PLAIN, node, origin=Origin.CALL, mentions=mentions, cut=cut, certain=False
         )
         return frozenset({plain})
@@ -157,7 +159,7 @@ def record_call(
         mentions,
         own,
         through=through,
-        cut=cut_of(everything),
+        cut=cut,
     )
     result = frozenset((made,))
     if function is not None and returned:
@@ -282,6 +284,10 @@ def _names_loss(name: str) -> bool:
 
 def method_of(reading: Reading, receiver: Values, method: str) -> FunctionScope | None:
     """Return the method of a class of this file that is called on a receiver, or None."""
+    if len(receiver) == 1:
+        (only,) = receiver
+        is_own = only.kind is Kind.INSTANCE or only.kind is Kind.OPTIMIZER
+        return reading.method(only.name, method) if is_own else None
     found = {
         reading.method(value.name, method)
         if value.kind is Kind.INSTANCE or value.kind is Kind.OPTIMIZER

@@ -11,11 +11,12 @@ from gradcheck_lint.model.knowledge import SCALED
 from gradcheck_lint.model.values import (
     Kind,
     Origin,
+    Value,
     Values,
     all_are,
     carried_by_all,
     cut_of,
-    held_by,
+    flowing_from,
     implied_by_all,
     join_all,
     mentioned_by,
@@ -39,7 +40,9 @@ def combine(
     one, other = _kinds_of(left), _kinds_of(right)
     if one == other == _NUMBERS:
         return reading.recorder.number(node, cut_of(left, right))
-    mentions = mentioned_by(left) | mentioned_by(right)
+    mentions, held, through, cut_left = flowing_from(left)
+    more, also_held, also_through, cut_right = flowing_from(right)
+    mentions |= more
     known = bool(one and other)
     if known and one <= _DISPLAYS and other <= _DISPLAYS:
         parts = join_all(part for value in (*left, *right) for part in value.parts)
@@ -61,19 +64,22 @@ def combine(
         implies = own | implied_by_all(left)
     elif one == _NUMBERS:
         implies = own | implied_by_all(right)
-    made = make(
+    made = Value(
         kind,
+        id(node),
         node,
-        mentions=mentions,
-        implies=implies,
-        carries=own | carried_by_all(left) | carried_by_all(right),
-        through=through_all(left) | through_all(right),
-        cut=cut_of(left, right),
-        name=SCALED if any(value.name == SCALED for value in (*left, *right)) else "",
-        holds=own | held_by(left) | held_by(right),
+        reading.recorder.loops,
+        Origin.OTHER,
+        SCALED if any(value.name == SCALED for value in (*left, *right)) else "",
+        own | carried_by_all(left) | carried_by_all(right),
+        implies,
+        mentions,
+        own | held | also_held,
+        through=through | also_through,
+        cut=cut_left or cut_right,
         spent=spent_by(left, right),
     )
-    return frozenset({made})
+    return frozenset((made,))
 
 
 def cut_with_batch(reading: Reading, *operands: Values) -> cst.CSTNode | None:

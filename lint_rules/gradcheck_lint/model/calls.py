@@ -59,7 +59,7 @@ def read_call(reading: Reading, node: cst.Call) -> Values:
     if qualified is not None:
         return _read_imported(reading, node, qualified, read_arguments(reading, node))
     if type(node.func) is cst.Attribute:
-        return read_method(reading, node, node.func)
+        return read_method(reading, node, node.func, name)
     callee = without_none(read(reading, node.func))
     if name in DRAINING and node.args:
         reading.drained_by = node

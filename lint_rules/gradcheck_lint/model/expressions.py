@@ -22,7 +22,6 @@ from gradcheck_lint.model.knowledge import (
     names_holder,
 )
 from gradcheck_lint.model.saving import note_arithmetic
-from gradcheck_lint.model.state import history_of
 from gradcheck_lint.model.syntax import (
     child_list,
     dotted_name,
@@ -38,6 +37,7 @@ from gradcheck_lint.model.values import (
     all_are,
     carried_by_all,
     cut_of,
+    flowing_from,
     held_by,
     join,
     join_all,
@@ -166,17 +166,22 @@ def _make_attribute(
     own = frozenset({site})
     is_object = value.origin is Origin.ARGUMENT and value.kind is Kind.INSTANCE
     holds = own if is_object or _is_number(attribute) else None
-    made = recorder.value(
+    made = Value(
         Kind.UNKNOWN,
+        site,
         node,
-        site=site,
-        origin=Origin.ATTRIBUTE,
-        loops=value.loops,
-        mentions=value.mentions | {value.site},
-        holds=holds or own | value.holds,
-        **history_of(value),
+        value.loops,
+        Origin.ATTRIBUTE,
+        "",
+        own,
+        own,
+        value.mentions | {value.site},
+        holds or own | value.holds,
+        through=value.through,
+        cut=value.cut,
+        result_of=value.result_of,
     )
-    return frozenset({made})
+    return frozenset((made,))
 
 
 def _of_instance(reading: Reading, value: Value, attribute: str, site: int) -> Values:
@@ -326,17 +331,23 @@ def container(
     own = frozenset({id(node)})
     if not is_tuple and any(not part for part in parts):
         parts = []
-    value = reading.recorder.value(
+    mentions, held, through, _ = flowing_from(everything)
+    value = Value(
         Kind.TUPLE if is_tuple else Kind.CONTAINER,
+        id(node),
         node,
-        carries=own.union(*(carried_by_all(part) for part in parts)),
-        mentions=mentioned_by(everything),
-        holds=own | held_by(everything),
-        through=through_all(everything),
-        parts=tuple(parts) if is_tuple else (everything,) if parts else (),
-        entries=tuple((entries or {}).items()),
+        reading.recorder.loops,
+        Origin.OTHER,
+        "",
+        own.union(*[carried_by_all(part) for part in parts]),
+        own,
+        mentions,
+        own | held,
+        tuple(parts) if is_tuple else (everything,) if parts else (),
+        tuple(entries.items()) if entries else (),
+        through=through,
     )
-    return frozenset({value})
+    return frozenset((value,))
 
 
 def _read_dictionary(reading: Reading, node: cst.CSTNode) -> Values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.arguments import Arguments, record_call
@@ -43,23 +44,27 @@ _LOSS_CLASS = re.compile(r"torch\.nn\.\w*Loss$")
 
 def is_model(reading: Reading, name: str, callee: Values) -> bool:
     """Tell whether a model is called: it is one, has given its parameters, or is named like one."""
-    if any(
-        value.kind is Kind.INSTANCE
-        and not reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
+    kinds = {value.kind for value in callee}
+    if not kinds or not kinds <= _MAY_BE_MODELS:
+        return False
+    if Kind.INSTANCE in kinds and not all(
+        reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
         for value in callee
+        if value.kind is Kind.INSTANCE
     ):
         return False
-    if all_are(callee, Kind.MODULE, Kind.INSTANCE):
+    if Kind.UNKNOWN not in kinds or is_named_as_model(name):
         return True
-    if not all_are(callee, Kind.UNKNOWN, Kind.MODULE, Kind.INSTANCE):
-        return False
-    if callee and all(value.site in reading.recorder.models for value in callee):
+    models = reading.recorder.models
+    if models and all(value.site in models for value in callee):
         return True
-    if reading.own_site and name in reading.surroundings.models_on_self:
-        return True
-    return is_named_as_model(name)
+    return bool(reading.own_site) and name in reading.surroundings.models_on_self
 
 
+_MAY_BE_MODELS = frozenset({Kind.UNKNOWN, Kind.MODULE, Kind.INSTANCE})
+
+
+@lru_cache(maxsize=4096)
 def is_named_as_model(name: str) -> bool:
     """Tell whether the last part of a dotted name is one that people give to models."""
     last = last_word(name)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.state import history_of
 from gradcheck_lint.model.syntax import integer, is_basic_index, string_index
 from gradcheck_lint.model.values import (
     NO_SITES,
@@ -15,7 +14,6 @@ from gradcheck_lint.model.values import (
     Origin,
     Value,
     Values,
-    aliased_by,
     replace,
 )
 
@@ -49,20 +47,26 @@ def item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
         return frozenset({recorder.value(value.kind, node, cut=value.cut)})
     literal = key if key is not None else index
     site = id(node) if literal is None else recorder.intern(("item", value.site, literal))
-    made = recorder.value(
+    own = frozenset((site,))
+    made = Value(
         Kind.UNKNOWN,
+        site,
         node,
-        site=site,
-        origin=Origin.ELEMENT,
-        loops=value.loops if literal is not None else recorder.loops,
-        mentions=value.mentions | {value.site},
-        holds=value.holds | {site},
-        aliases=aliased_by(frozenset({value})) if is_basic_index(node) else NO_SITES,
-        **history_of(value),
+        value.loops if literal is not None else recorder.loops,
+        Origin.ELEMENT,
+        "",
+        own,
+        own,
+        value.mentions | {value.site},
+        value.holds | own,
+        through=value.through,
+        cut=value.cut,
+        result_of=value.result_of,
+        aliases=value.aliases | {value.site} if is_basic_index(node) else NO_SITES,
     )
     if value.site in recorder.batches:
         recorder.batches.add(made.site)
-    return frozenset({made})
+    return frozenset((made,))
 
 
 def _known_element(reading: Reading, value: Value, literal: str | int | None) -> Values:

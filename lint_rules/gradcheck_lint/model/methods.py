@@ -82,8 +82,11 @@ if TYPE_CHECKING:
 _LEAVES = (Kind.LEAF, Kind.LEAF_VIEW)
 
 
-def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values:
-    """Return what a method call may evaluate to, and record what it does."""
+def read_method(reading: Reading, node: cst.Call, func: cst.Attribute, path: str) -> Values:
+    """Return what a method call may evaluate to, and record what it does.
+
+    ``path`` is the dotted name of what is called, "" if it has none.
+    """
     method = func.attr.value
     inherited = _inherited(reading, func)
     if inherited is not None:
@@ -112,12 +115,18 @@ def read_method(reading: Reading, node: cst.Call, func: cst.Attribute) -> Values
     if reading.notes_saves:
         note_method(reading, node, receiver, arguments)
     if method in _OF_TENSORS:
-        return _read_tensor_method(reading, node, func, receiver, arguments)
-    return _read_other_method(reading, node, func, receiver, arguments)
+        return _read_tensor_method(reading, node, func, receiver, arguments, path=path)
+    return _read_other_method(reading, node, func, receiver, arguments, path=path)
 
 
 def _read_tensor_method(
-    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+    reading: Reading,
+    node: cst.Call,
+    func: cst.Attribute,
+    receiver: Values,
+    arguments: Arguments,
+    *,
+    path: str,
 ) -> Values:
     method = func.attr.value
     made = _run_layer(reading, node, func, receiver, arguments)
@@ -126,7 +135,7 @@ def _read_tensor_method(
     if made is None:
         made = _tensor_method(reading, node, method, receiver)
     if made is None:
-        made = _read_other_method(reading, node, func, receiver, arguments)
+        made = _read_other_method(reading, node, func, receiver, arguments, path=path)
     if method in _SHARES_MEMORY:
         shared = aliased_by(receiver)
         made = frozenset(replace(value, aliases=value.aliases | shared) for value in made)
@@ -178,7 +187,13 @@ def _note_attached(
 
 
 def _read_other_method(
-    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
+    reading: Reading,
+    node: cst.Call,
+    func: cst.Attribute,
+    receiver: Values,
+    arguments: Arguments,
+    *,
+    path: str,
 ) -> Values:
     method = func.attr.value
     function = method_of(reading, receiver, method)
@@ -186,10 +201,9 @@ def _read_other_method(
         made = _read_known_method(reading, node, func, receiver, arguments, function=function)
         if made is not None:
             return made
-    if function is None:
-        path = dotted_name(func)
-        callee = without_none(reading.look_up(path)) if path is not None else NOTHING
-        if is_model(reading, path or "", callee):
+    if function is None and path:
+        callee = without_none(reading.look_up(path))
+        if is_model(reading, path, callee):
             return read_forward(reading, node, callee, arguments)
         function, called_as = called_by(reading, callee, method)
         method = called_as or method

@@ -522,10 +522,10 @@ def _begins_word(match: re.Match[bytes]) -> bool:
 
 
 def _is_on_super(node: cst.CSTNode) -> bool:
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+    if type(node) is not cst.Call or type(node.func) is not cst.Attribute:
         return False
     owner = node.func.value
-    return isinstance(owner, cst.Call) and dotted_name(owner.func) == "super"
+    return type(owner) is cst.Call and dotted_name(owner.func) == "super"
 
 
 def _bind_parameters(reading: Reading) -> None:
@@ -534,7 +534,7 @@ def _bind_parameters(reading: Reading) -> None:
         return
     parameters = [*node.params.posonly_params, *node.params.params, *node.params.kwonly_params]
     stars = (node.params.star_arg, node.params.star_kwarg)
-    parameters.extend(star for star in stars if isinstance(star, cst.Param))
+    parameters.extend(star for star in stars if type(star) is cst.Param)
     for parameter in parameters:
         values = _argument(reading, parameter)
         reading.bind(parameter.name.value, values)
@@ -590,10 +590,11 @@ def _argument(reading: Reading, parameter: cst.Param) -> Values:
 def _is_setting(parameter: cst.Param, annotation: cst.BaseExpression | None) -> bool:
     """Tell whether an argument is a number by its annotation, or by its default and its name."""
     if annotation is not None:
-        return isinstance(annotation, cst.Name) and annotation.value in {"float", "int", "bool"}
+        return type(annotation) is cst.Name and annotation.value in {"float", "int", "bool"}
     default = parameter.default
-    if isinstance(default, cst.UnaryOperation):
+    # Types are compared, since isinstance() is slow for abstract classes.
+    if type(default) is cst.UnaryOperation:
         default = default.expression
-    if not isinstance(default, (cst.Float, cst.Integer)):
+    if type(default) is not cst.Float and type(default) is not cst.Integer:
         return False
     return _SETTING_NAME.fullmatch(parameter.name.value) is not None

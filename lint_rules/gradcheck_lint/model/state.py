@@ -198,18 +198,31 @@ class Recorder:
         node: cst.CSTNode,
         *,
         origin: Origin = Origin.OTHER,
-        mentions: frozenset[int] = frozenset(),
+        mentions: frozenset[int] = NO_SITES,
         part_of: Value | None = None,
     ) -> Values:
         """Make a value of which only its place is known; ``part_of`` is what it was taken from."""
-        details = {} if part_of is None else history_of(part_of)
-        value = self.value(Kind.UNKNOWN, node, origin=origin, mentions=mentions, **details)
-        return frozenset({value})
-
-
-def history_of(value: Value) -> dict[str, Any]:
-    """Return what a part of a value has in common with the whole."""
-    return {"through": value.through, "cut": value.cut, "result_of": value.result_of}
+        site = id(node)
+        own = frozenset((site,))
+        through, cut, result_of = NO_SITES, None, 0
+        if part_of is not None:
+            through, cut, result_of = part_of.through, part_of.cut, part_of.result_of
+        value = Value(
+            Kind.UNKNOWN,
+            site,
+            node,
+            self.loops,
+            origin,
+            "",
+            own,
+            own,
+            mentions,
+            own,
+            through=through,
+            cut=cut,
+            result_of=result_of,
+        )
+        return frozenset((value,))
 
 
 def as_kind(kind: Kind, **details: Any) -> Callable[[Value], Value]:

@@ -85,28 +85,14 @@ class StatementReader:
         self._carried: dict[int, frozenset[str]] = {}
 
     def read_body(self, body: cst.BaseSuite | cst.Module) -> None:
-        """Read every statement of a body."""
-        for statement in body.body:
-            self._read(statement)
-
-    def _read(self, node: cst.CSTNode) -> None:
+        """Read every statement of a body, or of a line."""
         # Types are looked up, since isinstance() is slow for abstract classes.
-        if type(node) is cst.SimpleStatementLine:
-            for statement in node.body:
-                self._read_small(statement)
-            return
-        reader = self._compound.get(type(node))
-        if reader is not None:
-            reader(self, node)
-        else:
-            self._read_small(node)
+        for statement in body.body:
+            reader = self._readers.get(type(statement))
+            if reader is not None:
+                reader(self, statement)
 
     # Simple statements
-
-    def _read_small(self, node: cst.CSTNode) -> None:
-        reader = self._small.get(type(node))
-        if reader is not None:
-            reader(self, node)
 
     def _read_expression(self, node: cst.Expr) -> None:
         reading = self._reading
@@ -592,7 +578,8 @@ class StatementReader:
             value = reading.recorder.value(Kind.FUNCTION, node, function=scope)
             reading.bind(node.name.value, frozenset({value}))
 
-    _compound: ClassVar[dict[type[cst.CSTNode], Callable[..., None]]] = {
+    _readers: ClassVar[dict[type[cst.CSTNode], Callable[..., None]]] = {
+        cst.SimpleStatementLine: read_body,
         cst.If: _read_if,
         cst.For: _read_loop,
         cst.While: _read_loop,
@@ -601,8 +588,6 @@ class StatementReader:
         cst.TryStar: _read_try,
         cst.Match: _read_match,
         cst.FunctionDef: _read_definition,
-    }
-    _small: ClassVar[dict[type[cst.CSTNode], Callable[..., None]]] = {
         cst.Expr: _read_expression,
         cst.Assign: _read_assignment,
         cst.AnnAssign: _read_annotated,

@@ -93,7 +93,7 @@ class Value:
 
     def __hash__(self) -> int:
         """Hash the site alone: nearly all that differ have different ones."""
-        return hash(self.site)
+        return self.site
 
 
 _FIELDS: Final = tuple(known.name for known in fields(Value))
@@ -116,7 +116,7 @@ NO_SITES: frozenset[int] = frozenset()
 
 def join(left: Values, right: Values) -> Values:
     """Return what may be held after either of two paths; a site appears once per kind."""
-    if left is right or not right or left == right:
+    if left is right or not right:
         return left
     if not left:
         return right
@@ -124,6 +124,8 @@ def join(left: Values, right: Values) -> Values:
         (one,), (other,) = left, right
         if one.site != other.site or one.kind is not other.kind:
             return left | right
+    if left == right:
+        return left
     merged: dict[tuple[Kind, int], Value] = {}
     for value in (*left, *right):
         key = (value.kind, value.site)
@@ -249,7 +251,7 @@ def mentioned_by(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return only.mentions if only.site in only.mentions else only.mentions | {only.site}
-    return frozenset().union(*(value.mentions | {value.site} for value in values))
+    return frozenset().union(*[value.mentions | {value.site} for value in values])
 
 
 def aliased_by(values: Values) -> frozenset[int]:
@@ -266,7 +268,7 @@ def through_all(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return only.through
-    return frozenset().union(*(value.through for value in values))
+    return frozenset().union(*[value.through for value in values])
 
 
 def cut_of(*sets: Values) -> cst.CSTNode | None:
@@ -297,4 +299,18 @@ def held_by(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return only.holds
-    return frozenset().union(*(value.holds for value in values))
+    return frozenset().union(*[value.holds for value in values])
+
+
+def flowing_from(
+    values: Values,
+) -> tuple[frozenset[int], frozenset[int], frozenset[int], cst.CSTNode | None]:
+    """Return what ``mentioned_by``, ``held_by``, ``through_all`` and ``cut_of`` do, at once."""
+    if not values:
+        return NO_SITES, NO_SITES, NO_SITES, None
+    if len(values) == 1:
+        (only,) = values
+        site, mentions = only.site, only.mentions
+        mentions = mentions if site in mentions else mentions | {site}
+        return mentions, only.holds, only.through, only.cut
+    return mentioned_by(values), held_by(values), through_all(values), cut_of(values)
