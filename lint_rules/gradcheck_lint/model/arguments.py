@@ -68,7 +68,10 @@ def read_arguments(reading: Reading, node: cst.Call) -> Arguments:
         for value in values:
             if value.function is not None:
                 _note_reference(reading, argument, value.function)
-    everything = join_all((*ordered, *keywords.values()) if keywords else ordered)
+    if not keywords and len(ordered) < 2:  # noqa: PLR2004 - nothing to join
+        everything = ordered[0] if ordered else NOTHING
+    else:
+        everything = join_all((*ordered, *keywords.values()))
     return Arguments(tuple(ordered), keywords, everything)
 
 
@@ -236,7 +239,8 @@ def _leaves_gradients_alone(node: cst.Call) -> bool:
     """Tell by its name whether a function only reads, saves or copies what it is handed."""
     func = node.func
     if type(func) is cst.Attribute:
-        owner = last_word(place_name(func.value)).lower()
+        before = func.value
+        owner = before.value if type(before) is cst.Name else last_word(place_name(before))
         return _leaves_alone(owner, func.attr.value)
     return _leaves_alone("", dotted_name(func) or "")
 
@@ -244,6 +248,7 @@ def _leaves_gradients_alone(node: cst.Call) -> bool:
 @lru_cache(maxsize=4096)
 def _leaves_alone(owner: str, name: str) -> bool:
     if owner:
+        owner = owner.lower()
         if BACKWARD_BY_ENGINE.search(owner) is not None:
             return _CHANGING_NAME.search(name) is None
         if _WATCHER.search(owner) is not None and not name.endswith("step"):

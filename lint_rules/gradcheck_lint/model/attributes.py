@@ -30,17 +30,19 @@ def collect_attributes(
         if type(node) is cst.Assign:
             for each in node.targets:
                 pairs += pairs_of(each.target, node.value)
-        elif isinstance(node, (cst.AnnAssign, cst.AugAssign)):
+        elif type(node) is cst.AnnAssign or type(node) is cst.AugAssign:
             pairs.append((node.target, node.value))
-        elif isinstance(node, cst.Call) and dotted_name(node.func) == f"{first}.register_parameter":
+        elif type(node) is cst.Call and dotted_name(node.func) == f"{first}.register_parameter":
             name, parameter = _registered(node)
             found.setdefault(name, []).append(parameter)
         for target, held in pairs:
-            simple = isinstance(target, cst.Attribute)
+            if type(target) is cst.Name:
+                continue
+            simple = type(target) is cst.Attribute
             for name in bound_names(target):
                 if not name.startswith(prefix) or name.count(".") != 1:
                     continue
-                if isinstance(node, cst.AugAssign) or (held is not None and grows(name, held)):
+                if type(node) is cst.AugAssign or (held is not None and grows(name, held)):
                     continue
                 attribute = name.removeprefix(prefix)
                 found.setdefault(attribute, []).append(held if simple else None)
@@ -63,11 +65,11 @@ def class_assignments(
 ) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
     """Yield each target in the body of a class with what it is given."""
     for statement in node.body.body:
-        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
-            if isinstance(small, cst.Assign):
+        for small in statement.body if type(statement) is cst.SimpleStatementLine else ():
+            if type(small) is cst.Assign:
                 for target in small.targets:
                     yield target.target, small.value
-            elif isinstance(small, cst.AnnAssign) and small.value is not None:
+            elif type(small) is cst.AnnAssign and small.value is not None:
                 yield small.target, small.value
 
 

@@ -45,8 +45,16 @@ class _Mentions:
             if kind is cst.Name:
                 if current.value not in self.bound:
                     self.carried.add(current.value)
-            elif kind is cst.Attribute or kind is cst.Arg:
+            elif kind is cst.Attribute or kind is cst.Arg or kind is cst.Index:
                 waiting.append(current.value)
+            elif kind is cst.Call:
+                waiting.append(current.func)
+                waiting += [argument.value for argument in current.args]
+            elif kind is cst.BinaryOperation:
+                waiting += (current.left, current.right)
+            elif kind is cst.Comparison:
+                waiting.append(current.left)
+                waiting += [target.comparator for target in current.comparisons]
             elif kind not in ATOMS:
                 waiting += child_list(current)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import libcst as cst
@@ -538,7 +539,7 @@ def _bind_parameters(reading: Reading) -> None:
     for parameter in parameters:
         values = _argument(reading, parameter)
         reading.bind(parameter.name.value, values)
-        if _TARGET_NAME.fullmatch(parameter.name.value) and "backward" in reading.scope.words:
+        if _names_target(parameter.name.value) and "backward" in reading.scope.words:
             # Where it is not differentiated, the caller may give it a graph.
             reading.recorder.batches.update(value.site for value in values)
     owner = reading.scope.owner
@@ -556,6 +557,11 @@ def _bind_parameters(reading: Reading) -> None:
         reading.recorder.holders.add(value.site)
         reading.own_site = value.site
         reading.family = _family(reading, owner)
+
+
+@lru_cache(maxsize=4096)
+def _names_target(name: str) -> bool:
+    return _TARGET_NAME.fullmatch(name) is not None
 
 
 def _bind_self(reading: Reading, owner: ClassScope) -> None:
@@ -578,9 +584,10 @@ def _family(reading: Reading, owner: ClassScope) -> str:
 
 def _argument(reading: Reading, parameter: cst.Param) -> Values:
     annotation = parameter.annotation.annotation if parameter.annotation else None
-    qualified = reading.scopes.resolve_import(dotted_name(annotation) or "") or ""
     kind, origin = Kind.UNKNOWN, Origin.ARGUMENT
-    if makes_optimizer(qualified):
+    if annotation is not None and makes_optimizer(
+        reading.scopes.resolve_import(dotted_name(annotation) or "") or ""
+    ):
         kind = Kind.OPTIMIZER
     elif _is_setting(parameter, annotation):
         kind = Kind.NUMBER
