@@ -215,7 +215,7 @@ def sites(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return frozenset((only.site,))
-    return frozenset(value.site for value in values)
+    return frozenset([value.site for value in values])
 
 
 def carried_by_all(values: Values) -> frozenset[int]:
@@ -251,14 +251,14 @@ def mentioned_by(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return only.mentions if only.site in only.mentions else only.mentions | {only.site}
-    return frozenset().union(*[value.mentions | {value.site} for value in values])
+    return NO_SITES.union([value.site for value in values], *[value.mentions for value in values])
 
 
 def aliased_by(values: Values) -> frozenset[int]:
     """Return every tensor whose memory these values have, or may have, themselves included."""
     if not values:
         return NO_SITES
-    return frozenset().union(*(value.aliases | {value.site} for value in values))
+    return NO_SITES.union([value.site for value in values], *[value.aliases for value in values])
 
 
 def through_all(values: Values) -> frozenset[int]:
@@ -268,15 +268,15 @@ def through_all(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return only.through
-    return frozenset().union(*[value.through for value in values])
+    return NO_SITES.union(*[value.through for value in values])
 
 
 def cut_of(*sets: Values) -> cst.CSTNode | None:
     """Return the call that took the graph away from the first of these values that has one."""
     for values in sets:
-        for value in values if len(values) < 2 else sorted(values, key=_site):  # noqa: PLR2004 - two
-            if value.cut is not None:
-                return value.cut
+        known = [value for value in values if value.cut is not None]
+        if known:
+            return min(known, key=_site).cut
     return None
 
 
@@ -299,7 +299,7 @@ def held_by(values: Values) -> frozenset[int]:
     if len(values) == 1:
         (only,) = values
         return only.holds
-    return frozenset().union(*[value.holds for value in values])
+    return NO_SITES.union(*[value.holds for value in values])
 
 
 def flowing_from(
