@@ -65,7 +65,7 @@ from gradcheck_lint.model.values import (
     Values,
     aliased_by,
     all_are,
-    carrying,
+    carried_by_all,
     cut_of,
     implied_by_all,
     mentioned_by,
@@ -256,11 +256,13 @@ def _read_known_method(
         return made
     if method in _NOT_HANDED_ON and function is None:
         made = record_call(reading, node, arguments, method=method, harmless=True, owner=receiver)
-        flowed = mentioned_by(receiver)
-        made = frozenset(replace(value, mentions=value.mentions | flowed) for value in made)
+        flowed, carried = mentioned_by(receiver), carried_by_all(receiver)
         if reading.recorder.are_batches(receiver):
             reading.recorder.batches.update(value.site for value in made)
-        return carrying(made, receiver)
+        return frozenset(
+            replace(value, mentions=value.mentions | flowed, carries=value.carries | carried)
+            for value in made
+        )
     return None
 
 

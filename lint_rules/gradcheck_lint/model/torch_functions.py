@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gradcheck_lint.model.arguments import record_call
@@ -169,16 +170,22 @@ def makes_scheduler(qualified: str) -> bool:
 
 def _made_by_class(node: cst.Call, qualified: str, arguments: Arguments) -> Kind | None:
     """Return what sort of thing a factory or class makes; None for other functions."""
-    kind: Kind | None = None
     if qualified in FACTORIES:
-        kind = _made_by_factory(node, qualified, arguments)
-    elif qualified in PARAMETER_CLASSES:
-        kind = _made_by_wrapper(node, default=True)
-    elif qualified in VARIABLE_CLASSES:
+        return _made_by_factory(node, qualified, arguments)
+    if qualified in PARAMETER_CLASSES:
+        return _made_by_wrapper(node, default=True)
+    if qualified in VARIABLE_CLASSES:
         kind = _made_by_wrapper(node, default=False)
         # A Variable made without asking for a gradient may still have its argument's graph.
-        kind = Kind.UNKNOWN if kind is Kind.PLAIN else kind
-    elif makes_optimizer(qualified):
+        return Kind.UNKNOWN if kind is Kind.PLAIN else kind
+    return _instance_of(qualified)
+
+
+@lru_cache(maxsize=4096)
+def _instance_of(qualified: str) -> Kind | None:
+    """Return what sort of thing an optimizer, a layer or the like is; None for functions."""
+    kind: Kind | None = None
+    if makes_optimizer(qualified):
         kind = Kind.OPTIMIZER
     elif makes_scheduler(qualified):
         kind = Kind.SCHEDULER
@@ -226,11 +233,14 @@ def _note_functional_write(
     reading: Reading, node: cst.Call, qualified: str, arguments: Arguments
 ) -> None:
     """Record ``out=w``, ``torch.relu_(w)`` and ``F.relu(w, inplace=True)``."""
-    target = keyword(node, "out")
     last = qualified.rpartition(".")[2]
+    writes = last in INPLACE_METHODS
+    if not writes and not arguments.keywords:
+        return
+    target = keyword(node, "out")
     operation = f"{last}(..., out=...)"
     values = arguments.keywords.get("out", NOTHING)
-    writes = last in INPLACE_METHODS or boolean(keyword(node, "inplace"))
+    writes = writes or boolean(keyword(node, "inplace")) is True
     if target is None and node.args and writes and ".init." not in qualified:
         target = node.args[0].value
         values = arguments.positional[0] if arguments.positional else NOTHING
