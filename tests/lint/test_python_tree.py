@@ -72,6 +72,7 @@ return_ = lambda: (yield)
 if a: b; c
 elif d: e
 else: f
+g += f"{h} is {i!r:>{j}}" + f"{k}"
 """
 
 
@@ -100,7 +101,9 @@ _COMMON = frozenset(
         *(cst.Attribute, cst.Call, cst.Arg, cst.Subscript, cst.SubscriptElement, cst.Index),
         *(cst.BinaryOperation, cst.Tuple, cst.List, cst.Element, cst.SimpleStatementLine),
         *(cst.IndentedBlock, cst.Expr, cst.Comparison, cst.ComparisonTarget, cst.Return),
-        *(cst.UnaryOperation, cst.BooleanOperation, cst.Assign, cst.AssignTarget),
+        *(cst.UnaryOperation, cst.BooleanOperation, cst.Assign, cst.AssignTarget, cst.AugAssign),
+        *(cst.If, cst.Else, cst.FormattedString, cst.FormattedStringText),
+        cst.FormattedStringExpression,
     }
 )
 

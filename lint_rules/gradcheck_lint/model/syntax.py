@@ -70,12 +70,10 @@ ATOMS = frozenset({cst.Name, cst.Integer, cst.Float, cst.Imaginary, cst.SimpleSt
 
 def child_list(node: cst.CSTNode) -> list[cst.CSTNode]:
     """Return the nodes directly below ``node`` that mean something, in source order."""
-    found: list[cst.CSTNode] = []
-    if type(node) in ATOMS:
-        return found
     known = _BELOW.get(type(node))
     if known is not None:
         return known(node)
+    found: list[cst.CSTNode] = []
     fields = semantic_fields(type(node))
     if not fields:
         _BELOW[type(node)] = _nothing_below
@@ -96,7 +94,12 @@ def _nothing_below(_: cst.CSTNode) -> list[cst.CSTNode]:
     return []
 
 
+def _present(*nodes: cst.CSTNode | None) -> list[cst.CSTNode]:
+    return [node for node in nodes if node is not None]
+
+
 _BELOW: Final[dict[type[cst.CSTNode], Callable[[Any], list[cst.CSTNode]]]] = {
+    **dict.fromkeys(ATOMS, _nothing_below),
     cst.Attribute: lambda node: [node.value, node.attr],
     cst.Call: lambda node: [node.func, *node.args],
     cst.Arg: lambda node: [node.value] if node.keyword is None else [node.value, node.keyword],
@@ -117,6 +120,12 @@ _BELOW: Final[dict[type[cst.CSTNode], Callable[[Any], list[cst.CSTNode]]]] = {
     cst.Return: lambda node: [] if node.value is None else [node.value],
     cst.Assign: lambda node: [*node.targets, node.value],
     cst.AssignTarget: lambda node: [node.target],
+    cst.AugAssign: lambda node: [node.target, node.operator, node.value],
+    cst.If: lambda node: _present(node.test, node.body, node.orelse),
+    cst.Else: lambda node: [node.body],
+    cst.FormattedString: lambda node: [*node.parts],
+    cst.FormattedStringText: _nothing_below,
+    cst.FormattedStringExpression: lambda node: [node.expression, *(node.format_spec or ())],
 }
 """What lies below the commonest nodes, in a third of the time that a look at all fields takes."""
 
@@ -132,8 +141,9 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     while stack:
         current = stack.pop()
         yield current
-        if type(current) not in ATOMS:
-            below = child_list(current)
+        kind = type(current)
+        if kind not in ATOMS:
+            below = (_BELOW.get(kind) or child_list)(current)
             below.reverse()
             stack += below
 
