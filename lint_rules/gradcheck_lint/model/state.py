@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,36 +21,54 @@ _WITHOUT_GRAPH = frozenset({Kind.NUMBER, Kind.PLAIN, Kind.GRADIENT, Kind.FUNCTIO
 class State:
     """What names hold, and the grad mode; ``dead`` after a jump.
 
-    ``owners`` are the names that something was ever known of the attributes of, in any state of
-    the function: few are, and of the others there is nothing to forget.
+    All states of a function share two more things. ``owners`` are the names that something was
+    ever known of the attributes of: few are, and of the others there is nothing to forget.
+    ``written`` are the names that were changed in any of the states, one after the other: states
+    that come from the same one can differ in no others than those since then.
     """
 
     names: dict[str, Values]
     mode: GradMode
     dead: bool = False
     owners: set[str] = field(default_factory=set)
+    written: list[str] = field(default_factory=list)
 
     def copy(self) -> State:
         """Return a state that can change on its own."""
-        return State(self.names.copy(), self.mode, self.dead, self.owners)
+        return State(self.names.copy(), self.mode, self.dead, self.owners, self.written)
+
+    def written_since(self, before: int) -> Iterable[str]:
+        """Return the names that were changed since ``written`` was so long, each once."""
+        return dict.fromkeys(self.written[before:])
+
+    def put(self, path: str, values: Values) -> None:
+        """Let a dotted name hold ``values``, with all that is known of its attributes."""
+        self.names[path] = values
+        self.written.append(path)
+
+    def drop(self, path: str) -> None:
+        """Forget what a dotted name holds, if that is known."""
+        if self.names.pop(path, None) is not None:
+            self.written.append(path)
 
     def bind(self, path: str, values: Values) -> None:
         """Let a dotted name hold ``values`` and forget what was known of its attributes."""
         if path in self.owners:
             for key in self._below(path):
-                del self.names[key]
+                self.drop(key)
         if "." in path:
             self._own(path)
         self.names[path] = values
+        self.written.append(path)
 
     def forget_attributes(self, root: str, cause: Value) -> None:
         """Forget every attribute of ``root``, because ``cause`` may have changed them."""
         if root in self.owners:
             for key in self._below(root):
                 if key[-1] != "*":
-                    del self.names[key]
+                    self.drop(key)
         self._own(f"{root}.*")
-        self.names[f"{root}.*"] = frozenset({cause})
+        self.put(f"{root}.*", frozenset({cause}))
 
     def _below(self, root: str) -> list[str]:
         prefix = root + "."
@@ -68,40 +86,39 @@ class State:
         for key, values in self.names.items():
             for value in values:
                 if value.site == site:
-                    self.names[key] = frozenset(
-                        change(value) if value.site == site else value for value in values
-                    )
+                    changed = [change(value) if value.site == site else value for value in values]
+                    self.put(key, frozenset(changed))
                     break
 
 
 Lookup = Callable[[State, str], Values]
 
 
-def join_states(left: State, right: State, lookup: Lookup) -> State:
+def join_states(left: State, right: State, lookup: Lookup, since: int) -> State:
     """Return what is known after either of two paths.
 
-    A name that only one path binds holds what it holds there: on the other path it's unbound. An
-    attribute may have been set elsewhere, so ``lookup`` says what it holds on the other path.
+    Both come from a state of when ``written`` had ``since`` names. A name that only one path binds
+    holds what it holds there: on the other path it's unbound. An attribute may have been set
+    elsewhere, so ``lookup`` says what it holds on the other path.
     """
     if left.dead:
         return right.copy()
     if right.dead:
         return left.copy()
-    names = left.names.copy()
-    on_left = left.names.get
-    # Most names hold the same on both paths.
-    differing = [item for item in right.names.items() if on_left(item[0]) is not item[1]]
-    for path, values in differing:
-        known = on_left(path)
-        if known is None:
-            known = lookup(left, path) if "." in path else values
-        names[path] = join(known, values)
-    if len(names) > len(right.names):
-        for path in left.names.keys() - right.names.keys():
-            if "." in path:
-                names[path] = join(names[path], lookup(right, path))
-    mode = left.mode if left.mode is right.mode else GradMode.UNKNOWN
-    return State(names, mode, owners=left.owners)
+    joined = left.copy()
+    names, on_left, on_right = joined.names, left.names.get, right.names.get
+    for path in left.written_since(since):
+        one, other = on_left(path), on_right(path)
+        if one is other:
+            continue
+        if one is None:
+            one = lookup(left, path) if "." in path else other
+        elif other is None:
+            other = lookup(right, path) if "." in path else one
+        names[path] = join(one, other)  # type: ignore[arg-type]
+    if left.mode is not right.mode:
+        joined.mode = GradMode.UNKNOWN
+    return joined
 
 
 @dataclass(slots=True)

@@ -345,7 +345,7 @@ class StatementReader:
             if isinstance(target, cst.Attribute) and target.attr.value == "grad":
                 self._event(ZeroGrad, target)
             elif path is not None:
-                self._reading.state.names.pop(path, None)
+                self._reading.state.drop(path)
 
     def _read_jump(self, node: cst.Break | cst.Continue | cst.Raise) -> None:
         reading = self._reading
@@ -377,6 +377,7 @@ class StatementReader:
             self.read_body(node.body)
             return
         before = reading.state.copy()
+        since = len(before.written)
         arms: list[Block] = []
         ends: list[State] = []
         first = first_time(node.test, self._counter) if reading.recorder.loops else None
@@ -394,7 +395,7 @@ class StatementReader:
             arms.append(Block())
             ends.append(before)
         reading.recorder.branch(node, arms, node.test if len(arms) > 1 else None)
-        self._join(ends)
+        self._join(ends, since)
 
     def _read_arm(
         self,
@@ -411,10 +412,10 @@ class StatementReader:
         arms.append(block)
         ends.append(self._reading.state)
 
-    def _join(self, ends: Sequence[State]) -> None:
+    def _join(self, ends: Sequence[State], since: int) -> None:
         joined = ends[0]
         for end in ends[1:]:
-            joined = join_states(joined, end, self._look_up)
+            joined = join_states(joined, end, self._look_up, since)
         self._reading.state = joined
 
     def _look_up(self, state: State, path: str) -> Values:
@@ -424,6 +425,7 @@ class StatementReader:
         reading = self._reading
         read(reading, node.subject)
         before = reading.state.copy()
+        since = len(before.written)
         arms: list[Block] = [Block()]
         ends: list[State] = [before]
         for case in node.cases:
@@ -432,7 +434,7 @@ class StatementReader:
                 reading.bind(name, reading.recorder.unknown(case))
             self._read_arm(node, case.body, arms, ends)
         reading.recorder.branch(node, arms)
-        self._join(ends)
+        self._join(ends, since)
 
     # Loops
 
@@ -442,7 +444,7 @@ class StatementReader:
         outer_block, outer_loops = recorder.block, recorder.loops
         outer_counter, self._counter = self._counter, counter_of(node)
         recorder.loops = (*outer_loops, id(node))
-        entry = reading.state
+        entry, since = reading.state, len(reading.state.written)
         passes = _passes_at(len(recorder.loops))
         exits: list[State] = []
         body = Block()
@@ -459,8 +461,8 @@ class StatementReader:
             exits = self._breaks.pop()
             joined = entry
             for end in ends:
-                joined = join_states(joined, end, self._look_up)
-            changing = _changing(entry, joined)
+                joined = join_states(joined, end, self._look_up, since)
+            changing = _changing(entry, joined, since)
             if left < _PATIENCE:
                 given_up |= changing
                 joined = self._forgotten(node, joined, given_up)
@@ -484,7 +486,7 @@ class StatementReader:
         after = reading.state
         if _ends_by_break_alone(node) and exits:
             after = exits[0]
-        self._join([after, *exits])
+        self._join([after, *exits], since)
 
     def _is_settled(
         self, node: cst.For | cst.While, before: State, after: State, changing: set[str]
@@ -528,7 +530,7 @@ class StatementReader:
         for name in names:
             site = recorder.intern(("forgotten", id(node), name))
             value = recorder.value(Kind.UNKNOWN, node, site=site)
-            forgotten.names[name] = frozenset({value})
+            forgotten.put(name, frozenset({value}))
         return forgotten
 
     # Contexts, errors and definitions
@@ -550,10 +552,11 @@ class StatementReader:
     def _read_try(self, node: cst.Try | cst.TryStar) -> None:
         reading, recorder = self._reading, self._reading.recorder
         before, expected = reading.state.copy(), recorder.expects_error
+        since = len(before.written)
         recorder.expects_error = expected or catches_torch_errors(node)
         self.read_body(node.body)
         recorder.expects_error = expected
-        raised = join_states(before, reading.state, self._look_up)
+        raised = join_states(before, reading.state, self._look_up, since)
         raised.dead = False
         if node.orelse is not None:
             self.read_body(node.orelse.body)
@@ -565,7 +568,7 @@ class StatementReader:
                 reading.bind(dotted_name(handler.name.name) or "", recorder.unknown(handler))
             self._read_arm(node, handler.body, arms, ends)
         recorder.branch(node, arms)
-        self._join(ends)
+        self._join(ends, since)
         if node.finalbody is not None:
             dead, reading.state.dead = reading.state.dead, False
             self.read_body(node.finalbody.body)
@@ -605,12 +608,12 @@ def _ends_by_break_alone(node: cst.For | cst.While) -> bool:
     return type(node) is cst.While and boolean(node.test) is True
 
 
-def _changing(before: State, after: State) -> set[str]:
-    known = before.names.get
+def _changing(before: State, after: State, since: int) -> set[str]:
+    was, held = before.names.get, after.names.get
     return {
         name
-        for name, held in after.names.items()
-        if (was := known(name)) is not held and was != held
+        for name in after.written_since(since)
+        if name in after.names and held(name) is not was(name) and held(name) != was(name)
     }
 
 

@@ -56,7 +56,7 @@ def read_backward(
     receiver = _without_numbers(receiver)
     path = dotted_name(node.func.value)
     if path is not None and (held := reading.state.names.get(path)) is not None:
-        reading.state.names[path] = _without_numbers(held)
+        reading.state.put(path, _without_numbers(held))
     reading.recorder.event(
         Backward,
         node,
