@@ -16,13 +16,14 @@ from gradcheck_lint.model.arguments import (
     record_call,
 )
 from gradcheck_lint.model.arithmetic import same_graph
+from gradcheck_lint.model.attaching import may_hold_layers
 from gradcheck_lint.model.comprehensions import DRAINING
 from gradcheck_lint.model.elements import element_of
 from gradcheck_lint.model.expressions import container, read
 from gradcheck_lint.model.flow import Attach, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
-from gradcheck_lint.model.methods import may_hold_layers, read_method
+from gradcheck_lint.model.methods import read_method
 from gradcheck_lint.model.syntax import (
     dotted_name,
     integer,

@@ -14,11 +14,12 @@ from gradcheck_lint.model.arguments import (
     record_call,
 )
 from gradcheck_lint.model.arithmetic import same_graph
+from gradcheck_lint.model.attaching import ATTACHING_METHODS, note_attached_by_call
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.elements import element_of, is_rest, one_of_rest
 from gradcheck_lint.model.entries import note_update
 from gradcheck_lint.model.expressions import container, read
-from gradcheck_lint.model.flow import Attach, Freeze, InPlace, Store, StoreKind, ZeroGrad
+from gradcheck_lint.model.flow import Freeze, InPlace, Store, StoreKind, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import (
     BACKWARD_BY_ENGINE,
@@ -160,32 +161,6 @@ def _read_inherited(
     return result
 
 
-_ATTACHING = frozenset({"add_module", "register_module", "register_parameter"})
-
-
-def may_hold_layers(reading: Reading, base: Values) -> bool:
-    """Tell whether what a layer is put into may register it: of this file's classes, modules do."""
-    return not all_are(base, Kind.INSTANCE) or all(
-        reading.scopes.derives_from(reading.scopes.classes.get(value.name), "torch.nn.")
-        for value in base
-    )
-
-
-def _note_attached(
-    reading: Reading, node: cst.Call, func: cst.Attribute, receiver: Values, arguments: Arguments
-) -> None:
-    """Record ``model.add_module("head", nn.Linear(...))``."""
-    given = arguments.positional
-    if len(given) != 2 or not all_are(given[1], Kind.MODULE, Kind.LEAF):  # noqa: PLR2004 - a pair
-        return
-    name = node.args[0].value
-    last = name.raw_value if isinstance(name, cst.SimpleString) else "..."
-    path = f"{place_name(func.value)}.{last}"
-    reading.recorder.event(
-        Attach, node, reading.state.mode, path=path, values=receiver, attached=given[1]
-    )
-
-
 def _read_other_method(
     reading: Reading,
     node: cst.Call,
@@ -243,8 +218,8 @@ def _read_known_method(
         return frozenset({settings})
     if method in OWNER_METHODS:
         reading.recorder.hold(receiver)
-    if method in _ATTACHING:
-        _note_attached(reading, node, func, receiver, arguments)
+    if method in ATTACHING_METHODS:
+        note_attached_by_call(reading, node, func, receiver, arguments)
     is_own = method == "apply" and function is not None
     if method in SAME_MODULE_METHODS and not is_own and all_are(receiver, *_MODULES):
         record_call(reading, node, arguments, method=method, harmless=True)
@@ -364,7 +339,7 @@ _TREATED_APART = (
     _CHANGES_ENTRIES
     | _SETTINGS_METHODS
     | OWNER_METHODS
-    | _ATTACHING
+    | ATTACHING_METHODS
     | SAME_MODULE_METHODS
     | _NOT_HANDED_ON
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.arithmetic import combine
+from gradcheck_lint.model.attaching import may_hold_layers
 from gradcheck_lint.model.beginnings import Beginnings, first_time
 from gradcheck_lint.model.carried import carried_names
 from gradcheck_lint.model.elements import bind_target, element_of
@@ -28,7 +29,7 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.grad_mode import catches_torch_errors, expects_error, mode_inside
 from gradcheck_lint.model.growing import added_to_item, added_to_list, joined_to
-from gradcheck_lint.model.methods import may_hold_layers, set_requires_grad
+from gradcheck_lint.model.methods import set_requires_grad
 from gradcheck_lint.model.own_leaves import own_leaf
 from gradcheck_lint.model.state import State, as_kind, join_states
 from gradcheck_lint.model.statement_forms import (
