@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS, MAYBE_ITSELF_METHODS, VIEW_METHODS
-from gradcheck_lint.model.python_tree import BLOCK_FIELDS, blocks_of, child_nodes
+from gradcheck_lint.model.python_tree import blocks_of, child_nodes, head_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,10 +82,10 @@ class EarlierUse:
             if is_closed:
                 _count(child_nodes(node), names)
             else:
-                _count(child_nodes(node, skip=BLOCK_FIELDS), names)
+                _count(head_nodes(node), names)
                 inner.extend(blocks_of(node))
                 for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                    _count(child_nodes(part, skip=BLOCK_FIELDS), names)
+                    _count(head_nodes(part), names)
             bound, source, added_to = None, None, None
             if kind is ast.AugAssign and isinstance(node.target, ast.Name):  # type: ignore[attr-defined]
                 is_sum = isinstance(node.op, (ast.Add, ast.Sub))  # type: ignore[attr-defined]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS
 from gradcheck_lint.model.python_tree import (
-    BLOCK_FIELDS,
     blocks_of,
     child_nodes,
+    head_nodes,
     parts_of_target,
     walk_python,
 )
@@ -206,28 +206,50 @@ class Provenance:
     ) -> None:
         assert self._attributes is not None
         for node in nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                inner = owners.get(id(node.body), scope)
-                self._collect(node.body, inner, owners, in_class=False)
-                if in_class:
-                    # A property is read like an attribute.
-                    for value in self._body(inner).returned if node.decorator_list else ():
-                        self._attributes.setdefault(node.name, []).append((value, inner))
-                continue
-            if isinstance(node, ast.ClassDef):
-                self._collect(node.body, scope, owners, in_class=True)
-                continue
-            targets, source = _assignment(node)
-            for target in targets:
-                for part in parts_of_target(target):
-                    if isinstance(part, ast.Attribute) and source is not None:
-                        self._attributes.setdefault(part.attr, []).append((source, scope))
-                    elif isinstance(part, ast.Name) and in_class and source is not None:
-                        self._attributes.setdefault(part.id, []).append((source, scope))
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                self._note_call(node.value, scope)
-            for block in blocks_of(node):
-                self._collect(block, scope, owners, in_class=in_class)
+            kind = type(node)
+            if kind is ast.Expr:
+                if type(node.value) is ast.Call:  # type: ignore[attr-defined]
+                    self._note_call(node.value, scope)  # type: ignore[attr-defined]
+            elif kind in _FUNCTIONS:
+                self._collect_function(node, scope, owners, in_class=in_class)
+            elif kind is ast.ClassDef:
+                self._collect(node.body, scope, owners, in_class=True)  # type: ignore[attr-defined]
+            else:
+                targets, source = _assignment(node)
+                if source is not None:
+                    for target in targets:
+                        if in_class or type(target) is not ast.Name:
+                            self._note_target(target, source, scope, in_class=in_class)
+                for block in blocks_of(node):
+                    self._collect(block, scope, owners, in_class=in_class)
+
+    def _collect_function(
+        self,
+        node: Any,
+        scope: FunctionScope,
+        owners: dict[int, FunctionScope],
+        *,
+        in_class: bool,
+    ) -> None:
+        inner = owners.get(id(node.body), scope)
+        self._collect(node.body, inner, owners, in_class=False)
+        if in_class and node.decorator_list:
+            # A property is read like an attribute.
+            for value in self._body(inner).returned:
+                self._note(node.name, value, inner)
+
+    def _note_target(
+        self, target: ast.expr, source: ast.expr, scope: FunctionScope, *, in_class: bool
+    ) -> None:
+        for part in parts_of_target(target):
+            if isinstance(part, ast.Attribute):
+                self._note(part.attr, source, scope)
+            elif isinstance(part, ast.Name) and in_class:
+                self._note(part.id, source, scope)
+
+    def _note(self, attribute: str, source: ast.expr, scope: FunctionScope) -> None:
+        assert self._attributes is not None
+        self._attributes.setdefault(attribute, []).append((source, scope))
 
     def _note_call(self, node: ast.Call, scope: FunctionScope) -> None:
         """Note ``x.register_parameter("w", p)``, ``setattr(x, "w", p)``, ``self.l.append(p)``."""
@@ -306,7 +328,7 @@ class _Collector:
 
     def _expressions(self, node: ast.stmt, *, in_loop: bool) -> None:
         """Look for calls that write, and for names that expressions bind."""
-        waiting: list[Any] = child_nodes(node, skip=BLOCK_FIELDS)
+        waiting: list[Any] = head_nodes(node)
         while waiting:
             current = waiting.pop()
             kind = type(current)
@@ -353,6 +375,7 @@ class _Collector:
 _DEFINITIONS: Final = frozenset(
     {ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom}
 )
+_FUNCTIONS: Final = frozenset({ast.FunctionDef, ast.AsyncFunctionDef})
 _LOOPS: Final = frozenset({ast.For, ast.AsyncFor, ast.While})
 _ASSIGNMENTS: Final = frozenset({ast.Assign, ast.AnnAssign})
 _DISPLAYS: Final = frozenset(

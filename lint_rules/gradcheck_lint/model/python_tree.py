@@ -17,28 +17,42 @@ _HOLD_NO_NODES: Final = frozenset(
 )
 """Fields of text and numbers, and of what tells operators and contexts apart."""
 _FIELDS: Final[dict[type[ast.AST], tuple[str, ...]]] = {ast.Constant: (), ast.MatchSingleton: ()}
+_HEAD_FIELDS: Final[dict[type[ast.AST], tuple[str, ...]]] = {}
 
 
 def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
-    found = tuple(name for name in kind._fields if name not in _HOLD_NO_NODES)
-    _FIELDS[kind] = found
+    found = _FIELDS.get(kind)
+    if found is None:
+        found = _FIELDS[kind] = tuple(name for name in kind._fields if name not in _HOLD_NO_NODES)
     return found
 
 
-def child_nodes(node: ast.AST, *, skip: frozenset[str] = frozenset()) -> list[ast.AST]:
+def child_nodes(node: ast.AST) -> list[ast.AST]:
     """Return the nodes directly below ``node``, without operators and the aliases of imports.
 
     ``ast.iter_child_nodes`` takes four times as long.
     """
     kind = type(node)
     known = _BELOW.get(kind)
+    return _nodes_in(node, _fields_of(kind)) if known is None else known(node)
+
+
+def head_nodes(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a statement, or a part of one, that are in no block of it."""
+    kind = type(node)
+    known = _BELOW.get(kind)
     if known is not None:
         return known(node)
+    fields = _HEAD_FIELDS.get(kind)
+    if fields is None:
+        fields = tuple(name for name in _fields_of(kind) if name not in _BLOCK_FIELDS)
+        _HEAD_FIELDS[kind] = fields
+    return _nodes_in(node, fields)
+
+
+def _nodes_in(node: ast.AST, fields: tuple[str, ...]) -> list[ast.AST]:
     found: list[ast.AST] = []
-    fields = _FIELDS.get(kind)
-    for name in _fields_of(kind) if fields is None else fields:
-        if name in skip:
-            continue
+    for name in fields:
         value = getattr(node, name, None)
         if type(value) is list:
             found.extend(item for item in value if item is not None)
@@ -55,15 +69,21 @@ _BELOW: Final[dict[type[ast.AST], Callable[[Any], list[ast.AST]]]] = {
     ast.keyword: lambda node: [node.value],
     ast.Subscript: lambda node: [node.value, node.slice],
     ast.BinOp: lambda node: [node.left, node.right],
+    ast.UnaryOp: lambda node: [node.operand],
+    ast.BoolOp: lambda node: [*node.values],
+    ast.Compare: lambda node: [node.left, *node.comparators],
     ast.Tuple: lambda node: [*node.elts],
     ast.List: lambda node: [*node.elts],
+    ast.Expr: lambda node: [node.value],
+    ast.Assign: lambda node: [*node.targets, node.value],
+    ast.AugAssign: lambda node: [node.target, node.value],
 }
-"""What lies below the commonest nodes, none of which has a field that anybody skips."""
+"""What lies below the commonest nodes, none of which has a block."""
 
 
 _OWN_BLOCKS: Final = ("body", "orelse", "finalbody")
 _PARTS_WITH_BLOCKS: Final = ("handlers", "cases")
-BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, *_PARTS_WITH_BLOCKS})
+_BLOCK_FIELDS: Final = frozenset({*_OWN_BLOCKS, *_PARTS_WITH_BLOCKS})
 """What a statement has besides its own line."""
 _WITHOUT_BLOCKS: Final = frozenset(
     {ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Assert}

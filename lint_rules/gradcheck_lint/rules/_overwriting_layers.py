@@ -10,7 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.earlier_use import EarlierUse, statements_below
 from gradcheck_lint.model.flow import Event, Forward, InPlace
 from gradcheck_lint.model.provenance import Write
-from gradcheck_lint.model.python_tree import BLOCK_FIELDS, child_nodes
+from gradcheck_lint.model.python_tree import child_nodes, head_nodes
 from gradcheck_lint.model.syntax import dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._layer_sequences import INPLACE_PLACES, is_inplace
@@ -75,7 +75,7 @@ def _is_made_inplace(source: ast.expr) -> bool:
 def _calls_on_names(statements: Sequence[ast.stmt], layers: Collection[str]) -> Iterator[Write]:
     """Yield the write that each call of such a layer on a plain name is."""
     for statement in statements_below(statements):
-        waiting = child_nodes(statement, skip=BLOCK_FIELDS)
+        waiting = head_nodes(statement)
         while waiting:
             node = waiting.pop()
             waiting += child_nodes(node)

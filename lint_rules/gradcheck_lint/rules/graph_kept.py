@@ -43,9 +43,10 @@ class GraphKept(Rule):
         scope = function.scope
         if Part.BACKWARD in scope.parts or is_training_step(function):
             return True
-        return function.module.near.has(scope, BACKWARD) and (
+        may_repeat = (
             Part.LOOP in scope.parts or scope.owner is not None or may_have_comprehension(scope)
         )
+        return may_repeat and function.module.near.has(scope, BACKWARD)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every store of a value that ``backward()`` is called on in the same loop."""

@@ -45,7 +45,7 @@ class InplaceOnSavedOutput(Rule):
         if may_overwrite_by_layer(function, _is_saver):
             return function.may_record
         may_write = Part.WRITE in scope.parts and function.may_record
-        return may_write and near.has(scope, _OUTPUT_SAVER) and function.may_write_to(_is_saver)
+        return may_write and function.may_write_to(_is_saver) and near.has(scope, _OUTPUT_SAVER)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""

@@ -36,15 +36,19 @@ class LeafInplace(Rule):
         near = function.module.near
         # What an unknown decorator does is unknown, and no reason to speak.
         may_raise = function.mode is not GradMode.UNKNOWN or near.has(function.scope, MODE)
-        if not may_raise or not function.may_record or not near.has(function.scope, LEAF):
+        if not may_raise or not function.may_record:
             return False
         writes = function.writes
-        if writes is None or _turns_into_leaf(function):
-            return True
-        return any(
-            not _is_no_leaf(write.target) and function.may_be_made_by(LEAF.is_one, write.target)
-            for write in writes
+        may_write = (
+            writes is None
+            or _turns_into_leaf(function)
+            or any(
+                not _is_no_leaf(write.target) and function.may_be_made_by(LEAF.is_one, write.target)
+                for write in writes
+            )
         )
+        # Few functions come so far: what is near is worked out for the whole file.
+        return may_write and near.has(function.scope, LEAF)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""
