@@ -638,6 +638,95 @@ class Shift:
         for scale in self.scales:
             scale.mul_(2)
 """,
+    "an optimizer that only its annotation tells": """
+import torch
+
+def fit(model, loader, sgd: torch.optim.SGD):
+    for x in loader:
+        model(x).mean().backward()
+        sgd.step()
+""",
+    "an optimizer under a name of its own": """
+import torch
+from torch.optim import SGD as Rule
+
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+        self.rule = Rule(model.parameters(), lr=0.1)
+
+    def advance(self, x):
+        self.rule.zero_grad()
+        self.model(x).mean().backward()
+        self.rule.step()
+        self.rule.step()
+
+    def fit(self, loader):
+        for x in loader:
+            self.advance(x)
+""",
+    "a scheduler beside an optimizer of another function": """
+import torch
+
+def advance(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+
+def fit(model, optimizer, scheduler, loader):
+    for x in loader:
+        scheduler.step()
+        advance(model, optimizer, x)
+""",
+    "backward under another name": """
+import torch
+from torch.autograd import backward as differentiate
+
+def test(loss):
+    loss.backward()
+
+def fit(model, optimizer, loader):
+    losses = []
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        differentiate(loss)
+        optimizer.step()
+        losses.append(loss)
+    print(losses)
+
+def advance(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    differentiate(loss)
+    optimizer.step()
+    return loss
+
+def follow(model, optimizer, loader):
+    losses = []
+    for x in loader:
+        losses.append(advance(model, optimizer, x))
+    print(losses)
+""",
+    "a loss that a third function passes on": """
+import torch
+
+def advance(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+def pass_on(model, optimizer, x):
+    return {"loss": advance(model, optimizer, x)}
+
+def fit(model, optimizer, loader):
+    total = 0.0
+    for x in loader:
+        total += pass_on(model, optimizer, x)["loss"]
+    return total
+""",
     "a loss that another method keeps": """
 import torch
 

@@ -15,7 +15,7 @@ from gradcheck_lint.model import deferred, module, paths, statements
 from gradcheck_lint.model.attributes import collect_attributes
 from gradcheck_lint.model.flow import InPlace
 from gradcheck_lint.model.module import FunctionModel, ModuleModel
-from gradcheck_lint.model.python_tree import child_nodes, walk_python
+from gradcheck_lint.model.python_tree import child_nodes, head_nodes, walk_python
 from gradcheck_lint.model.scopes import Part, Scopes, walk_near
 from gradcheck_lint.model.syntax import ATOMS, child_list, semantic_fields, walk
 from gradcheck_lint.model.values import NOTHING, join, join_all
@@ -116,10 +116,13 @@ def _trees(source: str) -> list[cst.Module]:
         return [cst.parse_module(source)]
 
 
-def test_fields_can_be_skipped() -> None:
+def test_the_head_of_a_statement_has_no_block() -> None:
     (loop,) = ast.parse("for i in x:\n    y\nelse:\n    z\n").body
     assert isinstance(loop, ast.For)
-    assert child_nodes(loop, skip=frozenset({"body", "orelse"})) == [loop.target, loop.iter]
+    assert head_nodes(loop) == [loop.target, loop.iter]
+    assert head_nodes(loop) == [loop.target, loop.iter]  # now known
+    (plain,) = ast.parse("a = b = c").body
+    assert head_nodes(plain) == child_nodes(plain)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters")

@@ -112,7 +112,7 @@ class Deferred:
                 source = node.value or node.annotation  # type: ignore[attr-defined]
                 self._look_at_target(node.target, source, in_loop)  # type: ignore[attr-defined]
             elif kind is ast.Return:
-                self.returns = True
+                self.returns |= node.value is not None  # type: ignore[attr-defined]
             elif kind in _DEFINING:
                 self.defines = True
             elif kind not in _SIMPLE:

@@ -8,7 +8,7 @@ file that it names. So a word that none of these has is about nothing that the f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -105,6 +105,11 @@ class Nearness:
         """Tell whether the source of a function, or of its class, has a word of some kind."""
         return self._has_itself(scope, sought, self._words_of(sought))
 
+    def users_of(self, functions: Iterable[FunctionScope]) -> frozenset[int]:
+        """Return the functions whose values may come from some functions, and those themselves."""
+        found: list[Hashable] = [id(scope) for scope in functions]
+        return self._users_of(found, acts=False) if found else frozenset()
+
     def _all_with(self, sought: Sought) -> frozenset[int]:
         wanted = self._words_of(sought)
         if not wanted:
@@ -112,11 +117,18 @@ class Nearness:
         waiting: list[Hashable] = [
             id(scope) for scope in self._scopes.functions if self._has_itself(scope, sought, wanted)
         ]
-        links = self._links.get(sought.is_act)
+        waiting.extend(self._linked(acts=sought.is_act).variables_with(wanted))
+        return self._users_of(waiting, acts=sought.is_act)
+
+    def _linked(self, *, acts: bool) -> Links:
+        links = self._links.get(acts)
         if links is None:
-            links = Links(self._scopes, self._provenance, acts=sought.is_act)
-            self._links[sought.is_act] = links
-        waiting.extend(links.variables_with(wanted))
+            links = self._links[acts] = Links(self._scopes, self._provenance, acts=acts)
+        return links
+
+    def _users_of(self, waiting: list[Hashable], *, acts: bool) -> frozenset[int]:
+        """Return the functions that use some functions or variables, these functions included."""
+        links = self._linked(acts=acts)
         found = set(waiting)
         while waiting:
             for user in links.users.get(waiting.pop(), ()):

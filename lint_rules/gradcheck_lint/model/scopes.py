@@ -153,7 +153,7 @@ class FunctionScope:
 
     @property
     def may_return(self) -> bool:
-        """Tell whether the body may have a ``return``; sure where its source is at hand."""
+        """Tell whether the body may return a value; sure where its source is at hand."""
         return self._deferred is None or self._deferred.returns
 
     @property

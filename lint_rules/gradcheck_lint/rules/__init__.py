@@ -24,7 +24,7 @@ from gradcheck_lint.rules._signs import (
     LEAF_WORD,
     LOOP_OVER_PARAMETERS,
     OPTIMIZER_NAME,
-    OPTIMIZERS_OF_TORCH,
+    OPTIMIZER_PACKAGE,
     OUTPUT_SAVING_CALL,
     PARAMETER_ALIAS,
     REPLACED_MODEL,
@@ -249,11 +249,7 @@ RULES: Final = (
         "parameter-not-optimized",
         "gradcheck_lint.rules.parameter_not_optimized",
         "ParameterNotOptimized",
-        (
-            (OPTIMIZERS_OF_TORCH,),
-            (b"step(", b"parameters("),
-            (b"nn.", ITERATOR_OF_PARAMETERS),
-        ),
+        ((OPTIMIZER_PACKAGE,), (b"step(", b"parameters("), (b"nn.", ITERATOR_OF_PARAMETERS)),
     ),
     RuleReference(
         "GCS308",

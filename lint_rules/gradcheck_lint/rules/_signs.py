@@ -94,8 +94,10 @@ OPTIMIZER_NAME: Final = Pattern(
 ``torch.optim`` by that word, anything else by its name where it steps; prose is full of "optimize".
 """
 
-OPTIMIZERS_OF_TORCH: Final = Pattern((rb"\boptim\b",), words=(b"optim",))
-"""``torch.optim``, without which no class is known to be an optimizer."""
+OPTIMIZER_PACKAGE: Final = Pattern(
+    (rb"\boptim\b",), words=(b"optim",), enough=(b"torch.optim", b"optim.")
+)
+"""The package of torch's optimizers, as an import or an attribute names it."""
 
 FUNCTION_CLASS: Final = Pattern(
     (rb"class\s+\w+\s*\([^)]*Function", rb"Function\s+as\b"), words=(b"Function",)

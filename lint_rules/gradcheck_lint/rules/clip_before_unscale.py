@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import libcst as cst
 
+from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Fix, Insertion, Invalid, Rule, Valid, Violation
@@ -24,6 +25,10 @@ class ClipBeforeUnscale(Rule):
     """Gradients are clipped while a ``GradScaler`` has still scaled them."""
 
     entry = catalogue.CLIP_BEFORE_UNSCALE
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether an optimizer may step anywhere in the file."""
+        return may_step_anywhere(function.module)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every clipping that is out of order on each path it lies on."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import libcst as cst
 
 from gradcheck_lint.model.flow import Clip
+from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -33,11 +34,15 @@ class ClipMisplaced(Rule):
 
     entry = catalogue.CLIP_MISPLACED
 
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether gradients may be clipped there, or an optimizer may step in the file."""
+        return may_step_anywhere(function.module) or _names_clipping(function)
+
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every clipping that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
-        if not any("clip_grad" in word for word in function.scope.words):
+        if not _names_clipping(function):
             return
         for event in function.events():
             if isinstance(event, Clip) and not event.expects_error:
@@ -220,6 +225,10 @@ def _violation(problem: Problem) -> Violation:
         "clip once, between the last backward() and step()",
         tuple((event.node, _RELATED[problem.kind]) for event in problem.others[:1]),
     )
+
+
+def _names_clipping(function: FunctionModel) -> bool:
+    return any("clip_grad" in word for word in function.scope.words)
 
 
 def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:

@@ -23,7 +23,7 @@ from gradcheck_lint.rules._repeating import (
     steps_for_others,
 )
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
-from gradcheck_lint.rules._spent import spent_before
+from gradcheck_lint.rules._spent import may_get_spent, spent_before
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -39,14 +39,16 @@ class GraphKept(Rule):
     entry = catalogue.GRAPH_KEPT
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether backward() is called there, or by what a loop calls."""
+        """Tell whether backward() is called there, or by what a loop calls and keeps results of."""
         scope = function.scope
         if Part.BACKWARD in scope.parts or is_training_step(function):
             return True
         may_repeat = (
             Part.LOOP in scope.parts or scope.owner is not None or may_have_comprehension(scope)
         )
-        return may_repeat and function.module.near.has(scope, BACKWARD)
+        return may_repeat and (
+            function.module.near.has_itself(scope, BACKWARD) or may_get_spent(function)
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every store of a value that ``backward()`` is called on in the same loop."""

@@ -24,6 +24,7 @@ from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import FunctionScope, Part
+from gradcheck_lint.model.stepping import may_step, may_step_anywhere
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.rules._hand_steps import unzeroed_hand_steps
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
@@ -63,11 +64,16 @@ class MissingZeroGrad(Rule):
     entry = catalogue.MISSING_ZERO_GRAD
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function, or what it calls, differentiates and steps."""
-        near, scope = function.module.near, function.scope
+        """Tell whether a loop of the function, or what it calls, differentiates and steps."""
+        module, scope = function.module, function.scope
         if {Part.BACKWARD, Part.LOOP} <= scope.parts and "grad" in scope.words:
             return True
-        return near.has(scope, STEP) and near.has(scope, CALLS_BACKWARD)
+        if not may_step_anywhere(module):
+            return False
+        may_repeat = may_loop(scope) or may_step(module, scope) or is_training_step(function)
+        return (
+            may_repeat and module.near.has(scope, STEP) and module.near.has(scope, CALLS_BACKWARD)
+        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
-from gradcheck_lint.model.nearness import STEP, STEPS
+from gradcheck_lint.model.nearness import STEP
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.stepping import may_step
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._attached_later import attached_later, is_later_method
@@ -43,7 +44,7 @@ class ParameterNotOptimized(Rule):
         scope = function.scope
         if is_later_method(function):
             return True
-        steps = not STEPS.isdisjoint(scope.words) and function.module.near.has_itself(scope, STEP)
+        steps = may_step(function.module, scope) and function.module.near.has_itself(scope, STEP)
         if not steps and not ("parameters" in scope.words and _makes_optimizer(scope.words)):
             return False
         return may_use_up(function) or Part.BACKWARD in scope.parts or _may_attach(scope)

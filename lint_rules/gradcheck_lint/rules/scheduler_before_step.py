@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
@@ -20,6 +21,10 @@ class SchedulerBeforeStep(Rule):
     """A learning rate scheduler steps before its optimizer does."""
 
     entry = catalogue.SCHEDULER_BEFORE_STEP
+
+    def may_find(self, function: FunctionModel) -> bool:
+        """Tell whether something steps there, and an optimizer anywhere in the file."""
+        return "step" in function.scope.words and may_step_anywhere(function.module)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every scheduler that is out of order on each path it lies on."""
