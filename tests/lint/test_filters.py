@@ -638,6 +638,77 @@ class Shift:
         for scale in self.scales:
             scale.mul_(2)
 """,
+    "items of what the function around has made": """
+import torch
+from torch import nn
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3)
+
+    def forward(self, x, state):
+        out = torch.zeros(len(x), 3)
+
+        def run(state):
+            for t in range(len(x)):
+                state = self.cell(x[t], state)
+                out[t] = state
+            return out
+        return run(state)
+""",
+    "items in the else of a loop": """
+import torch
+from torch import nn
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3)
+
+    def forward(self, x, state):
+        out = torch.zeros(len(x), 3)
+        for t in range(len(x)):
+            for part in x[t]:
+                state = self.cell(part, state)
+            else:
+                out[t] = state
+        return out
+""",
+    "an argument that is called like a package": """
+import torch
+import numpy as np
+from torch import nn
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3)
+
+    def forward(self, np, x, state):
+        out = np.clone(x)
+        for t in range(len(x)):
+            state = self.cell(x[t], state)
+            out[t] = state
+        return out
+""",
+    "a slice that a layer of a name saves": """
+import torch
+from torch import nn
+
+class Filter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+
+    def forward(self, x):
+        mix = nn.Linear(3, 3)
+        out = torch.zeros(4, 3)
+        out[0] = self.mix(x)
+        out[1] = self.mix(out[0])
+        out[2] = mix(out[1])
+        return out
+""",
     "an optimizer that only its annotation tells": """
 import torch
 

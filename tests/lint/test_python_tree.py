@@ -340,7 +340,7 @@ def f(x, y):
 """
     (function, _) = _functions(source)
     found = [
-        (ast.unparse(item.target), ast.unparse(item.source), item.in_loop)
+        (ast.unparse(item.target), ast.unparse(item.source), bool(item.loops))
         for item in function.scope.item_writes
     ]
     assert found == [
@@ -364,7 +364,7 @@ def test_writes_to_items_that_rules_ask_for_are_all_noted() -> None:
                     if write.index is not None:
                         item = noted[id(write.index)]
                         assert (item.target.value, item.source) == (write.target, write.source)
-                        assert item.in_loop is write.in_loop
+                        assert bool(item.loops) is write.in_loop
                         checked += 1
     assert checked > 15
 

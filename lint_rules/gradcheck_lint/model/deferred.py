@@ -21,11 +21,15 @@ _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, as
 
 
 class ItemWrite(NamedTuple):
-    """An assignment of ``source`` to an item, as a statement of its own, in a loop or not."""
+    """An assignment of ``source`` to an item, as a statement of its own.
+
+    ``loops`` are those around it, outermost first, also the one whose ``else`` it is in.
+    """
 
     target: ast.Subscript
     source: ast.expr
-    in_loop: bool
+    loops: tuple[ast.stmt, ...]
+    is_augmented: bool = False
 
 
 class Deferred:
@@ -65,7 +69,7 @@ class Deferred:
         self.defines = self.loops = self.returns = self.writes = False
         self.bindings: list[tuple[ast.expr, ast.expr]] = []
         self.items: list[ItemWrite] = []
-        self._look(nodes, in_loop=False)
+        self._look(nodes, ())
 
     @property
     def words(self) -> frozenset[str]:
@@ -97,52 +101,63 @@ class Deferred:
         """Return the statements."""
         return self._build(self.nodes)
 
-    def _look(self, nodes: Sequence[ast.stmt], *, in_loop: bool) -> None:
+    def _look(self, nodes: Sequence[ast.stmt], loops: tuple[ast.stmt, ...]) -> None:
         """Note what kinds of statements there are."""
         for node in nodes:
             kind = type(node)
             if kind is ast.Assign:
                 for target in node.targets:  # type: ignore[attr-defined]
                     if type(target) is not ast.Name:
-                        self._look_at_target(target, node.value, in_loop)  # type: ignore[attr-defined]
+                        self._look_at_target(target, node.value, loops)  # type: ignore[attr-defined]
             elif kind is ast.AugAssign:
                 self.writes = True
-                self._look_at_target(node.target, node.value, in_loop)  # type: ignore[attr-defined]
+                target = node.target  # type: ignore[attr-defined]
+                self._look_at_target(target, node.value, loops, is_augmented=True)  # type: ignore[attr-defined]
             elif kind is ast.AnnAssign:
                 source = node.value or node.annotation  # type: ignore[attr-defined]
-                self._look_at_target(node.target, source, in_loop)  # type: ignore[attr-defined]
+                self._look_at_target(node.target, source, loops)  # type: ignore[attr-defined]
             elif kind is ast.Return:
                 self.returns |= node.value is not None  # type: ignore[attr-defined]
             elif kind in _DEFINING:
                 self.defines = True
             elif kind not in _SIMPLE:
-                self._look_inside(node, kind, in_loop)
+                self._look_inside(node, kind, loops)
 
-    def _look_inside(self, node: ast.stmt, kind: type[ast.stmt], in_loop: bool) -> None:
+    def _look_inside(
+        self, node: ast.stmt, kind: type[ast.stmt], loops: tuple[ast.stmt, ...]
+    ) -> None:
         if kind in _LOOPS:
-            self.loops = in_loop = True
+            self.loops = True
+            loops = (*loops, node)
             if kind is not ast.While:
-                self._look_at_target(node.target, node.iter, in_loop)  # type: ignore[attr-defined]
+                self._look_at_target(node.target, node.iter, loops)  # type: ignore[attr-defined]
         elif kind is ast.With or kind is ast.AsyncWith:
             for item in node.items:  # type: ignore[attr-defined]
                 if item.optional_vars is not None:
-                    self._look_at_target(item.optional_vars, item.context_expr, in_loop)
+                    self._look_at_target(item.optional_vars, item.context_expr, loops)
         elif kind is not ast.If:
             for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                self._look(part.body, in_loop=in_loop)
-            self._look(getattr(node, "finalbody", ()), in_loop=in_loop)
-        self._look(getattr(node, "body", ()), in_loop=in_loop)
-        self._look(getattr(node, "orelse", ()), in_loop=in_loop)
+                self._look(part.body, loops)
+            self._look(getattr(node, "finalbody", ()), loops)
+        self._look(getattr(node, "body", ()), loops)
+        self._look(getattr(node, "orelse", ()), loops)
 
-    def _look_at_target(self, target: ast.expr, source: ast.expr, in_loop: bool) -> None:
+    def _look_at_target(
+        self,
+        target: ast.expr,
+        source: ast.expr,
+        loops: tuple[ast.stmt, ...],
+        *,
+        is_augmented: bool = False,
+    ) -> None:
         if isinstance(target, ast.Subscript):
             self.writes = True
-            self.items.append(ItemWrite(target, source, in_loop))
+            self.items.append(ItemWrite(target, source, loops, is_augmented))
         elif type(target) is not ast.Name:
             self.bindings.append((target, source))
             for part in () if type(target) is ast.Attribute else parts_of_target(target):
                 if isinstance(part, ast.Subscript):
-                    self.items.append(ItemWrite(part, source, in_loop))
+                    self.items.append(ItemWrite(part, source, loops))
 
 
 def _words_of(text: str) -> frozenset[str]:

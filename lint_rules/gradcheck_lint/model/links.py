@@ -78,8 +78,8 @@ class Links:
         """Note what a function binds that others can see."""
         if scope is self._scopes.top or scope.nested or not _SHARING.isdisjoint(scope.words):
             for name, sources in provenance.bound(scope).items():
-                for node, _ in sources:
-                    self._bind(name, node)
+                for bound in sources:
+                    self._bind(name, bound.source)
         for target, node in scope.attribute_bindings:
             for name in _attributes_of(target):
                 self._bind(name, node)

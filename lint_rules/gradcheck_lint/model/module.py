@@ -107,6 +107,11 @@ class FunctionModel:
         provenance = self.module.provenance
         return provenance is None or any(map(is_maker, provenance.words(self.scope, node)))
 
+    def may_itself_be_made_by(self, is_maker: Callable[[str], bool], node: ast.expr) -> bool:
+        """Tell the same of an expression whose items count for nothing."""
+        provenance = self.module.provenance
+        return provenance is None or any(map(is_maker, provenance.words_of_whole(self.scope, node)))
+
     @property
     def reading(self) -> Reading:
         """Read the function's body, once."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from gradcheck_lint.model.knowledge import INPLACE_METHODS
 from gradcheck_lint.model.python_tree import (
@@ -46,14 +46,25 @@ class Write:
         )
 
 
+class Bound(NamedTuple):
+    """What a name is bound to; ``is_item`` where that is only put into what it holds.
+
+    ``contained`` says that only containers come through.
+    """
+
+    source: ast.expr
+    contained: bool = False
+    is_item: bool = False
+
+
 class _Body:
     """What the statements of one function bind and write to."""
 
     __slots__ = ("bound", "returned", "writes")
 
     def __init__(self, nodes: Sequence[ast.stmt], imported: Callable[[ast.expr], str]) -> None:
-        self.bound: dict[str, list[tuple[ast.expr, bool]]] = {}
-        """What each name is bound to; True where only containers come through."""
+        self.bound: dict[str, list[Bound]] = {}
+        """What each name is bound to, and what is put into it."""
         self.returned: list[ast.expr] = []
         self.writes: list[Write] = []
         _Collector(self, imported).statements(nodes, in_loop=False)
@@ -74,8 +85,8 @@ class Provenance:
         """Return every write in place in the source of a function."""
         return self._body(scope).writes
 
-    def bound(self, scope: FunctionScope) -> Mapping[str, Sequence[tuple[ast.expr, bool]]]:
-        """Return what each name of a function is bound to, True where only as a content."""
+    def bound(self, scope: FunctionScope) -> Mapping[str, Sequence[Bound]]:
+        """Return what each name of a function is bound to, and what is put into it."""
         return self._body(scope).bound
 
     def returned(self, scope: FunctionScope) -> Sequence[ast.expr]:
@@ -88,8 +99,24 @@ class Provenance:
         key = (id(scope), dotted(node) or id(node))
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = frozenset(self._traced(scope, node))
+            waiting = [(node, scope, False)]
+            known = self._known[key] = frozenset(self._traced(waiting))
         return known
+
+    def words_of_whole(self, scope: FunctionScope, node: ast.expr) -> frozenset[str]:
+        """Return the words of what an expression itself is, whatever is put into its items."""
+        if not isinstance(node, ast.Name):
+            return self.words(scope, node)
+        key = (id(scope), f"{node.id}[]")
+        known = self._known.get(key)
+        if known is None:
+            waiting = self._bindings(scope, node.id, contained=False, with_items=False)
+            known = self._known[key] = frozenset(self._traced(waiting))
+        return known
+
+    def is_bound(self, scope: FunctionScope, name: str) -> bool:
+        """Tell whether a function, or one around it, binds a name to anything."""
+        return bool(self._bindings(scope, name, contained=False, with_items=False))
 
     def _body(self, scope: FunctionScope) -> _Body:
         known = self._bodies.get(id(scope))
@@ -103,8 +130,7 @@ class Provenance:
         path = dotted(node)
         return (self._scopes.resolve_import(path) or "") if path else ""
 
-    def _traced(self, scope: FunctionScope, node: ast.expr) -> Iterator[str]:
-        waiting: list[tuple[ast.expr, FunctionScope, bool]] = [(node, scope, False)]
+    def _traced(self, waiting: list[_Item]) -> Iterator[str]:
         seen: set[tuple[int, int, bool]] = set()
         while waiting:
             item = waiting.pop()
@@ -137,12 +163,14 @@ class Provenance:
         self,
         node: ast.Call,
         scope: FunctionScope,
-        waiting: list[tuple[ast.expr, FunctionScope, bool]],
+        waiting: list[_Item],
         *,
         contained: bool,
     ) -> Iterator[str]:
         func = node.func
         imported = self._imported(func)
+        # What numpy makes is no tensor, and no memory of one as far as it's followed.
+        of_numpy = imported.startswith("numpy.") and not self._may_hide(scope, func)
         if not contained:
             for keyword in node.keywords:
                 if keyword.arg == "requires_grad" and not _is_false(keyword.value):
@@ -150,8 +178,9 @@ class Provenance:
                 if keyword.arg is None:
                     yield "**"
             if imported:
-                yield imported.rpartition(".")[2]
-        if imported.startswith("torch."):
+                last = imported.rpartition(".")[2]
+                yield f"numpy.{last}" if of_numpy else last
+        if of_numpy or imported.startswith("torch."):
             return
         name = ""
         hands_on = bool(imported)
@@ -170,16 +199,32 @@ class Provenance:
             inside = contained and name not in _CONTAINERS
             waiting.extend((argument, scope, inside) for argument in node.args)
 
-    def _bindings(
-        self, scope: FunctionScope, name: str, *, contained: bool
-    ) -> list[tuple[ast.expr, FunctionScope, bool]]:
+    def _may_hide(self, scope: FunctionScope, node: ast.expr) -> bool:
+        """Tell whether a function, or one around it, binds the first name of a path itself."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        name = getattr(node, "id", "")
         around: FunctionScope | None = scope
         while around is not None:
-            bound = self._body(around).bound.get(name)
-            if bound is not None:
-                return [(node, around, contained or inside) for node, inside in bound]
+            if name in around.parameters or name in self._body(around).bound:
+                return True
             around = around.parent
-        return []
+        return False
+
+    def _bindings(
+        self, scope: FunctionScope, name: str, *, contained: bool, with_items: bool = True
+    ) -> list[_Item]:
+        found: list[_Item] = []
+        around: FunctionScope | None = scope
+        while around is not None:
+            is_own = False
+            for each in self._body(around).bound.get(name, ()):
+                if with_items or not each.is_item:
+                    found.append((each.source, around, contained or each.contained))
+                is_own = is_own or not each.is_item
+            # What is only put into a name leaves it to the functions around.
+            around = None if is_own else around.parent
+        return found
 
     def _functions(self, name: str) -> Sequence[FunctionScope]:
         if self._by_name is None:
@@ -268,6 +313,10 @@ class Provenance:
                 known.extend((value, scope) for value in values)
 
 
+_Item: TypeAlias = "tuple[ast.expr, FunctionScope, bool]"
+"""An expression of a function on a trail; True where only containers come through."""
+
+
 class _Collector:
     """Go through the statements of a function, and through their expressions."""
 
@@ -291,7 +340,7 @@ class _Collector:
                 self._body.writes.append(Write(root, node, index, node.value, in_loop))  # type: ignore[attr-defined]
                 if isinstance(root, ast.Name):
                     # `+=` on a list keeps the list and adds to it.
-                    self._bind(root.id, node.value, contained=True)  # type: ignore[attr-defined]
+                    self._bind(root.id, Bound(node.value, contained=True))  # type: ignore[attr-defined]
             elif kind is ast.Return:
                 if node.value is not None:  # type: ignore[attr-defined]
                     self._body.returned.append(node.value)  # type: ignore[attr-defined]
@@ -315,16 +364,16 @@ class _Collector:
             return
         for part in parts_of_target(target):
             if isinstance(part, ast.Name):
-                self._bind(part.id, source)
+                self._bind(part.id, Bound(source))
             elif isinstance(part, ast.Subscript):
                 if writing is not None:
                     made = Write(part.value, writing, part.slice, source, in_loop)
                     self._body.writes.append(made)
                 if isinstance(part.value, ast.Name):
-                    self._bind(part.value.id, source)
+                    self._bind(part.value.id, Bound(source, is_item=True))
 
-    def _bind(self, name: str, source: ast.expr, *, contained: bool = False) -> None:
-        self._body.bound.setdefault(name, []).append((source, contained))
+    def _bind(self, name: str, bound: Bound) -> None:
+        self._body.bound.setdefault(name, []).append(bound)
 
     def _expressions(self, node: ast.stmt, *, in_loop: bool) -> None:
         """Look for calls that write, and for names that expressions bind."""
@@ -356,7 +405,7 @@ class _Collector:
                 receiver = func.value.value if type(func.value) is ast.Subscript else func.value
                 if type(receiver) is ast.Name:
                     for argument in node.args:
-                        self._bind(receiver.id, argument)
+                        self._bind(receiver.id, Bound(argument, is_item=True))
         elif type(func) is ast.Name:
             name = func.id
         writes = name in INPLACE_METHODS

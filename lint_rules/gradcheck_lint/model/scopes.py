@@ -208,6 +208,16 @@ class FunctionScope:
         return around is self
 
     @property
+    def parameters(self) -> frozenset[str]:
+        """Return the names of all parameters."""
+        if isinstance(self.node, cst.Module):
+            return frozenset()
+        known = self.node.params
+        plain = (*known.posonly_params, *known.params, *known.kwonly_params)
+        rest = (known.star_arg, known.star_kwarg)
+        return frozenset(each.name.value for each in (*plain, *rest) if isinstance(each, cst.Param))
+
+    @property
     def first_parameter(self) -> str | None:
         """Return the name of the first positional parameter, ``self`` in a method."""
         if isinstance(self.node, cst.Module):

@@ -55,8 +55,8 @@ _FACTORY_WORDS = _FACTORY_METHODS | {name.rpartition(".")[2] for name in FACTORI
 
 
 def _is_factory(word: str) -> bool:
-    return word in _FACTORY_WORDS
+    return word in _FACTORY_WORDS or word.removeprefix("numpy.") in _FACTORY_METHODS
 
 
 FACTORY = Sought(_is_factory)
-"""The last word of a factory's name."""
+"""The last word of a factory's name; numpy's that go by the name of a method look like one."""

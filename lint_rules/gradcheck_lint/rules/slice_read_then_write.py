@@ -48,7 +48,7 @@ class SliceReadThenWrite(Rule):
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether the function computes what it assigns to an item of an item's neighbour."""
         if function.scope.statements is not None and function.module.provenance is not None:
-            return any(map(may_save_slice, function.scope.item_writes))
+            return any(may_save_slice(item, function) for item in function.scope.item_writes)
         if function.scope is function.module.scopes.top:
             return True
         return any(

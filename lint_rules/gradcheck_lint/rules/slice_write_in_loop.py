@@ -39,22 +39,19 @@ class SliceWriteInLoop(Rule):
         scope = function.scope
         if Part.LOOP not in scope.parts:
             return False
-        if scope.statements is not None and not any(map(_may_move, scope.item_writes)):
-            return False
-        if not function.may_record:
-            return False
-        writes = function.writes
-        if writes is None:
-            return scope is function.module.scopes.top or (
-                any(has_name(target) for target, _ in writes_items(scope))
-                and function.module.near.has(scope, FACTORY)
+        if scope.statements is None or function.module.provenance is None:
+            return function.may_record and (
+                scope is function.module.scopes.top
+                or (
+                    any(has_name(target) for target, _ in writes_items(scope))
+                    and function.module.near.has(scope, FACTORY)
+                )
             )
-        return any(
-            write.in_loop
-            and write.moves
-            and not isinstance(write.source, ast.Constant)
-            and function.may_be_made_by(FACTORY.is_one, write.target)
-            for write in writes
+        moving = [item.target.value for item in scope.item_writes if _may_move(item)]
+        return (
+            bool(moving)
+            and function.may_record
+            and any(function.may_itself_be_made_by(FACTORY.is_one, each) for each in moving)
         )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
@@ -173,12 +170,30 @@ class Padder(nn.Module):
 
 
 def _may_move(item: ItemWrite) -> bool:
-    """Tell whether an item by an index that may change is given something in a loop."""
-    return (
-        item.in_loop
-        and type(item.source) is not ast.Constant
-        and any(type(node) is ast.Name for node in walk_python(item.target.slice))
+    """Tell whether an item by an index that a loop changes is given something."""
+    if not item.loops or item.is_augmented or _is_constant(item.source):
+        return False
+    used = set(_names_in(item.target.slice))
+    return any(
+        not used.isdisjoint(_names_in(loop.target))
+        for loop in item.loops
+        if isinstance(loop, (ast.For, ast.AsyncFor))
     )
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
+
+
+def _names_in(node: ast.expr) -> Iterator[str]:
+    """Yield the names in an expression, with those of attributes and of arguments."""
+    for inner in walk_python(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id
+        elif isinstance(inner, ast.Attribute):
+            yield inner.attr
+        elif isinstance(inner, (ast.keyword, ast.arg)):
+            yield inner.arg or ""
 
 
 def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
