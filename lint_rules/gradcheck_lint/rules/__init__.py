@@ -73,7 +73,8 @@ class RuleReference:
     def concerns(self, source: bytes | Signs) -> bool:
         """Tell whether the rule could find anything in this source."""
         signs = source if isinstance(source, Signs) else Signs(source)
-        return all(map(signs.has_any, self.needs))
+        # What other rules have looked for in vain costs nothing to ask again.
+        return not any(map(signs.is_missing, self.needs)) and all(map(signs.has_any, self.needs))
 
     def load(self) -> Rule:
         """Import the rule, and make the one that serves all files."""

@@ -373,6 +373,10 @@ class Signs:
             known = self._known_groups[group] = any(map(self.has, group))
         return known
 
+    def is_missing(self, group: tuple[bytes | Pattern, ...]) -> bool:
+        """Tell whether it is known already that the source has none of several signs."""
+        return self._known_groups.get(group) is False
+
     def _matches(self, sign: Pattern) -> bool:
         source, has = self._source, self.has
         if any(map(has, sign.enough)):
