@@ -7,21 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, mentions_us
+from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, may_silence, mentions_us
 from gradcheck_suite.findings import Finding, Location, Related
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import libcst as cst
 
-    from gradcheck_lint.edits import Fix
+    from gradcheck_lint.edits import Edit, Fix
     from gradcheck_lint.inspection import Inspected, Inspection
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
-    from gradcheck_lint.model.scopes import Part
+    from gradcheck_lint.model.scopes import FunctionScope, Part
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.rules._rule import Rule, Violation
+    from gradcheck_lint.skeleton import Skeleton
     from gradcheck_lint.suppressions import Unused
 
 MARK = b"torch"
@@ -45,21 +46,29 @@ def lint_source(
         plan = _plan(source, path, codes)
         if not isinstance(plan, _Plan):
             return plan
-        suspects = _suspects(source, plan.codes)
-        if plan.answerable is None and suspects is not None and not suspects:
-            return ()
-        return _inspect(source, path, plan, suspects).findings
+        look = _look(source, path, plan)
+        if look.findings is not None:
+            return look.findings
+        return _inspect(source, path, plan, look.suspects).findings
 
 
 _Suspects: TypeAlias = "frozenset[tuple[str, int]]"
 """The rules that find something, each with the place of the function among those of the file."""
 
 
-def _suspects(source: bytes, codes: Collection[str]) -> _Suspects | None:
-    """Return what a look at a tree without white space finds.
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at a tree without white space tells.
 
-    Where it can't be told, for whatever reason, that is None: the whole tree will tell.
+    ``suspects`` or ``findings`` are None where that can't be told: the whole tree will tell.
     """
+
+    suspects: _Suspects | None = None
+    findings: tuple[Finding, ...] | None = None
+
+
+def _look(source: bytes, path: str, plan: _Plan) -> _Look:
+    """Look for mistakes in a tree without white space."""
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
     from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
     from gradcheck_lint.skeleton import Skeleton  # noqa: PLC0415 - as above
@@ -68,20 +77,51 @@ def _suspects(source: bytes, codes: Collection[str]) -> _Suspects | None:
         skeleton = Skeleton(source)
         model = ModuleModel(skeleton.tree, source, outline=skeleton)
         try:
+            found = list(_violations(model, load_rules(plan.codes)))
             places = {id(known.scope): place for place, known in enumerate(model.functions())}
-            return frozenset(
-                (rule.entry.code, places[id(function.scope)])
-                for rule, function, _ in _violations(model, load_rules(codes))
+            suspects = frozenset(
+                (rule.entry.code, places[id(function.scope)]) for rule, function, _ in found
             )
+            return _Look(suspects, _findings(found, source, path, plan, skeleton))
         finally:
             model.release()
     except Exception:  # noqa: BLE001 - whatever it is, the whole tree will tell
+        return _Look()
+
+
+def _findings(
+    found: Sequence[_Found], source: bytes, path: str, plan: _Plan, skeleton: Skeleton
+) -> tuple[Finding, ...] | None:
+    """Return the findings if they surely are those of the whole tree, None if they may not be."""
+    if plan.answerable is not None:
         return None
+    if not found:
+        return ()
+    if may_silence(source) or not skeleton.is_spelt_out:
+        return None
+    # The words of a top level are told more narrowly where it is whole.
+    if any(_is_mixed_top(function.scope, skeleton) for _, function, _ in found):
+        return None
+    from gradcheck_lint.skeleton import UnsupportedSyntaxError  # noqa: PLC0415 - needs libcst
+
+    try:
+        items = [_inspected(*one, skeleton, path, skeleton.loses_comment) for one in found]
+    except UnsupportedSyntaxError:
+        return None
+    return tuple(sorted((item.finding for item in items), key=_place))
+
+
+_Found: TypeAlias = "tuple[Rule, FunctionModel, Violation]"
+
+
+def _is_mixed_top(scope: FunctionScope, skeleton: Skeleton) -> bool:
+    """Tell whether this is the top level, and functions or classes stand in its blocks."""
+    return scope.node is skeleton.tree and (skeleton.top is None or skeleton.top.defines)
 
 
 def _violations(
     model: ModuleModel, rules: Sequence[Rule], suspects: _Suspects | None = None
-) -> Iterator[tuple[Rule, FunctionModel, Violation]]:
+) -> Iterator[_Found]:
     by_parts: dict[frozenset[Part], list[Rule]] = {}
     for place, function in enumerate(model.functions()):
         parts = function.scope.parts
@@ -166,10 +206,11 @@ def _check(
     from gradcheck_lint.inspection import Inspection  # noqa: PLC0415
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415
     from gradcheck_lint.positions import Positions  # noqa: PLC0415
+    from gradcheck_lint.rewriting import loses_comment  # noqa: PLC0415
     from gradcheck_lint.rules import load_rules  # noqa: PLC0415
     from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415
 
-    found: list[tuple[Rule, FunctionModel, Violation]] = []
+    found: list[_Found] = []
     if plan.codes:
         model = ModuleModel(tree, source)
         found = list(_violations(model, load_rules(plan.codes), suspects))
@@ -180,7 +221,7 @@ def _check(
     suppressions = Suppressions(positions.comments)
     items = []
     for rule, function, violation in found:
-        item = _inspected(rule, function, violation, positions, path)
+        item = _inspected(rule, function, violation, positions, path, loses_comment)
         if not suppressions.silence(item.finding, positions.statement_lines(violation.node)):
             items.append(item)
     if plan.answerable is not None:
@@ -193,15 +234,20 @@ def _check(
     return Inspection(tuple(items), tree, positions)
 
 
-def _nodes(found: Sequence[tuple[Rule, FunctionModel, Violation]]) -> Iterator[cst.CSTNode]:
+def _nodes(found: Sequence[_Found]) -> Iterator[cst.CSTNode]:
     for _, _, violation in found:
         yield violation.node
         for node, _ in violation.related:
             yield node
 
 
-def _inspected(
-    rule: Rule, function: FunctionModel, violation: Violation, positions: Positions, path: str
+def _inspected(  # noqa: PLR0917 - what was found, and what its tree tells of it
+    rule: Rule,
+    function: FunctionModel,
+    violation: Violation,
+    positions: Positions | Skeleton,
+    path: str,
+    loses_comment: Callable[[Edit], bool],
 ) -> Inspected:
     finding = Finding.of(
         rule.entry,
@@ -216,17 +262,17 @@ def _inspected(
         hint=violation.hint,
         evidence=violation.evidence,
     )
-    return _with_fix(finding, violation.fix)
+    return _with_fix(finding, violation.fix, loses_comment)
 
 
-def _with_fix(finding: Finding, fix: Fix | None) -> Inspected:
+def _with_fix(
+    finding: Finding, fix: Fix | None, loses_comment: Callable[[Edit], bool]
+) -> Inspected:
     """Join a finding and its fix; ``fixable`` says that ``--fix`` is enough."""
     from gradcheck_lint.inspection import Inspected  # noqa: PLC0415 - needs libcst
 
     if fix is None:
         return Inspected(finding)
-    from gradcheck_lint.rewriting import loses_comment  # noqa: PLC0415 - needs libcst
-
     safe = fix.safe and not any(map(loses_comment, fix.edits))
     evidence = {**finding.evidence, "fix": fix.message, "fix_is_safe": safe}
     return Inspected(replace(finding, fixable=safe, evidence=evidence), fix, safe)

@@ -43,6 +43,18 @@ def mentions_us(source: bytes) -> bool:
     return b"#" in text and _MARK.search(text) is not None
 
 
+def may_silence(source: bytes) -> bool:
+    """Tell whether a comment of source in UTF-8 may silence anything.
+
+    The last letters of "gradcheck: ignore" have look-alikes that are the same in another case.
+
+    >>> may_silence(b"x = 1  # NoQA"), may_silence(b"x = 1  # a comment")
+    (True, False)
+    """
+    text = source.lower()
+    return b"noqa" in text or b"gradchec" in text
+
+
 class Suppression:
     """One comment: where it is, which names it holds (None is every rule), and which were used."""
 

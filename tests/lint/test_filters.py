@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Apply every rule to the whole tree of every function of every file."""
-    monkeypatch.setattr(engine, "_suspects", lambda _source, _codes: None)
+    monkeypatch.setattr(engine, "_look", lambda *_: engine._Look())
     monkeypatch.setattr(RuleReference, "concerns", lambda _self, _source: True)
     monkeypatch.setattr(FunctionScope, "parts", frozenset(Part))
     for reference in RULES:

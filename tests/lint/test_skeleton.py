@@ -62,7 +62,7 @@ else: b
 finally: c
 x = y = a, *b
 x += 1; x -= y; x @= z; x **= 2; x //= 3; x >>= 1; x <<= 1; x &= 1; x |= 1; x ^= 1; x %= 2; x /= 3
-x[1:2, ..., ::3] = x[(i)] = x[i,] = x[a:b] = 1
+x[1:2, ..., ::3] = x[(i)] = x[i,] = x[a:b] = x[(1, 2)] = x[((a)), (b)] = x[((a), b)] = 1
 f(x for x in y if z if w for q in r)
 z = {a: 1, **b, "c": {1, 2}}, [*a, 1], {k: v for k, v in w}, {x for x in y}
 z = a if b else c, lambda x, *y, k=1, **z: x, -1, +1, ~1, not a, a and b and c or d
@@ -128,12 +128,16 @@ def test_a_tree_that_says_something_else_would_be_seen() -> None:
 
 def test_nothing_is_found_in_it_exactly_where_nothing_is_found() -> None:
     for source in _sources():
-        silent = engine._suspects(source.encode(), [rule.code for rule in RULES]) == frozenset()
+        silent = _look(source.encode()).suspects == frozenset()
         found = engine.inspect_source(source.encode(), "x.py").findings
         assert silent == (not found), source
 
 
-def test_only_silent_files_are_spared_the_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def _look(source: bytes) -> engine._Look:
+    return engine._look(source, "x.py", engine._Plan(tuple(rule.code for rule in RULES), None))
+
+
+def test_files_whose_comments_may_matter_get_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(engine, "_inspect", lambda source, *_: parsed.append(source) or _NOTHING)
     silent = (
@@ -141,7 +145,10 @@ def test_only_silent_files_are_spared_the_whole_tree(monkeypatch: pytest.MonkeyP
     )
     assert engine.lint_source(silent, "x.py") == ()
     assert not parsed
-    engine.lint_source(b"import torch\nw = torch.ones(3, requires_grad=True)\nw += 1\n", "x.py")
+    found = b"import torch\nw = torch.ones(3, requires_grad=True)\nw += 1\n"
+    assert engine.lint_source(found, "x.py")
+    assert not parsed
+    engine.lint_source(found + b"# noqa\n", "x.py")
     engine.lint_source(silent + b"# gradcheck: ignore[leaf-inplace]\n", "x.py")
     assert len(parsed) == 2
 
@@ -175,7 +182,7 @@ def test_the_source_of_an_expression_is_as_written() -> None:
     "source",
     [
         "match x:\n    case 1: pass\n",
-        "x[(1, 2)]\n",
+        "x[(1  # one\n), (2)]\n",
     ],
 )
 def test_some_syntax_is_left_to_libcst(source: str) -> None:
@@ -211,7 +218,7 @@ def test_some_sources_of_expressions_are_not_told(source: bytes, pick) -> None:
     ids=["python2", "nul", "brackets", "signs", "match", "alias", "starred"],
 )
 def test_what_it_refuses_is_never_called_silent(source: bytes) -> None:
-    assert engine._suspects(source, [rule.code for rule in RULES]) != frozenset()
+    assert _look(source) == engine._Look()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="new syntax of Python 3.11")

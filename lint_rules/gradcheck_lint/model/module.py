@@ -143,7 +143,11 @@ class Outline(Protocol):
     """The top level, None where the text of functions is not at hand."""
 
     def text(self, node: cst.CSTNode) -> str:
-        """Return the source of an expression on one line."""
+        """Return the source of an expression on one line, without parentheses of its own."""
+        ...
+
+    def code(self, node: cst.CSTNode) -> str:
+        """Return the source of an expression on one line, with parentheses of its own."""
         ...
 
 
@@ -159,7 +163,7 @@ class ModuleModel:
     ) -> None:
         self.tree = tree
         self.source = source
-        self._text_of = None if outline is None else outline.text
+        self._outline = outline
         self.scopes = Scopes(tree, None if outline is None else outline.top)
         self.provenance: Provenance | None = None
         """Where tensors come from, judged before functions are read; None if it can't be told."""
@@ -226,18 +230,23 @@ class ModuleModel:
         """Return the source of an expression on one line, without parentheses of its own."""
         known = self._texts.get(id(node))
         if known is None:
-            known = self._texts[id(node)] = (self._text_of or self._text_by_tree)(node)
+            tell = self._text_by_tree if self._outline is None else self._outline.text
+            known = self._texts[id(node)] = tell(node)
         return known
 
     def code(self, node: cst.CSTNode) -> str:
-        """Return the source of a node on one line, to be put elsewhere."""
+        """Return the source of a node on one line, to be quoted or put elsewhere."""
+        if self._outline is not None:
+            return self._outline.code(node)
         return " ".join(self.tree.code_for_node(node).split())
 
     def _text_by_tree(self, node: cst.CSTNode) -> str:
-        code = self.code(node)
-        for _ in getattr(node, "lpar", ()):
-            code = code[1:-1].strip()
-        return code
+        code = self.tree.code_for_node(node)
+        openings, closings = getattr(node, "lpar", ()), getattr(node, "rpar", ())
+        for opening, closing in zip(openings, reversed(closings), strict=True):
+            end = len(code) - len(self.tree.code_for_node(closing))
+            code = code[len(self.tree.code_for_node(opening)) : end]
+        return " ".join(code.split())
 
     def functions(self) -> Iterator[FunctionModel]:
         """Yield the model of every function, the top level first."""

@@ -50,8 +50,8 @@ def _kept(
     *,
     is_error: bool,
 ) -> Violation:
-    tree = function.module.tree
-    what = source_of(tree, store.stored_node) if store.stored_node is not None else "the value"
+    module = function.module
+    what = source_of(module, store.stored_node) if store.stored_node is not None else "the value"
     if store.how is StoreKind.ACCUMULATE:
         target = f"`{store.target}`" if store.target else "this"
         message = (
@@ -97,7 +97,7 @@ def kept_by_callee(
         ),
         None,
     )
-    what = source_of(function.module.tree, value) if value is not None else "the value"
+    what = source_of(function.module, value) if value is not None else "the value"
     verb = "adds" if keeper.store.how is StoreKind.ACCUMULATE else "puts"
     hint = "hand over the number alone: `.item()`, or `.detach()` to stay on the device"
     if what.isidentifier():

@@ -61,7 +61,7 @@ class DataWrite(Rule):
                 continue
             yield Violation(
                 event.node,
-                f"`{source_of(function.module.tree, event.target)}` is written between a forward "
+                f"`{source_of(function.module, event.target)}` is written between a forward "
                 "and its backward, where torch can't see it: gradients are computed with the new "
                 "values",
                 Severity.WARNING,

@@ -43,7 +43,7 @@ class ForcedRequiresGrad(Rule):
                 continue
             yield Violation(
                 cut,
-                f"the graph ends at `{source_of(function.module.tree, cut)}`; with requires_grad "
+                f"the graph ends at `{source_of(function.module, cut)}`; with requires_grad "
                 "forced on, backward() runs without an error and no parameter gets a gradient",
                 Severity.ERROR if is_certain(event) else Severity.WARNING,
                 "call backward() on the computed loss itself",

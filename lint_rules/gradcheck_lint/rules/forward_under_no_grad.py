@@ -37,15 +37,15 @@ class ForwardUnderNoGrad(Rule):
         if function.module.sets_mode_for_all and may_act_elsewhere(function, RECORDING):
             return
         unrecorded = function.module.unrecorded
-        tree = function.module.tree
+        module = function.module
         reported: set[int] = set()
         for backward, cut in cut_backwards(function):
             if id(cut) in unrecorded and id(cut) not in reported and not _records(function, cut):
                 reported.add(id(cut))
                 yield Violation(
                     cut,
-                    f"`{source_of(tree, cut)}` runs without recording, and backward() is called on "
-                    "what comes of it: torch raises, because nothing requires a gradient",
+                    f"`{source_of(module, cut)}` runs without recording, and backward() is called "
+                    "on what comes of it: torch raises, because nothing requires a gradient",
                     Severity.ERROR if is_certain(backward) else Severity.WARNING,
                     "move the forward pass out of no_grad",
                     ((backward.node, "backward() is called here"),),

@@ -36,7 +36,7 @@ class GraphBroken(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every cut that a differentiated loss goes through."""
         unrecorded = function.module.unrecorded
-        tree = function.module.tree
+        module = function.module
         reported: set[int] = set()
         for backward, cut in cut_backwards(function):
             if id(cut) in unrecorded or id(cut) in reported:
@@ -44,8 +44,8 @@ class GraphBroken(Rule):
             reported.add(id(cut))
             yield Violation(
                 cut,
-                f"`{source_of(tree, cut)}` takes the graph away, and backward() is called on what "
-                "is made of it: torch raises, because nothing requires a gradient",
+                f"`{source_of(module, cut)}` takes the graph away, and backward() is called on "
+                "what is made of it: torch raises, because nothing requires a gradient",
                 Severity.ERROR if is_certain(backward) else Severity.WARNING,
                 "compute the loss from tensors that still have their graph",
                 ((backward.node, "backward() is called here"),),
@@ -71,7 +71,7 @@ class GraphBroken(Rule):
                 reported.add(id(cut_node))
                 yield Violation(
                     cut_node,
-                    message.format(source_of(tree, cut_node)),
+                    message.format(source_of(module, cut_node)),
                     Severity.WARNING,
                     hint,
                     ((event.node, "the loss is differentiated here"),),

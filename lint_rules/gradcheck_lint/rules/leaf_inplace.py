@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._hidden_acts import FREEZING, is_handed_on, may_act_inside
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope
+    from gradcheck_lint.model.values import Values
 
 
 class LeafInplace(Rule):
@@ -67,8 +69,8 @@ class LeafInplace(Rule):
                 yield self._violation(function, event, severity)
 
     def _violation(self, function: FunctionModel, event: InPlace, severity: Severity) -> Violation:
-        tree = function.module.tree
-        target = source_of(tree, event.target) if event.target is not None else "the tensor"
+        module = function.module
+        target = source_of(module, event.target) if event.target is not None else "the tensor"
         is_view = any(value.kind is Kind.LEAF_VIEW for value in event.values)
         what = "a view of a leaf" if is_view else "a leaf"
         message = (
@@ -78,9 +80,9 @@ class LeafInplace(Rule):
         if severity is Severity.WARNING and event.mode is GradMode.AMBIENT:
             message += ", unless the caller has switched recording off"
         related: list[tuple[cst.CSTNode, str]] = [
-            (value.node, "the leaf comes from here")
-            for value in sorted(event.values, key=lambda value: value.site)[:1]
-            if value.node is not None and value.node is not event.node
+            (node, "the leaf comes from here")
+            for node in _makers(event.values, function)[:1]
+            if node is not event.node
         ]
         hint = "do it inside `with torch.no_grad():`, or make a new tensor from it"
         return Violation(event.node, message, severity, hint, tuple(related))
@@ -394,6 +396,15 @@ def _is_forward_or_local(function: FunctionModel, event: InPlace) -> bool:
         for value in values
     }
     return all(value.site in local or value.kind is Kind.LEAF_VIEW for value in event.values)
+
+
+def _makers(values: Values, function: FunctionModel) -> list[cst.CSTNode]:
+    """Return where leaves were made, in the order of the source."""
+    made = [value.node for value in values if value.node is not None]
+    if len(made) > 1:
+        places = {id(node): place for place, node in enumerate(walk(function.module.tree))}
+        made.sort(key=lambda node: places.get(id(node), -1))
+    return made
 
 
 def _may_be_frozen(function: FunctionModel) -> bool:

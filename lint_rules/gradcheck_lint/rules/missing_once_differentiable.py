@@ -35,7 +35,7 @@ class MissingOnceDifferentiable(Rule):
             return
         yield Violation(
             node,
-            f"backward leaves autograd here (`{source_of(function.module.tree, node)}`) without "
+            f"backward leaves autograd here (`{source_of(function.module, node)}`) without "
             "@once_differentiable: a second derivative is silently wrong instead of an error",
             Severity.WARNING,
             "put @once_differentiable below @staticmethod",

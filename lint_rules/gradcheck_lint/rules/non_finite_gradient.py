@@ -62,7 +62,7 @@ class NonFiniteGradient(Rule):
             for branch, is_taken in ((handed[1], True), (handed[2], False)):
                 found = _edge(_source(branch, bound), compared, function)
                 if found is not None and test.drops_edge(is_taken=is_taken):
-                    text = source_of(function.module.tree, found)
+                    text = source_of(function.module, found)
                     yield Violation(
                         found,
                         f"where() drops the value of `{text}` at its edge, but backward multiplies "

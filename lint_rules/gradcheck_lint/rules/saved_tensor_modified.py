@@ -223,9 +223,9 @@ def _is_forward(function: FunctionModel) -> bool:
 def _violation(
     function: FunctionModel, save: Save, write: InPlace, written: Values, use: Event
 ) -> Violation:
-    tree = function.module.tree
+    module = function.module
     is_backward = isinstance(use, Backward)
-    text = source_of(tree, write.target or write.node)
+    text = source_of(module, write.target or write.node)
     when = "before backward() runs" if is_backward else "before the caller can run backward()"
     by = write.operation if write.operation.endswith(("()", "`")) else f"{write.operation},"
     return Violation(

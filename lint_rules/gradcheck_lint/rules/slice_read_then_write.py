@@ -81,7 +81,7 @@ class SliceReadThenWrite(Rule):
             if is_for_evaluation(function, event) or may_be_frozen(function):
                 continue
             seen.add(id(event.node))
-            text = source_of(function.module.tree, operand)
+            text = source_of(function.module, operand)
             yield Violation(
                 event.node,
                 f"`{text}` is a view that is saved for backward, and this statement then writes to "

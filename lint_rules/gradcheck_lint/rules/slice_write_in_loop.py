@@ -75,7 +75,7 @@ class SliceWriteInLoop(Rule):
             if is_for_evaluation(function, event):
                 continue
             seen.add(id(event.node))
-            target = source_of(function.module.tree, event.node.value)
+            target = source_of(function.module, event.node.value)
             yield Violation(
                 event.node,
                 f"each write to a slice of `{target}` adds a node that copies all of it in "

@@ -13,15 +13,19 @@ every block is an indented one, and the type parameters of functions and classes
 from __future__ import annotations
 
 import ast
-import re
 import warnings
 from typing import TYPE_CHECKING
 
-from gradcheck_lint.skeleton._nodes import UnsupportedSyntaxError
+from gradcheck_lint.edits import Edit, Removal, Replacement
+from gradcheck_lint.model.python_tree import walk_python
+from gradcheck_lint.skeleton._nodes import UnsupportedSyntaxError, origin_of
+from gradcheck_lint.skeleton._source_text import SourceText
 from gradcheck_lint.skeleton._statements import Converter
 
 if TYPE_CHECKING:
     import libcst as cst
+
+    from gradcheck_suite.findings import Location
 
 __all__ = ["Skeleton", "UnsupportedSyntaxError"]
 
@@ -39,12 +43,12 @@ class Skeleton:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.python = ast.parse(source)
-        self._source = source
-        self._lines: list[bytes] | None = None
-        converter = Converter(self._split() if self._has_plain_lines() else None)
-        self.tree = converter.module(self.python)
-        self.top = converter.top_level(self.python)
-        self._origins = converter.origins
+        self._text = SourceText(source)
+        self._converter = Converter(self._text)
+        self.tree = self._converter.module(self.python)
+        self.top = self._converter.top_level(self.python)
+        self._formatted: set[int] = set()
+        self._count = 0
 
     def text(self, node: cst.CSTNode) -> str:
         """Return the source of an expression on one line, without parentheses of its own.
@@ -52,26 +56,60 @@ class Skeleton:
         Raises:
             UnsupportedSyntaxError: it can't be told from the tree alone.
         """
-        origin = self._origins.get(id(node))
-        if origin is None or isinstance(origin, (ast.Tuple, ast.GeneratorExp)):
-            raise UnsupportedSyntaxError(type(node).__name__)
-        if not self._has_plain_lines():
-            raise UnsupportedSyntaxError("lines")
-        first, last = origin.lineno - 1, (origin.end_lineno or origin.lineno) - 1
-        lines = self._split()[first : last + 1]
-        lines[-1] = lines[-1][: origin.end_col_offset]
-        lines[0] = lines[0][origin.col_offset :]
-        return " ".join(b"".join(lines).decode().split())
+        return self._text.without_parentheses(self._expression(node))
 
-    def _split(self) -> list[bytes]:
-        if self._lines is None:
-            self._lines = self._source.removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
-        return self._lines
+    def code(self, node: cst.CSTNode) -> str:
+        """Return the source of an expression on one line, with parentheses of its own.
 
-    def _has_plain_lines(self) -> bool:
-        """Tell whether lines and columns are those that ``ast`` counts, which is in UTF-8."""
-        head = b"".join(self._source.split(b"\n", 2)[:2])
-        declared = re.search(rb"coding[=:]\s*([-\w.]*)", head)
-        if declared is not None and declared[1].lower() not in {b"utf-8", b"utf8"}:
+        Raises:
+            UnsupportedSyntaxError: it can't be told from the tree alone.
+        """
+        return self._text.with_parentheses(self._expression(node))
+
+    def location(self, node: cst.CSTNode, path: str, function: str | None) -> Location:
+        """Return where a node is; its end is exclusive.
+
+        Raises:
+            UnsupportedSyntaxError: it can't be told from the tree alone.
+        """
+        return self._text.location(self._origin(node), path, function)
+
+    def loses_comment(self, edit: Edit) -> bool:
+        """Tell whether an edit drops a comment that stood inside what it changes.
+
+        Raises:
+            UnsupportedSyntaxError: it can't be told from the tree alone.
+        """
+        if not isinstance(edit, (Replacement, Removal)):
             return False
-        return self._source.count(b"\r") == self._source.count(b"\r\n")
+        if self._text.has_hash(self._expression(edit.node)):
+            raise UnsupportedSyntaxError("a comment")
+        return False
+
+    @property
+    def is_spelt_out(self) -> bool:
+        """Tell whether each f-string built so far stands alone, as it does in the tree."""
+        try:
+            return all(len(self._text.strings(node)) == 1 for node in self._converter.formatted)
+        except UnsupportedSyntaxError:
+            return False
+
+    def _expression(self, node: cst.CSTNode) -> ast.expr:
+        origin = self._origin(node)
+        if not isinstance(origin, ast.expr):
+            raise UnsupportedSyntaxError(type(node).__name__)
+        return origin
+
+    def _origin(self, node: cst.CSTNode) -> ast.expr | ast.stmt:
+        origin = origin_of(node)
+        if origin is None or id(origin) in self._inside_formatted():
+            raise UnsupportedSyntaxError(type(node).__name__)
+        return origin
+
+    def _inside_formatted(self) -> set[int]:
+        """Return what stands in f-strings, which before Python 3.12 has no true place."""
+        strings = self._converter.formatted
+        for string in strings[self._count :]:
+            self._formatted.update(id(node) for node in walk_python(string) if node is not string)
+        self._count = len(strings)
+        return self._formatted

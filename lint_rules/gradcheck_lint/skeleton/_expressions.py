@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.skeleton._nodes import (
     ASYNCHRONOUS,
     DEFAULT,
+    ORIGIN,
     UnsupportedSyntaxError,
     bare,
     make_attribute,
@@ -23,41 +24,44 @@ from gradcheck_lint.skeleton._operators import OPERATORS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_call = maker(cst.Call, "func", "args")
+    from gradcheck_lint.skeleton._source_text import SourceText
+
+_call = maker(cst.Call, "func", "args", ORIGIN)
 _arg = maker(cst.Arg, "value", "keyword", "star")
-_integer = maker(cst.Integer, "value")
-_float = maker(cst.Float, "value")
-_imaginary = maker(cst.Imaginary, "value")
-_string = maker(cst.SimpleString, "value")
-_formatted = maker(cst.FormattedString, "parts", "start", "end")
+_integer = maker(cst.Integer, "value", ORIGIN)
+_float = maker(cst.Float, "value", ORIGIN)
+_imaginary = maker(cst.Imaginary, "value", ORIGIN)
+_string = maker(cst.SimpleString, "value", ORIGIN)
+_concatenated = maker(cst.ConcatenatedString, "left", "right", ORIGIN)
+_formatted = maker(cst.FormattedString, "parts", "start", "end", ORIGIN)
 _formatted_expression = maker(
     cst.FormattedStringExpression, "expression", "conversion", "format_spec"
 )
 _formatted_text = maker(cst.FormattedStringText, "value")
-_binary = maker(cst.BinaryOperation, "left", "operator", "right")
-_unary = maker(cst.UnaryOperation, "operator", "expression")
-_boolean = maker(cst.BooleanOperation, "left", "operator", "right")
-_comparison = maker(cst.Comparison, "left", "comparisons")
+_binary = maker(cst.BinaryOperation, "left", "operator", "right", ORIGIN)
+_unary = maker(cst.UnaryOperation, "operator", "expression", ORIGIN)
+_boolean = maker(cst.BooleanOperation, "left", "operator", "right", ORIGIN)
+_comparison = maker(cst.Comparison, "left", "comparisons", ORIGIN)
 _comparison_target = maker(cst.ComparisonTarget, "operator", "comparator")
-_subscript = maker(cst.Subscript, "value", "slice")
+_subscript = maker(cst.Subscript, "value", "slice", ORIGIN)
 _subscript_element = maker(cst.SubscriptElement, "slice")
 _index = maker(cst.Index, "value", "star")
 _slice = maker(cst.Slice, "lower", "upper", "step", "first_colon", "second_colon")
 _element = maker(cst.Element, "value")
 _starred_element = maker(cst.StarredElement, "value")
-_list = maker(cst.List, "elements")
-_set = maker(cst.Set, "elements")
-_dict = maker(cst.Dict, "elements")
+_list = maker(cst.List, "elements", ORIGIN)
+_set = maker(cst.Set, "elements", ORIGIN)
+_dict = maker(cst.Dict, "elements", ORIGIN)
 _dict_element = maker(cst.DictElement, "key", "value")
 _starred_dict_element = maker(cst.StarredDictElement, "value")
-_list_comp = maker(cst.ListComp, "elt", "for_in")
-_set_comp = maker(cst.SetComp, "elt", "for_in")
-_generator = maker(cst.GeneratorExp, "elt", "for_in")
-_dict_comp = maker(cst.DictComp, "key", "value", "for_in")
+_list_comp = maker(cst.ListComp, "elt", "for_in", ORIGIN)
+_set_comp = maker(cst.SetComp, "elt", "for_in", ORIGIN)
+_generator = maker(cst.GeneratorExp, "elt", "for_in", ORIGIN)
+_dict_comp = maker(cst.DictComp, "key", "value", "for_in", ORIGIN)
 _comp_for = maker(cst.CompFor, "target", "iter", "ifs", "inner_for_in", "asynchronous")
 _comp_if = maker(cst.CompIf, "test")
-_if_exp = maker(cst.IfExp, "test", "body", "orelse")
-_lambda = maker(cst.Lambda, "params", "body")
+_if_exp = maker(cst.IfExp, "test", "body", "orelse", ORIGIN)
+_lambda = maker(cst.Lambda, "params", "body", ORIGIN)
 _parameters = maker(
     cst.Parameters,
     "params",
@@ -68,9 +72,9 @@ _parameters = maker(
     "posonly_ind",
 )
 _param = maker(cst.Param, "name", "annotation", "default", "star")
-_await = maker(cst.Await, "expression")
-_yield = maker(cst.Yield, "value")
-_named = maker(cst.NamedExpr, "target", "value")
+_await = maker(cst.Await, "expression", ORIGIN)
+_yield = maker(cst.Yield, "value", ORIGIN)
+_named = maker(cst.NamedExpr, "target", "value", ORIGIN)
 _annotation = maker(cst.Annotation, "annotation")
 
 _COLON: Final = bare(cst.Colon)
@@ -79,48 +83,65 @@ _PARAM_SLASH: Final = bare(cst.ParamSlash)
 
 
 class ExpressionConverter:
-    """Turn expressions into libcst's, and remember what each of them was made of."""
+    """Turn expressions into libcst's, each with what it was made of for its origin.
 
-    __slots__ = ("origins",)
+    ``formatted`` are the f-strings met so far: before Python 3.12 what is inside them has no true
+    place.
+    """
 
-    def __init__(self) -> None:
-        """Start with nothing to remember."""
-        self.origins: dict[int, ast.expr] = {}
+    __slots__ = ("_in_formatted", "_text", "formatted")
+
+    def __init__(self, text: SourceText) -> None:
+        """Take the text of the source."""
+        self._text = text
+        self._in_formatted = False
+        self.formatted: list[ast.JoinedStr] = []
 
     def expression(self, node: ast.expr) -> Any:
         """Convert an expression."""
-        try:
-            read = _EXPRESSIONS[type(node)]
-        except KeyError:
-            raise UnsupportedSyntaxError(type(node).__name__) from None
-        made = read(self, node)
-        self.origins[id(made)] = node
-        return made
+        return _EXPRESSIONS[type(node)](self, node)
 
     def optional(self, node: ast.expr | None) -> Any:
         """Convert an expression that may be left out."""
         return None if node is None else self.expression(node)
 
     def read_name(self, node: ast.Name) -> Any:
-        return make_name(node.id)
+        return make_name(node.id, node)
 
     def read_attribute(self, node: ast.Attribute) -> Any:
-        return make_attribute(self.expression(node.value), make_name(node.attr))
+        return make_attribute(self.expression(node.value), make_name(node.attr, None), node)
 
     def read_constant(self, node: ast.Constant) -> Any:
         value = node.value
         if isinstance(value, (str, bytes)):
-            return _string(repr(value))
+            return self._string(node, repr(value))
         if value is None or isinstance(value, bool):
-            return make_name(str(value))
+            return make_name(str(value), node)
         if isinstance(value, int):
-            return _integer(str(value))
+            return _integer(str(value), node)
         if isinstance(value, float):
-            return _float(repr(value))
-        return bare(cst.Ellipsis) if value is ... else _imaginary(repr(value))
+            return _float(repr(value), node)
+        return bare(cst.Ellipsis) if value is ... else _imaginary(repr(value), node)
+
+    def _string(self, node: ast.Constant, plain: str) -> Any:
+        """Convert a string, spelt as in the source where that is not simply in quotes."""
+        is_plain = (
+            node.end_col_offset - node.col_offset == len(plain)  # type: ignore[operator]
+            and node.end_lineno == node.lineno
+            and "\\" not in plain
+        )
+        if is_plain or self._in_formatted or self._text.lines is None:
+            return _string(plain, node)
+        first, *rest = self._text.strings(node)
+        if not rest:
+            return _string(first, node)
+        made = _string(rest.pop(), None)
+        for text in reversed(rest):
+            made = _concatenated(_string(text, None), made, None)
+        return _concatenated(_string(first, None), made, node)
 
     def read_call(self, node: ast.Call) -> Any:
-        return _call(self.expression(node.func), self.arguments(node.args, node.keywords))
+        return _call(self.expression(node.func), self.arguments(node.args, node.keywords), node)
 
     def arguments(self, handed: Sequence[ast.expr], keywords: Sequence[ast.keyword]) -> list[Any]:
         """Convert the arguments of a call, in the order of the source."""
@@ -135,7 +156,7 @@ class ExpressionConverter:
         named = [
             _arg(self.expression(item.value), None, "**")
             if item.arg is None
-            else _arg(self.expression(item.value), make_name(item.arg), "")
+            else _arg(self.expression(item.value), make_name(item.arg, None), "")
             for item in keywords
         ]
         if handed and type(handed[-1]) is ast.Starred and _place(handed[-1]) > _place(keywords[0]):
@@ -147,17 +168,17 @@ class ExpressionConverter:
 
     def read_binary(self, node: ast.BinOp) -> Any:
         left = self.expression(node.left)
-        return _binary(left, OPERATORS[type(node.op)], self.expression(node.right))
+        return _binary(left, OPERATORS[type(node.op)], self.expression(node.right), node)
 
     def read_unary(self, node: ast.UnaryOp) -> Any:
-        return _unary(OPERATORS[type(node.op)], self.expression(node.operand))
+        return _unary(OPERATORS[type(node.op)], self.expression(node.operand), node)
 
     def read_boolean(self, node: ast.BoolOp) -> Any:
         operator = OPERATORS[type(node.op)]
         made = self.expression(node.values[0])
-        for value in node.values[1:]:
-            made = _boolean(made, operator, self.expression(value))
-        return made
+        for value in node.values[1:-1]:
+            made = _boolean(made, operator, self.expression(value), None)
+        return _boolean(made, operator, self.expression(node.values[-1]), node)
 
     def read_comparison(self, node: ast.Compare) -> Any:
         left = self.expression(node.left)
@@ -165,14 +186,14 @@ class ExpressionConverter:
             _comparison_target(OPERATORS[type(operator)], self.expression(compared))
             for operator, compared in zip(node.ops, node.comparators, strict=True)
         ]
-        return _comparison(left, targets)
+        return _comparison(left, targets, node)
 
     def read_subscript(self, node: ast.Subscript) -> Any:
         value, index = self.expression(node.value), node.slice
         items: Sequence[ast.expr] = (index,)
-        if type(index) is ast.Tuple and _is_bare(index):
+        if type(index) is ast.Tuple and self._text.is_bare(index):
             items = index.elts
-        return _subscript(value, [_subscript_element(self._index(item)) for item in items])
+        return _subscript(value, [_subscript_element(self._index(item)) for item in items], node)
 
     def _index(self, node: ast.expr) -> Any:
         if type(node) is ast.Slice:
@@ -193,13 +214,13 @@ class ExpressionConverter:
         ]
 
     def read_tuple(self, node: ast.Tuple) -> Any:
-        return make_tuple(self.elements(node.elts))
+        return make_tuple(self.elements(node.elts), node)
 
     def read_list(self, node: ast.List) -> Any:
-        return _list(self.elements(node.elts))
+        return _list(self.elements(node.elts), node)
 
     def read_set(self, node: ast.Set) -> Any:
-        return _set(self.elements(node.elts))
+        return _set(self.elements(node.elts), node)
 
     def read_dict(self, node: ast.Dict) -> Any:
         return _dict(
@@ -208,21 +229,22 @@ class ExpressionConverter:
                 if key is None
                 else _dict_element(self.expression(key), self.expression(value))
                 for key, value in zip(node.keys, node.values, strict=True)
-            ]
+            ],
+            node,
         )
 
     def read_list_comp(self, node: ast.ListComp) -> Any:
-        return _list_comp(self.expression(node.elt), self._comp_for(node.generators))
+        return _list_comp(self.expression(node.elt), self._comp_for(node.generators), node)
 
     def read_set_comp(self, node: ast.SetComp) -> Any:
-        return _set_comp(self.expression(node.elt), self._comp_for(node.generators))
+        return _set_comp(self.expression(node.elt), self._comp_for(node.generators), node)
 
     def read_generator(self, node: ast.GeneratorExp) -> Any:
-        return _generator(self.expression(node.elt), self._comp_for(node.generators))
+        return _generator(self.expression(node.elt), self._comp_for(node.generators), node)
 
     def read_dict_comp(self, node: ast.DictComp) -> Any:
         key, value = self.expression(node.key), self.expression(node.value)
-        return _dict_comp(key, value, self._comp_for(node.generators))
+        return _dict_comp(key, value, self._comp_for(node.generators), node)
 
     def _comp_for(self, generators: Sequence[ast.comprehension]) -> Any:
         made = None
@@ -235,30 +257,32 @@ class ExpressionConverter:
 
     def read_if_exp(self, node: ast.IfExp) -> Any:
         body, test = self.expression(node.body), self.expression(node.test)
-        return _if_exp(test, body, self.expression(node.orelse))
+        return _if_exp(test, body, self.expression(node.orelse), node)
 
     def read_lambda(self, node: ast.Lambda) -> Any:
-        return _lambda(self.parameters(node.args), self.expression(node.body))
+        return _lambda(self.parameters(node.args), self.expression(node.body), node)
 
     def read_await(self, node: ast.Await) -> Any:
-        return _await(self.expression(node.value))
+        return _await(self.expression(node.value), node)
 
     def read_yield(self, node: ast.Yield) -> Any:
-        return _yield(self.optional(node.value))
+        return _yield(self.optional(node.value), node)
 
     def read_yield_from(self, node: ast.YieldFrom) -> Any:
-        return _yield(make_from(self.expression(node.value)))
+        return _yield(make_from(self.expression(node.value)), node)
 
     def read_named(self, node: ast.NamedExpr) -> Any:
-        return _named(self.expression(node.target), self.expression(node.value))
+        return _named(self.expression(node.target), self.expression(node.value), node)
 
     def read_formatted(self, node: ast.JoinedStr) -> Any:
-        # Before Python 3.12 what is inside has no true place, so nothing remembers it.
-        origins, self.origins = self.origins, {}
-        made = _formatted(self._parts(node), 'f"', '"')
-        # The nodes live on in the tree: their ids must not be taken for others'.
-        self.origins = origins
+        self.formatted.append(node)
+        around, self._in_formatted = self._in_formatted, True
+        made = _formatted(self._parts(node), 'f"', '"', node)
+        self._in_formatted = around
         return made
+
+    def refuse(self, node: ast.expr) -> Any:
+        raise UnsupportedSyntaxError(type(node).__name__)
 
     def _parts(self, node: ast.JoinedStr) -> list[Any]:
         parts = []
@@ -298,7 +322,10 @@ class ExpressionConverter:
 
     def _param(self, node: ast.arg, default: ast.expr | None, star: str) -> Any:
         return _param(
-            make_name(node.arg), self._annotation(node.annotation), self.optional(default), star
+            make_name(node.arg, None),
+            self._annotation(node.annotation),
+            self.optional(default),
+            star,
         )
 
     def _annotation(self, node: ast.expr | None) -> Any:
@@ -331,23 +358,9 @@ _EXPRESSIONS: Final[dict[type, Callable[[ExpressionConverter, Any], Any]]] = {
     ast.NamedExpr: ExpressionConverter.read_named,
     ast.JoinedStr: ExpressionConverter.read_formatted,
 }
+for _kind in ast.expr.__subclasses__():
+    _EXPRESSIONS.setdefault(_kind, ExpressionConverter.refuse)
 
 
 def _place(node: Any) -> tuple[int, int]:
     return node.lineno, node.col_offset
-
-
-def _is_bare(node: ast.Tuple) -> bool:
-    """Tell whether the tuple of an index stands there without parentheses.
-
-    Raises:
-        UnsupportedSyntaxError: its place doesn't tell.
-    """
-    if not node.elts:
-        return False
-    first, last = node.elts[0], node.elts[-1]
-    if _place(first) == _place(node):
-        return True
-    if (last.end_lineno, last.end_col_offset) == (node.end_lineno, node.end_col_offset):
-        return True
-    raise UnsupportedSyntaxError("a tuple as an index")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any, Final
 
 import libcst as cst
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+ORIGIN: Final = "rpar"
+"""The field of expressions, which rules never look at, that holds what they were made of."""
+
+SMALL_ORIGIN: Final = "semicolon"
+COMPOUND_ORIGIN: Final = "leading_lines"
+"""The fields of statements that do so."""
 
 
 class UnsupportedSyntaxError(Exception):
@@ -66,10 +75,19 @@ def bare(kind: type[cst.CSTNode]) -> Any:
     return object.__new__(kind)
 
 
-make_name = maker(cst.Name, "value")
-make_attribute = maker(cst.Attribute, "value", "attr")
-make_tuple = maker(cst.Tuple, "elements")
+make_name = maker(cst.Name, "value", ORIGIN)
+make_attribute = maker(cst.Attribute, "value", "attr", ORIGIN)
+make_tuple = maker(cst.Tuple, "elements", ORIGIN)
 make_from = maker(cst.From, "item")
 
 ASYNCHRONOUS: Final = bare(cst.Asynchronous)
 DEFAULT: Final = cst.MaybeSentinel.DEFAULT
+
+
+def origin_of(node: cst.CSTNode) -> ast.expr | ast.stmt | None:
+    """Return what a node was made of, None if nothing of ``ast`` stands for it alone."""
+    for name in (ORIGIN, SMALL_ORIGIN, COMPOUND_ORIGIN):
+        origin = getattr(node, name, None)
+        if isinstance(origin, (ast.expr, ast.stmt)):
+            return origin
+    return None

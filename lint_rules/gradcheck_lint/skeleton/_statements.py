@@ -11,6 +11,8 @@ from gradcheck_lint.model.deferred import Deferred, defer
 from gradcheck_lint.skeleton._expressions import ExpressionConverter
 from gradcheck_lint.skeleton._nodes import (
     ASYNCHRONOUS,
+    COMPOUND_ORIGIN,
+    SMALL_ORIGIN,
     UnsupportedSyntaxError,
     bare,
     make_attribute,
@@ -24,32 +26,34 @@ from gradcheck_lint.skeleton._operators import AUGMENTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gradcheck_lint.skeleton._source_text import SourceText
+
 _line = maker(cst.SimpleStatementLine, "body")
 _block = maker(cst.IndentedBlock, "body")
-_expr = maker(cst.Expr, "value")
-_assign = maker(cst.Assign, "targets", "value")
+_expr = maker(cst.Expr, "value", SMALL_ORIGIN)
+_assign = maker(cst.Assign, "targets", "value", SMALL_ORIGIN)
 _assign_target = maker(cst.AssignTarget, "target")
-_aug_assign = maker(cst.AugAssign, "target", "operator", "value")
-_ann_assign = maker(cst.AnnAssign, "target", "annotation", "value")
-_return = maker(cst.Return, "value")
-_raise = maker(cst.Raise, "exc", "cause")
-_assert = maker(cst.Assert, "test", "msg")
-_del = maker(cst.Del, "target")
-_global = maker(cst.Global, "names")
-_nonlocal = maker(cst.Nonlocal, "names")
+_aug_assign = maker(cst.AugAssign, "target", "operator", "value", SMALL_ORIGIN)
+_ann_assign = maker(cst.AnnAssign, "target", "annotation", "value", SMALL_ORIGIN)
+_return = maker(cst.Return, "value", SMALL_ORIGIN)
+_raise = maker(cst.Raise, "exc", "cause", SMALL_ORIGIN)
+_assert = maker(cst.Assert, "test", "msg", SMALL_ORIGIN)
+_del = maker(cst.Del, "target", SMALL_ORIGIN)
+_global = maker(cst.Global, "names", SMALL_ORIGIN)
+_nonlocal = maker(cst.Nonlocal, "names", SMALL_ORIGIN)
 _name_item = maker(cst.NameItem, "name")
-_import = maker(cst.Import, "names")
-_import_from = maker(cst.ImportFrom, "module", "names", "relative")
+_import = maker(cst.Import, "names", SMALL_ORIGIN)
+_import_from = maker(cst.ImportFrom, "module", "names", "relative", SMALL_ORIGIN)
 _import_alias = maker(cst.ImportAlias, "name", "asname")
 _as_name = maker(cst.AsName, "name")
-_if = maker(cst.If, "test", "body", "orelse")
+_if = maker(cst.If, "test", "body", "orelse", COMPOUND_ORIGIN)
 _else = maker(cst.Else, "body")
-_for = maker(cst.For, "target", "iter", "body", "orelse", "asynchronous")
-_while = maker(cst.While, "test", "body", "orelse")
-_with = maker(cst.With, "items", "body", "asynchronous")
+_for = maker(cst.For, "target", "iter", "body", "orelse", "asynchronous", COMPOUND_ORIGIN)
+_while = maker(cst.While, "test", "body", "orelse", COMPOUND_ORIGIN)
+_with = maker(cst.With, "items", "body", "asynchronous", COMPOUND_ORIGIN)
 _with_item = maker(cst.WithItem, "item", "asname")
-_try = maker(cst.Try, "body", "handlers", "orelse", "finalbody")
-_try_star = maker(cst.TryStar, "body", "handlers", "orelse", "finalbody")
+_try = maker(cst.Try, "body", "handlers", "orelse", "finalbody", COMPOUND_ORIGIN)
+_try_star = maker(cst.TryStar, "body", "handlers", "orelse", "finalbody", COMPOUND_ORIGIN)
 _handler = maker(cst.ExceptHandler, "body", "type", "name")
 _handler_star = maker(cst.ExceptStarHandler, "body", "type", "name")
 _finally = maker(cst.Finally, "body")
@@ -63,8 +67,18 @@ _function = maker(
     "returns",
     "asynchronous",
     "type_parameters",
+    COMPOUND_ORIGIN,
 )
-_class = maker(cst.ClassDef, "name", "body", "bases", "keywords", "decorators", "type_parameters")
+_class = maker(
+    cst.ClassDef,
+    "name",
+    "body",
+    "bases",
+    "keywords",
+    "decorators",
+    "type_parameters",
+    COMPOUND_ORIGIN,
+)
 _module = maker(
     cst.Module, "body", "encoding", "default_indent", "default_newline", "has_trailing_newline"
 )
@@ -73,14 +87,14 @@ _IMPORT_STAR: Final = bare(cst.ImportStar)
 
 
 class Converter(ExpressionConverter):
-    """Turn a whole file into libcst's nodes, and remember what each expression was made of."""
+    """Turn a whole file into libcst's nodes."""
 
     __slots__ = ("_lines",)
 
-    def __init__(self, lines: Sequence[bytes] | None) -> None:
-        """Take the lines of the source, None where nothing can be put off."""
-        super().__init__()
-        self._lines = lines
+    def __init__(self, text: SourceText) -> None:
+        """Take the text of the source; without lines nothing can be put off."""
+        super().__init__(text)
+        self._lines = text.lines
 
     def module(self, tree: ast.Module) -> cst.Module:
         """Convert a whole file."""
@@ -120,34 +134,35 @@ class Converter(ExpressionConverter):
         return _block(self.statements(nodes))
 
     def read_expr(self, node: ast.Expr) -> Any:
-        return _expr(self.expression(node.value))
+        return _expr(self.expression(node.value), node)
 
     def read_assign(self, node: ast.Assign) -> Any:
         targets = [_assign_target(self.expression(target)) for target in node.targets]
-        return _assign(targets, self.expression(node.value))
+        return _assign(targets, self.expression(node.value), node)
 
     def read_aug_assign(self, node: ast.AugAssign) -> Any:
         target = self.expression(node.target)
-        return _aug_assign(target, AUGMENTED[type(node.op)], self.expression(node.value))
+        return _aug_assign(target, AUGMENTED[type(node.op)], self.expression(node.value), node)
 
     def read_ann_assign(self, node: ast.AnnAssign) -> Any:
         target = self.expression(node.target)
-        return _ann_assign(target, self._annotation(node.annotation), self.optional(node.value))
+        annotation, value = self._annotation(node.annotation), self.optional(node.value)
+        return _ann_assign(target, annotation, value, node)
 
     def read_return(self, node: ast.Return) -> Any:
-        return _return(self.optional(node.value))
+        return _return(self.optional(node.value), node)
 
     def read_raise(self, node: ast.Raise) -> Any:
         cause = None if node.cause is None else make_from(self.expression(node.cause))
-        return _raise(self.optional(node.exc), cause)
+        return _raise(self.optional(node.exc), cause, node)
 
     def read_assert(self, node: ast.Assert) -> Any:
-        return _assert(self.expression(node.test), self.optional(node.msg))
+        return _assert(self.expression(node.test), self.optional(node.msg), node)
 
     def read_delete(self, node: ast.Delete) -> Any:
         if len(node.targets) == 1:
-            return _del(self.expression(node.targets[0]))
-        return _del(make_tuple(self.elements(node.targets)))
+            return _del(self.expression(node.targets[0]), node)
+        return _del(make_tuple(self.elements(node.targets), None), node)
 
     def read_pass(self, _: ast.Pass) -> Any:
         return bare(cst.Pass)
@@ -159,20 +174,20 @@ class Converter(ExpressionConverter):
         return bare(cst.Continue)
 
     def read_global(self, node: ast.Global) -> Any:
-        return _global([_name_item(make_name(name)) for name in node.names])
+        return _global([_name_item(make_name(name, None)) for name in node.names], node)
 
     def read_nonlocal(self, node: ast.Nonlocal) -> Any:
-        return _nonlocal([_name_item(make_name(name)) for name in node.names])
+        return _nonlocal([_name_item(make_name(name, None)) for name in node.names], node)
 
     def read_import(self, node: ast.Import) -> Any:
-        return _import([_alias(alias) for alias in node.names])
+        return _import([_alias(alias) for alias in node.names], node)
 
     def read_import_from(self, node: ast.ImportFrom) -> Any:
         names: Any = [_alias(alias) for alias in node.names]
         if node.names[0].name == "*":
             names = _IMPORT_STAR
         module = None if node.module is None else _dotted(node.module)
-        return _import_from(module, names, [_DOT] * node.level)
+        return _import_from(module, names, [_DOT] * node.level, node)
 
     def read_if(self, node: ast.If) -> Any:
         # A chain of many `elif` would nest deeply.
@@ -185,7 +200,7 @@ class Converter(ExpressionConverter):
             chain.append(chain[-1].orelse[0])
         made = self._otherwise(chain[-1].orelse)
         for part in reversed(chain):
-            made = _if(self.expression(part.test), self.block(part.body), made)
+            made = _if(self.expression(part.test), self.block(part.body), made, part)
         return made
 
     def _otherwise(self, nodes: Sequence[ast.stmt]) -> Any:
@@ -195,11 +210,11 @@ class Converter(ExpressionConverter):
         target, iterated = self.expression(node.target), self.expression(node.iter)
         asynchronous = ASYNCHRONOUS if isinstance(node, ast.AsyncFor) else None
         body, orelse = self.block(node.body), self._otherwise(node.orelse)
-        return _for(target, iterated, body, orelse, asynchronous)
+        return _for(target, iterated, body, orelse, asynchronous, node)
 
     def read_while(self, node: ast.While) -> Any:
         test, body = self.expression(node.test), self.block(node.body)
-        return _while(test, body, self._otherwise(node.orelse))
+        return _while(test, body, self._otherwise(node.orelse), node)
 
     def read_with(self, node: ast.With | ast.AsyncWith) -> Any:
         items = []
@@ -208,7 +223,7 @@ class Converter(ExpressionConverter):
             bound = None if name is None else _as_name(self.expression(name))
             items.append(_with_item(self.expression(item.context_expr), bound))
         asynchronous = ASYNCHRONOUS if isinstance(node, ast.AsyncWith) else None
-        return _with(items, self.block(node.body), asynchronous)
+        return _with(items, self.block(node.body), asynchronous, node)
 
     def read_try(self, node: ast.Try) -> Any:
         return self._tried(node, _try, _handler)
@@ -219,23 +234,24 @@ class Converter(ExpressionConverter):
     def _tried(self, node: ast.Try, make: Callable[..., Any], handle: Callable[..., Any]) -> Any:
         handlers = []
         for part in node.handlers:
-            name = None if part.name is None else _as_name(make_name(part.name))
+            name = None if part.name is None else _as_name(make_name(part.name, None))
             handlers.append(handle(self.block(part.body), self.optional(part.type), name))
         final = _finally(self.block(node.finalbody)) if node.finalbody else None
-        return make(self.block(node.body), handlers, self._otherwise(node.orelse), final)
+        return make(self.block(node.body), handlers, self._otherwise(node.orelse), final, node)
 
     def _decorators(self, nodes: Sequence[ast.expr]) -> list[Any]:
         return [_decorator(self.expression(node)) for node in nodes]
 
     def read_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
         return _function(
-            make_name(node.name),
+            make_name(node.name, None),
             self.parameters(node.args),
             self._put_off(node),
             self._decorators(node.decorator_list),
             self._annotation(node.returns),
             ASYNCHRONOUS if isinstance(node, ast.AsyncFunctionDef) else None,
             None,
+            node,
         )
 
     def _put_off(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
@@ -255,12 +271,13 @@ class Converter(ExpressionConverter):
 
     def read_class(self, node: ast.ClassDef) -> Any:
         return _class(
-            make_name(node.name),
+            make_name(node.name, None),
             self.block(node.body),
             self.arguments(node.bases, ()),
             self.arguments((), node.keywords),
             self._decorators(node.decorator_list),
             None,
+            node,
         )
 
 
@@ -301,13 +318,13 @@ _DEFINING: Final = (*_DECORATED, ast.Import, ast.ImportFrom)
 
 
 def _alias(alias: ast.alias) -> Any:
-    name = None if alias.asname is None else _as_name(make_name(alias.asname))
+    name = None if alias.asname is None else _as_name(make_name(alias.asname, None))
     return _import_alias(_dotted(alias.name) if alias.name != "*" else None, name)
 
 
 def _dotted(text: str) -> Any:
     first, *rest = text.split(".")
-    made = make_name(first)
+    made = make_name(first, None)
     for part in rest:
-        made = make_attribute(made, make_name(part))
+        made = make_attribute(made, make_name(part, None), None)
     return made
