@@ -13,7 +13,7 @@ import pytest
 from gradcheck_lint import engine, positions
 from gradcheck_lint.model import module, statements
 from gradcheck_lint.model.module import ModuleModel
-from gradcheck_lint.model.syntax import walk
+from gradcheck_lint.model.syntax import plain_string, walk
 from gradcheck_lint.positions import Positions
 from gradcheck_lint.rules import RULES
 from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError, _expressions
@@ -149,6 +149,7 @@ x = (
 (x)[(a, b)] = a, (b)
 x = ("a"  'b' # (
    r'\\d')
+x = f"{a(b)}" "a" rf'\\d{(b)!r}' # (
 x = '''a
 é''', f"{a(b)} {x[(c)]}", "\\n", b"\\x00", u"é", r"\\("
 x = 1if(a)else 2
@@ -183,13 +184,17 @@ def test_texts_and_places_are_those_of_the_whole_tree(source: str) -> None:
     encoded = source.encode()
     tree, skeleton = cst.parse_module(encoded), Skeleton(encoded)
     model = ModuleModel(tree, encoded)
-    if not skeleton.is_spelt_out:
-        return
     nodes = [node for node in walk(tree) if isinstance(node, _COMPARED)]
     light = [node for node in walk(skeleton.tree) if isinstance(node, _COMPARED)]
+    if not skeleton.is_spelt_out:  # quotes in quotes
+        return
     assert list(map(type, light)) == list(map(type, nodes))
     places, told = Positions(tree, nodes), 0
     for node, made in zip(nodes, light, strict=True):
+        if isinstance(node, cst.SimpleString):
+            assert isinstance(made, cst.SimpleString)
+            assert plain_string(made) == plain_string(node)
+            assert made.evaluated_value == node.evaluated_value
         for ask, answer in (
             (skeleton.text, model.text),
             (skeleton.code, model.code),

@@ -2,11 +2,12 @@
 
 libcst's parser makes an object of every blank and comma, and that is most of the time of a cold
 run. Rules look at the nodes that mean something, so those alone are built here, with libcst's own
-types, from the tree of ``ast``. Where a rule finds something in such a tree, the file is parsed by
-libcst after all and looked at again: findings, places and fixes always come from the whole tree.
+types, from the tree of ``ast``. Where a rule finds something in such a tree, and a place or a text
+can't be told from it for sure, the file is parsed by libcst after all and looked at again. Fixes
+always come from the whole tree.
 
-What differs from libcst's tree, and no rule may depend on: strings and numbers are spelt as
-``repr`` does, adjacent strings are one, statements beside one another have lines of their own,
+What differs from libcst's tree, and no rule may depend on: numbers are spelt as ``repr`` does, and
+so are strings where the quotes don't matter, statements beside one another have lines of their own,
 every block is an indented one, and the type parameters of functions and classes are left out.
 """
 
@@ -88,11 +89,8 @@ class Skeleton:
 
     @property
     def is_spelt_out(self) -> bool:
-        """Tell whether each f-string built so far stands alone, as it does in the tree."""
-        try:
-            return all(len(self._text.strings(node)) == 1 for node in self._converter.formatted)
-        except UnsupportedSyntaxError:
-            return False
+        """Tell whether each string built so far stands in the tree as in the source."""
+        return self._converter.is_spelt_out
 
     def _expression(self, node: cst.CSTNode) -> ast.expr:
         origin = self._origin(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import libcst as cst
@@ -86,16 +87,17 @@ class ExpressionConverter:
     """Turn expressions into libcst's, each with what it was made of for its origin.
 
     ``formatted`` are the f-strings met so far: before Python 3.12 what is inside them has no true
-    place.
+    place. ``is_spelt_out`` says that each stands in the tree as in the source.
     """
 
-    __slots__ = ("_in_formatted", "_text", "formatted")
+    __slots__ = ("_in_formatted", "_text", "formatted", "is_spelt_out")
 
     def __init__(self, text: SourceText) -> None:
         """Take the text of the source."""
         self._text = text
         self._in_formatted = False
         self.formatted: list[ast.JoinedStr] = []
+        self.is_spelt_out = True
 
     def expression(self, node: ast.expr) -> Any:
         """Convert an expression."""
@@ -132,13 +134,10 @@ class ExpressionConverter:
         )
         if is_plain or self._in_formatted or self._text.lines is None:
             return _string(plain, node)
-        first, *rest = self._text.strings(node)
-        if not rest:
-            return _string(first, node)
-        made = _string(rest.pop(), None)
-        for text in reversed(rest):
-            made = _concatenated(_string(text, None), made, None)
-        return _concatenated(_string(first, None), made, node)
+        spelt = self._text.strings(node)
+        if len(spelt) == 1:
+            return _string(spelt[0], node)
+        return _beside_one_another([_string(text, None) for text in spelt], node)
 
     def read_call(self, node: ast.Call) -> Any:
         return _call(self.expression(node.func), self.arguments(node.args, node.keywords), node)
@@ -275,9 +274,28 @@ class ExpressionConverter:
         return _named(self.expression(node.target), self.expression(node.value), node)
 
     def read_formatted(self, node: ast.JoinedStr) -> Any:
+        if self._in_formatted or self._text.lines is None:
+            return self._formatted(node, node)
+        try:
+            pieces = self._text.strings(node)
+            if len(pieces) == 1:
+                return self._formatted(node, node)
+            parsed = _parsed(pieces)
+        except (SyntaxError, UnsupportedSyntaxError):  # quotes in quotes, from Python 3.12 on
+            self.is_spelt_out = False
+            return self._formatted(node, node)
+        made = [
+            self._formatted(piece, None)
+            if isinstance(piece, ast.JoinedStr)
+            else _string(text, None)
+            for piece, text in zip(parsed, pieces, strict=True)
+        ]
+        return _beside_one_another(made, node)
+
+    def _formatted(self, node: ast.JoinedStr, origin: ast.JoinedStr | None) -> Any:
         self.formatted.append(node)
         around, self._in_formatted = self._in_formatted, True
-        made = _formatted(self._parts(node), 'f"', '"', node)
+        made = _formatted(self._parts(node), 'f"', '"', origin)
         self._in_formatted = around
         return made
 
@@ -360,6 +378,21 @@ _EXPRESSIONS: Final[dict[type, Callable[[ExpressionConverter, Any], Any]]] = {
 }
 for _kind in ast.expr.__subclasses__():
     _EXPRESSIONS.setdefault(_kind, ExpressionConverter.refuse)
+
+
+def _parsed(strings: Sequence[str]) -> list[ast.expr]:
+    """Parse strings that stand beside one another each alone: in ``ast`` they are one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [ast.parse(string, mode="eval").body for string in strings]
+
+
+def _beside_one_another(strings: Sequence[Any], node: ast.expr) -> Any:
+    """Join two strings or more that stand beside one another."""
+    made = strings[-1]
+    for string in strings[-2:0:-1]:
+        made = _concatenated(string, made, None)
+    return _concatenated(strings[0], made, node)
 
 
 def _place(node: Any) -> tuple[int, int]:
