@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradcheck_lint.edits import Edit, Fix
     from gradcheck_lint.inspection import Inspected, Inspection
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
-    from gradcheck_lint.model.scopes import FunctionScope, Part
+    from gradcheck_lint.model.scopes import Part
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.rules._rule import Rule, Violation
     from gradcheck_lint.skeleton import Skeleton
@@ -100,7 +100,8 @@ def _findings(
     if may_silence(source) or not skeleton.is_spelt_out:
         return None
     # The words of a top level are told more narrowly where it is whole.
-    if any(_is_mixed_top(function.scope, skeleton) for _, function, _ in found):
+    at_top = any(function.scope.node is skeleton.tree for _, function, _ in found)
+    if at_top and skeleton.may_define_in_blocks:
         return None
     from gradcheck_lint.skeleton import UnsupportedSyntaxError  # noqa: PLC0415 - needs libcst
 
@@ -112,11 +113,6 @@ def _findings(
 
 
 _Found: TypeAlias = "tuple[Rule, FunctionModel, Violation]"
-
-
-def _is_mixed_top(scope: FunctionScope, skeleton: Skeleton) -> bool:
-    """Tell whether this is the top level, and functions or classes stand in its blocks."""
-    return scope.node is skeleton.tree and (skeleton.top is None or skeleton.top.defines)
 
 
 def _violations(

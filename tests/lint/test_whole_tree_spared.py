@@ -212,6 +212,20 @@ def test_texts_and_places_are_those_of_the_whole_tree(source: str) -> None:
     assert told > len(nodes)
 
 
+@pytest.mark.parametrize(
+    ("head", "is_told"),
+    [
+        (b"# coding: utf-8", True),
+        (b"# -*- coding: UTF8 -*-", True),
+        (b"#!python\n# coding=utf-8", True),
+        (b"# coding: latin-1", False),
+        (b"#\n# coding: cp1252", False),
+    ],
+)
+def test_places_are_told_in_utf_8_alone(head: bytes, is_told: bool) -> None:
+    assert (Skeleton(head + b"\nx = 1\n").top is not None) == is_told
+
+
 def test_fixes_that_lose_comments_are_still_seen() -> None:
     source = b"import torch\nfrom torch.autograd import Variable\nx = Variable(torch.ones(%b))\n"
     (safe,) = engine.lint_source(source % b"1", "x.py")

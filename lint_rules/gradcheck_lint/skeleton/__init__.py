@@ -18,6 +18,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.edits import Edit, Removal, Replacement
+from gradcheck_lint.model.earlier_use import statements_below
 from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.skeleton._nodes import UnsupportedSyntaxError, origin_of
 from gradcheck_lint.skeleton._source_text import SourceText
@@ -91,6 +92,14 @@ class Skeleton:
     def is_spelt_out(self) -> bool:
         """Tell whether each string built so far stands in the tree as in the source."""
         return self._converter.is_spelt_out
+
+    @property
+    def may_define_in_blocks(self) -> bool:
+        """Tell whether functions or classes may stand in blocks of the top level."""
+        if self.top is None:
+            return True
+        defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        return any(isinstance(node, defining) for node in statements_below(self.top.nodes))
 
     def _expression(self, node: cst.CSTNode) -> ast.expr:
         origin = self._origin(node)

@@ -18,6 +18,7 @@ _LAST_WORD: Final = re.compile(rb"[\w\x80-\xff]+$")
 _BEFORE_GROUP: Final = frozenset(keyword.kwlist) - {"None", "True", "False"}
 """Words that parentheses of an expression's own may follow."""
 
+_PAIR: Final = 2
 _OPENING: Final = re.compile(r"[A-Za-z]*(\"\"\"|'''|\"|')")
 _BETWEEN_STRINGS: Final = re.compile(r"(?:\s|\\|#[^\n]*)*")
 _ESCAPE_OR_QUOTES: Final = {
@@ -94,7 +95,10 @@ class SourceText:
         Raises:
             UnsupportedSyntaxError: it can't be told.
         """
-        text = self._between(_span_of(node)).decode()
+        source = self._between(_span_of(node))
+        text = source.decode()
+        if source.count(b'"') + source.count(b"'") == _PAIR:
+            return [text]
         found, start = [], 0
         while start < len(text):
             end = _end_of_string(text, start)
@@ -211,7 +215,7 @@ def _on_one_line(text: bytes) -> str:
 
 def _has_plain_lines(source: bytes) -> bool:
     """Tell whether lines and columns are those that ``ast`` counts, which is in UTF-8."""
-    head = b"".join(source.split(b"\n", 2)[:2])
+    head = b"\n".join(source.split(b"\n", 2)[:2])
     declared = re.search(rb"coding[=:]\s*([-\w.]*)", head)
     if declared is not None and declared[1].lower() not in {b"utf-8", b"utf8"}:
         return False
