@@ -19,6 +19,7 @@ from gradcheck_lint.skeleton._nodes import (
     make_name,
     make_tuple,
     maker,
+    quick_maker,
 )
 from gradcheck_lint.skeleton._operators import OPERATORS
 
@@ -27,28 +28,28 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.skeleton._source_text import SourceText
 
-_call = maker(cst.Call, "func", "args", ORIGIN)
-_arg = maker(cst.Arg, "value", "keyword", "star")
-_integer = maker(cst.Integer, "value", ORIGIN)
+_call = quick_maker(cst.Call, "func", "args", ORIGIN)
+_arg = quick_maker(cst.Arg, "value", "keyword", "star")
+_integer = quick_maker(cst.Integer, "value", ORIGIN)
 _float = maker(cst.Float, "value", ORIGIN)
 _imaginary = maker(cst.Imaginary, "value", ORIGIN)
-_string = maker(cst.SimpleString, "value", ORIGIN)
+_string = quick_maker(cst.SimpleString, "value", ORIGIN)
 _concatenated = maker(cst.ConcatenatedString, "left", "right", ORIGIN)
 _formatted = maker(cst.FormattedString, "parts", "start", "end", ORIGIN)
 _formatted_expression = maker(
     cst.FormattedStringExpression, "expression", "conversion", "format_spec"
 )
 _formatted_text = maker(cst.FormattedStringText, "value")
-_binary = maker(cst.BinaryOperation, "left", "operator", "right", ORIGIN)
-_unary = maker(cst.UnaryOperation, "operator", "expression", ORIGIN)
+_binary = quick_maker(cst.BinaryOperation, "left", "operator", "right", ORIGIN)
+_unary = quick_maker(cst.UnaryOperation, "operator", "expression", ORIGIN)
 _boolean = maker(cst.BooleanOperation, "left", "operator", "right", ORIGIN)
-_comparison = maker(cst.Comparison, "left", "comparisons", ORIGIN)
-_comparison_target = maker(cst.ComparisonTarget, "operator", "comparator")
-_subscript = maker(cst.Subscript, "value", "slice", ORIGIN)
-_subscript_element = maker(cst.SubscriptElement, "slice")
-_index = maker(cst.Index, "value", "star")
+_comparison = quick_maker(cst.Comparison, "left", "comparisons", ORIGIN)
+_comparison_target = quick_maker(cst.ComparisonTarget, "operator", "comparator")
+_subscript = quick_maker(cst.Subscript, "value", "slice", ORIGIN)
+_subscript_element = quick_maker(cst.SubscriptElement, "slice")
+_index = quick_maker(cst.Index, "value", "star")
 _slice = maker(cst.Slice, "lower", "upper", "step", "first_colon", "second_colon")
-_element = maker(cst.Element, "value")
+_element = quick_maker(cst.Element, "value")
 _starred_element = maker(cst.StarredElement, "value")
 _list = maker(cst.List, "elements", ORIGIN)
 _set = maker(cst.Set, "elements", ORIGIN)
@@ -63,7 +64,7 @@ _comp_for = maker(cst.CompFor, "target", "iter", "ifs", "inner_for_in", "asynchr
 _comp_if = maker(cst.CompIf, "test")
 _if_exp = maker(cst.IfExp, "test", "body", "orelse", ORIGIN)
 _lambda = maker(cst.Lambda, "params", "body", ORIGIN)
-_parameters = maker(
+_parameters = quick_maker(
     cst.Parameters,
     "params",
     "star_arg",
@@ -72,7 +73,7 @@ _parameters = maker(
     "posonly_params",
     "posonly_ind",
 )
-_param = maker(cst.Param, "name", "annotation", "default", "star")
+_param = quick_maker(cst.Param, "name", "annotation", "default", "star")
 _await = maker(cst.Await, "expression", ORIGIN)
 _yield = maker(cst.Yield, "value", ORIGIN)
 _named = maker(cst.NamedExpr, "target", "value", ORIGIN)

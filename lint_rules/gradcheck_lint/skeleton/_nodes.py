@@ -70,14 +70,44 @@ def maker(kind: type[cst.CSTNode], *fields: str) -> Callable[..., Any]:
     return make
 
 
+def quick_maker(kind: type[cst.CSTNode], *fields: str) -> Callable[..., Any]:
+    """Return the same as ``maker``, made in more time and used in less: for the commonest nodes.
+
+    A node begins as one of a class that is not frozen, whose fields are simply assigned to. That
+    is fastest with their names in the code, which is why there is code to be run.
+    """
+    lines = [
+        f"def make({', '.join(fields)}):",
+        "    node = thawed()",
+        *(f"    node.{field} = {field}" for field in fields),
+        "    node.__class__ = kind",
+        "    return node",
+    ]
+    make_class: Any = type(kind)
+    thawed = make_class(kind.__name__, (kind,), dict(_THAWED))
+    scope: dict[str, Any] = {"thawed": thawed, "kind": kind}
+    exec("\n".join(lines), scope)
+    make: Callable[..., Any] = scope["make"]
+    return make
+
+
+_THAWED: Final = {
+    "__slots__": (),
+    "__new__": object.__new__,
+    "__init__": object.__init__,
+    "__setattr__": object.__setattr__,
+    "__delattr__": object.__delattr__,
+}
+
+
 def bare(kind: type[cst.CSTNode]) -> Any:
     """Return a node of which no field is set."""
     return object.__new__(kind)
 
 
-make_name = maker(cst.Name, "value", ORIGIN)
-make_attribute = maker(cst.Attribute, "value", "attr", ORIGIN)
-make_tuple = maker(cst.Tuple, "elements", ORIGIN)
+make_name = quick_maker(cst.Name, "value", ORIGIN)
+make_attribute = quick_maker(cst.Attribute, "value", "attr", ORIGIN)
+make_tuple = quick_maker(cst.Tuple, "elements", ORIGIN)
 make_from = maker(cst.From, "item")
 
 ASYNCHRONOUS: Final = bare(cst.Asynchronous)

@@ -20,6 +20,7 @@ from gradcheck_lint.skeleton._nodes import (
     make_name,
     make_tuple,
     maker,
+    quick_maker,
 )
 from gradcheck_lint.skeleton._operators import AUGMENTED
 
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.skeleton._source_text import SourceText
 
-_line = maker(cst.SimpleStatementLine, "body")
-_block = maker(cst.IndentedBlock, "body")
-_expr = maker(cst.Expr, "value", SMALL_ORIGIN)
-_assign = maker(cst.Assign, "targets", "value", SMALL_ORIGIN)
-_assign_target = maker(cst.AssignTarget, "target")
+_line = quick_maker(cst.SimpleStatementLine, "body")
+_block = quick_maker(cst.IndentedBlock, "body")
+_expr = quick_maker(cst.Expr, "value", SMALL_ORIGIN)
+_assign = quick_maker(cst.Assign, "targets", "value", SMALL_ORIGIN)
+_assign_target = quick_maker(cst.AssignTarget, "target")
 _aug_assign = maker(cst.AugAssign, "target", "operator", "value", SMALL_ORIGIN)
 _ann_assign = maker(cst.AnnAssign, "target", "annotation", "value", SMALL_ORIGIN)
-_return = maker(cst.Return, "value", SMALL_ORIGIN)
+_return = quick_maker(cst.Return, "value", SMALL_ORIGIN)
 _raise = maker(cst.Raise, "exc", "cause", SMALL_ORIGIN)
 _assert = maker(cst.Assert, "test", "msg", SMALL_ORIGIN)
 _del = maker(cst.Del, "target", SMALL_ORIGIN)
@@ -44,11 +45,11 @@ _nonlocal = maker(cst.Nonlocal, "names", SMALL_ORIGIN)
 _name_item = maker(cst.NameItem, "name")
 _import = maker(cst.Import, "names", SMALL_ORIGIN)
 _import_from = maker(cst.ImportFrom, "module", "names", "relative", SMALL_ORIGIN)
-_import_alias = maker(cst.ImportAlias, "name", "asname")
+_import_alias = quick_maker(cst.ImportAlias, "name", "asname")
 _as_name = maker(cst.AsName, "name")
-_if = maker(cst.If, "test", "body", "orelse", COMPOUND_ORIGIN)
+_if = quick_maker(cst.If, "test", "body", "orelse", COMPOUND_ORIGIN)
 _else = maker(cst.Else, "body")
-_for = maker(cst.For, "target", "iter", "body", "orelse", "asynchronous", COMPOUND_ORIGIN)
+_for = quick_maker(cst.For, "target", "iter", "body", "orelse", "asynchronous", COMPOUND_ORIGIN)
 _while = maker(cst.While, "test", "body", "orelse", COMPOUND_ORIGIN)
 _with = maker(cst.With, "items", "body", "asynchronous", COMPOUND_ORIGIN)
 _with_item = maker(cst.WithItem, "item", "asname")
@@ -58,7 +59,7 @@ _handler = maker(cst.ExceptHandler, "body", "type", "name")
 _handler_star = maker(cst.ExceptStarHandler, "body", "type", "name")
 _finally = maker(cst.Finally, "body")
 _decorator = maker(cst.Decorator, "decorator")
-_function = maker(
+_function = quick_maker(
     cst.FunctionDef,
     "name",
     "params",
