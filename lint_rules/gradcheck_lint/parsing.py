@@ -171,7 +171,7 @@ def _is_shallow(source: bytes) -> bool:
         _nests_little(source.translate(None, _NOT_BRACKETS))
         and _has_short_lines(source, 2 * _MAX_DEPTH)
         and source.count(b"elif") < _MAX_DEPTH
-        and source.count(b",") < _MAX_ELEMENTS
+        and (len(source) < _MAX_ELEMENTS or source.count(b",") < _MAX_ELEMENTS)
         and (
             source.count(b"'") + source.count(b'"') < _MAX_DEPTH
             or len(_ADJACENT_STRINGS.findall(source)) < _MAX_DEPTH
@@ -192,12 +192,12 @@ def _has_short_lines(source: bytes, size: int) -> bool:
 
 def _nests_little(brackets: bytes) -> bool:
     """Tell whether brackets nest less than half as deep as Python itself allows."""
-    left = brackets
-    # Each replacement takes one level away at most.
+    left, levels = brackets, _MOST_NESTED
     for pair in (b"()", b"[]", b"{}") * _ROUNDS:
-        left = left.replace(pair, b"")
-    if len(left) < _MOST_NESTED - 3 * _ROUNDS:
-        return True
+        # Each replacement takes one level away at most.
+        left, levels = left.replace(pair, b""), levels - 1
+        if len(left) < levels:
+            return True
     # Those in strings and comments need no partner.
     depths = accumulate(map(_BRACKETS.__getitem__, brackets))
     return max(depths, default=0) < _MOST_NESTED

@@ -463,6 +463,15 @@ def test_a_name_that_nobody_mentions_was_not_saved(body: str, *, expected: bool)
 
 
 _ROUTES = {
+    "the parameters of a layer that has no name": """
+import torch
+from torch import nn
+
+def make():
+    params = nn.Linear(2, 2).parameters()
+    print(sum(p.numel() for p in params))
+    return torch.optim.SGD(params, lr=0.1)
+""",
     "a method kept as an attribute": """
 import torch
 

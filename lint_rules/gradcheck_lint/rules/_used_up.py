@@ -23,7 +23,7 @@ __all__ = ["may_use_up", "used_up"]
 
 _ITERATOR: Final = re.compile(
     r"(?m)^[ \t]*(\w+)[ \t]*=[ \t]*"
-    r"(?:\([^()\n]*\bfor\b|filter\(|map\(|[\w.]+\.(?:named_)?parameters\(\)[ \t]*$)"
+    r"(?:\((?=[^=]*?\bfor\b)|filter\(|map\(|[^\n]*\.(?:named_)?parameters\(\)[ \t]*(?:#.*)?$)"
 )
 _WORD: Final = re.compile(r"\w+")
 _PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
