@@ -205,6 +205,14 @@ class ModuleModel:
             known = self.memo[key] = any(word in self.source for word in words)
         return bool(known)
 
+    def matches(self, expression: re.Pattern[bytes]) -> bool:
+        """Tell whether an expression matches in the source, where it is looked for once."""
+        key = ("matches", expression)
+        known = self.memo.get(key)
+        if known is None:
+            known = self.memo[key] = expression.search(self.source) is not None
+        return bool(known)
+
     @property
     def models_on_self(self) -> frozenset[str]:
         """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""

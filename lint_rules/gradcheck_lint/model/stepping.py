@@ -22,11 +22,7 @@ _OPTIMIZER_PACKAGE: Final = re.compile(rb"\boptim\b")
 
 def may_make_optimizer(module: ModuleModel) -> bool:
     """Tell whether the source names ``torch.optim``, without which it has no class of it."""
-    known: bool | None = module.memo.get("may make optimizer")
-    if known is None:
-        known = _OPTIMIZER_PACKAGE.search(module.source) is not None
-        module.memo["may make optimizer"] = known
-    return known
+    return module.matches(_OPTIMIZER_PACKAGE)
 
 
 def may_step(module: ModuleModel, scope: FunctionScope) -> bool:

@@ -117,13 +117,14 @@ def _on_what_is_handed_in(
     function: FunctionModel, call: Call, calls: list[Call]
 ) -> Iterator[Keeper]:
     """Yield what a method of an object keeps that the callers of a function hand to it."""
-    if call.method not in function.module.scopes.by_name or not call.arguments:
+    scopes = function.module.scopes
+    if call.method is None or call.method not in scopes.by_name or not call.arguments:
         return
     called = call.node.func if isinstance(call.node, cst.Call) else None
     name = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
-    if name is None or call.method is None:
+    if name is None:
         return
-    scope = function.module.scopes.method(class_handed_in(function, name), call.method)
+    scope = scopes.method(class_handed_in(function, name), call.method)
     if scope is None or not (call.loops or lasts_at_callers(function, name, Kind.INSTANCE)):
         return
     for store, index, values in _stored_by(function.module.function(scope), call, calls):

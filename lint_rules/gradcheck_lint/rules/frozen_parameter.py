@@ -29,7 +29,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.module import FunctionModel
 
 
 class FrozenParameter(Rule):
@@ -259,7 +259,7 @@ def freeze_first_layers(model):
 
 def _all_frozen(function: FunctionModel) -> Iterator[Violation]:
     """Yield every optimizer of a whole model that was frozen before, where nothing is thawed."""
-    if _thaws(function.module):
+    if function.module.matches(_THAWS):
         return
     events = list(function.events())
     optimizers = [each for each in _stepped(function, events) if not each.loops]
@@ -345,13 +345,6 @@ def _models_of(freeze: Freeze) -> frozenset[int]:
 
 
 _FREEZING: Final = Sought(frozenset({"requires_grad", "requires_grad_"}).__contains__, is_act=True)
-
-
-def _thaws(module: ModuleModel) -> bool:
-    """Tell whether the file may let something require a gradient again."""
-    if "thaws" not in module.memo:
-        module.memo["thaws"] = _THAWS.search(module.source) is not None
-    return bool(module.memo["thaws"])
 
 
 _THAWS: Final = re.compile(

@@ -345,7 +345,7 @@ def _registered(node: cst.Call, *, only_partial: bool) -> list[cst.BaseExpressio
 def _may_stay_small(function: FunctionModel, target: cst.BaseExpression) -> bool:
     """Tell whether the list is no plain one, is emptied, or is filled where nothing is recorded."""
     module = function.module
-    if not module.mentions(b"backward") and _RECORDS_NOTHING.search(module.source):
+    if not module.mentions(b"backward") and module.matches(_RECORDS_NOTHING):
         return True
     path = dotted_name(_container(target))
     if path is None:

@@ -46,7 +46,7 @@ class LegacyScalarIndex(Rule):
         }
         bound = assignments(function.scope)
         guarded = guarded_by_question(nodes) | guarded_by_handler(nodes)
-        may_not_reduce = _REDUCTION.search(function.module.source) is not None
+        may_not_reduce = function.module.matches(_REDUCTION)
         for node, tensor in reads:
             name = dotted_name(tensor)
             if id(node) in guarded or any(map(_keeps_dimension, bound.get(name or "", ()))):

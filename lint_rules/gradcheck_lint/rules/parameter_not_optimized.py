@@ -25,7 +25,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import FunctionScope
 
 
@@ -53,7 +53,7 @@ class ParameterNotOptimized(Rule):
         """Yield every layer that is attached after an optimizer was made that is used later."""
         yield from left_out(function)
         yield from used_up(function)
-        has_groups = _has_groups(function.module)
+        has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)
         if has_groups or not _may_attach(function.scope):
@@ -269,12 +269,6 @@ def _may_attach(scope: FunctionScope) -> bool:
         or Part.WRITE in scope.parts
         or not _ATTACHING.isdisjoint(scope.words)
     )
-
-
-def _has_groups(module: ModuleModel) -> bool:
-    if "groups of parameters" not in module.memo:
-        module.memo["groups of parameters"] = _GROUPS.search(module.source) is not None
-    return bool(module.memo["groups of parameters"])
 
 
 def _steps(events: Sequence[Event]) -> Iterator[_Use]:
