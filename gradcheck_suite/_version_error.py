@@ -1,4 +1,4 @@
-"""Word torch's error about a saved tensor that was modified in place, as torch 2.13 does.
+"""Word torch's error about a saved tensor that was modified in place, as this torch does.
 
 A pair of saved-tensors hooks, any pair, switches off torch's own check. Who installs one makes the
 check in its place.
@@ -82,7 +82,7 @@ def _producer_now(kept: Kept, node: Node | None) -> tuple[str, int] | None:
     maker, number = edge
     # torch rebuilds the node of a view whose base has been written to.
     rebuilt = type(maker).__name__ in _VIEWS
-    return "AsStrided" if rebuilt else _torch_word(maker.name()), number
+    return _torch_word("AsStridedBackward0" if rebuilt else maker.name()), number
 
 
 _VIEWS = frozenset(
@@ -105,10 +105,36 @@ _VIEWS = frozenset(
 )
 
 
-def _torch_word(node_name: str) -> str:
-    """Return what torch 2.13 calls a backward node in its errors.
+def _own_words() -> str:
+    """Return this torch's error for an output of a multiplication; "" where it can't be had.
 
-    >>> [_torch_word(name) for name in ("MulBackward0", "SumBackward1", "MyFunctionBackward")]
+    Versions differ in how they name a node and in their hint (torch 2.10 and 2.11). It is asked
+    for at import, because by the time that the words are needed our own hooks are in place.
+    """
+    try:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            product = torch.ones((), device="cpu", requires_grad=True) * 1.0
+            result = product * product
+            product.detach().add_(1.0)
+            torch.autograd.backward(result)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+_OWN_WORDS = _own_words()
+_NAMES_NODES = "MulBackward0" in _OWN_WORDS
+
+
+def _torch_word(node_name: str) -> str:
+    """Return what this torch calls a backward node in its errors: ``Mul`` or ``MulBackward0``."""
+    return node_name if _NAMES_NODES else _short_name(node_name)
+
+
+def _short_name(node_name: str) -> str:
+    """Return what torch 2.11 and later call a backward node in their errors.
+
+    >>> [_short_name(name) for name in ("MulBackward0", "SumBackward1", "MyFunctionBackward")]
     ['Mul', 'Sum1', 'MyFunction']
     """
     return re.sub(r"Backward(?:0|([1-9]\d*))?$", r"\1", node_name)
@@ -123,7 +149,7 @@ def _words(kept: Kept, version: int, producer: tuple[str, int] | None) -> str:
             "The variable in question was changed in there or anywhere later. Good luck!"
         )
     else:
-        hint = (
+        hint = _OWN_WORDS.partition("Hint: ")[2] or (
             "enable anomaly detection to find the operation that failed to compute its gradient, "
             "with torch.autograd.set_detect_anomaly(True, check_nan=False)."
         )

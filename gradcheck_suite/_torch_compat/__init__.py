@@ -20,6 +20,10 @@ from gradcheck_suite._torch_compat.engine import (
     step_aside_from_backward,
     top_saved_tensors_hooks,
 )
+from gradcheck_suite._torch_compat.functions import (
+    around_custom_functions,
+    without_reentrant_checkpoints,
+)
 from gradcheck_suite._torch_compat.modes import (
     changing_results,
     dispatch_mode_is_active,
@@ -45,6 +49,7 @@ from gradcheck_suite._torch_compat.nodes import (
     Following,
     HookedType,
     RawSaved,
+    answering,
     custom_function_class,
     keeps_its_size,
     next_sequence_number,
@@ -85,6 +90,8 @@ __all__ = [
     "Hooks",
     "RawSaved",
     "add_post_hooks",
+    "answering",
+    "around_custom_functions",
     "bound_method_maker",
     "changing_results",
     "clipping_internals",
@@ -134,6 +141,7 @@ __all__ = [
     "transform_is_active",
     "version_of",
     "without_dispatch_modes",
+    "without_reentrant_checkpoints",
     "without_torch_function",
     "without_transforms",
 ]

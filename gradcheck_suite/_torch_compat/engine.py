@@ -130,14 +130,62 @@ def hooks_registered() -> int | None:
 Hooks: TypeAlias = "tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]"
 
 
-push_saved_tensors_hooks: Callable[[Callable[[Tensor], Any], Callable[[Any], Tensor]], None] = (
-    torch._C._autograd._push_saved_tensors_default_hooks
-)
-"""Make a pair of hooks this thread's innermost saved-tensors hooks (torch 2.13)."""
+class _Stack(threading.local):
+    """The saved-tensors hooks of this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Hooks] = []
+
+
+def _keep_the_stack(autograd: Any) -> None:
+    """Let torch tell which saved-tensors hooks are innermost, where it does not (torch 2.6).
+
+    Everybody pushes and pops through the two names that are replaced here, as long as the process
+    lives: what lies on the stack can't be asked for later. Hooks that were pushed before are not
+    known.
+    """
+    push, pop = (
+        autograd._push_saved_tensors_default_hooks,
+        autograd._pop_saved_tensors_default_hooks,
+    )
+    stack = _Stack()
+
+    def pushing(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        push(pack, unpack)
+        stack.pairs.append((pack, unpack))
+
+    def popping() -> None:
+        pop()
+        if stack.pairs:
+            stack.pairs.pop()
+
+    def top(ignore_is_tracing: bool) -> Hooks | None:  # noqa: ARG001 - torch's own signature
+        return stack.pairs[-1] if stack.pairs else None
+
+    autograd._push_saved_tensors_default_hooks = pushing
+    autograd._pop_saved_tensors_default_hooks = popping
+    autograd._top_saved_tensors_default_hooks = top
+
+
+def saved_tensors_hooks_are_disabled() -> bool:
+    """Return whether torch refuses saved-tensors hooks here, as functorch does (torch 2.6)."""
+    enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]  # not in the stubs
+    return not enabled()
+
+
+if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+    _keep_the_stack(torch._C._autograd)
+
+
+def push_saved_tensors_hooks(
+    pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+) -> None:
+    """Make a pair of hooks this thread's innermost saved-tensors hooks (torch 2.6)."""
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def top_saved_tensors_hooks() -> Hooks | None:
-    """Return this thread's innermost saved-tensors hooks, or None (torch 2.13)."""
+    """Return this thread's innermost saved-tensors hooks, or None (torch 2.7; 2.6 see above)."""
     top: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return top
 
@@ -178,9 +226,3 @@ def step_aside_from_backward(hooks: Hooks) -> bool:
         return False
     autograd._pop_saved_tensors_default_hooks()
     return True
-
-
-def saved_tensors_hooks_are_disabled() -> bool:
-    """Return whether torch refuses saved-tensors hooks here, as functorch does (torch 2.13)."""
-    enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]  # not in the stubs
-    return not enabled()

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import operator
+import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch.autograd.graph import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from types import CodeType, FrameType
 
     from torch import Tensor
+    from torch.autograd.graph import Node
 
 __all__ = [
     "HOOKED",
@@ -25,6 +28,7 @@ __all__ = [
     "Following",
     "HookedType",
     "RawSaved",
+    "answering",
     "custom_function_class",
     "keeps_its_size",
     "next_sequence_number",
@@ -61,14 +65,23 @@ def node_sequence_number(node: Node) -> int | None:
 
 NO_SEQUENCE_NUMBER = 2**64 - 1
 
+
+def _a_node() -> Node:
+    with torch.enable_grad():
+        made = torch.ones((), device="cpu", requires_grad=True).exp().grad_fn
+    assert made is not None
+    return made
+
+
 sequence_number_of: Callable[[Node], int] = (
     operator.methodcaller("_sequence_nr")
-    if hasattr(Node, "_sequence_nr")
+    if hasattr(_a_node(), "_sequence_nr")
     else lambda _: NO_SEQUENCE_NUMBER
 )
-"""Return what ``node_sequence_number`` does, or ``NO_SEQUENCE_NUMBER`` (torch 2.13).
+"""Return what ``node_sequence_number`` does, or ``NO_SEQUENCE_NUMBER`` (torch 2.6 to 2.15).
 
-Not a function of Python's own, because it is called for each node of many graphs.
+A node is asked, as the class ``Node`` has the name from torch 2.11 on only. Not a function of
+Python's own, because it is called for each node of many graphs.
 """
 
 
@@ -162,10 +175,12 @@ def read_saved(
     attribute: str,
     unwrap: Callable[[object], tuple[torch.Tensor, bool] | None] | None = None,
 ) -> RawSaved:
-    """Read one of ``saved_attribute_names`` without running anybody's unpack hook (torch 2.13).
+    """Read one of ``saved_attribute_names`` without running anybody's unpack hook.
 
-    ``SavedTensor.data`` is None both for a tensor that backward has freed and for a place that
-    the op left empty. Unpacking tells them apart, and runs no hook, as there is none.
+    ``SavedTensor.data`` (torch 2.9 to 2.15) is None both for a tensor that backward has freed and
+    for a place that the op left empty. Unpacking tells them apart, and runs no hook, as there is
+    none. Where torch does not give ``data`` (2.6 to 2.8), all is told by unpacking, in which hooks
+    of others are kept from running; what was overwritten is then known without its type.
 
     Args:
         node: the node to read.
@@ -178,47 +193,207 @@ def read_saved(
         raw = getattr(node, attribute)
     except RuntimeError:
         return RawSaved(name=name, tensors=(), freed=True)
+    places: Sequence[Any] = raw if isinstance(raw, (list, tuple)) else (raw,)
+    known = unwrap if unwrap is not None else _stranger
+    if SAVED_TENSORS_TELL:
+        return _told(node, name, places, known)
+    return _unpacked(node, name, len(places), known)
+
+
+def _stranger(_: object) -> None:
+    return None
+
+
+_SavedTensor: Any = torch._C._autograd.SavedTensor
+SAVED_TENSORS_TELL = hasattr(_SavedTensor, "data") and hasattr(_SavedTensor, "unpack_hook")
+"""Whether torch tells what a saved tensor holds without unpacking it (2.9 and later)."""
+
+
+def _told(
+    node: Node,
+    name: str,
+    places: Sequence[Any],
+    unwrap: Callable[[object], tuple[torch.Tensor, bool] | None],
+) -> RawSaved:
     tensors: list[torch.Tensor | HookedType | None] = []
     modified: list[int] = []
     freed = False
-    for place, saved in enumerate(raw if isinstance(raw, (list, tuple)) else (raw,)):
+    if any(saved is not None and saved.unpack_hook is not None for saved in places):
+        # One of them may be held by a hook, which unpacking through the node would run.
+        name_to_ask = None
+    else:
+        name_to_ask = name
+    for place, saved in enumerate(places):
         if saved is None:
             tensors.append(None)
-        elif getattr(saved, "unpack_hook", None) is not None:
-            known = unwrap(saved.data) if unwrap is not None else None
+        elif saved.unpack_hook is not None:
+            known = unwrap(saved.data)
             tensors.append(HOOKED if known is None else known[0])
             if known is not None and known[1]:
                 modified.append(place)
         elif saved.data is not None:
             tensors.append(saved.data)
-            if _was_modified(saved, node, name):
+            if _was_modified(saved, node, name_to_ask):
                 modified.append(place)
         else:
-            freed = freed or _unpacking_fails(saved)
+            freed = freed or _was_freed(saved, node, name_to_ask)
             tensors.append(None)
     return RawSaved(name=name, tensors=tuple(tensors), freed=freed, modified=tuple(modified))
 
 
-def _was_modified(saved: Any, node: Node, name: str) -> bool:
+def _was_modified(saved: Any, node: Node, name: str | None) -> bool:
     """Say whether torch refuses to unpack, its version counter having moved since.
 
-    A saved output can be unpacked only through its node.
+    A saved output can be unpacked only through its node, and before torch 2.11 all else too: of
+    several, the one is meant whose version and shape the error names.
     """
-    if saved.data.is_inference():
+    data: Tensor = saved.data
+    if data.is_inference():
         return False
-    try:
-        saved.unpack()
-    except RuntimeError as error:
-        if _MODIFIED in str(error):
-            return True
+    if hasattr(saved, "unpack"):
         try:
-            getattr(node, f"_saved_{name}", None)
-        except RuntimeError as refused:
-            return _MODIFIED in str(refused)
-    return False
+            saved.unpack()
+        except RuntimeError as error:
+            if _MODIFIED in str(error):
+                return True
+        else:
+            return False
+    refusal = _refusal(node, name) or ""
+    named = f"is at version {data._version};" in refusal and f" {list(data.shape)}]" in refusal
+    return _MODIFIED in refusal and named
+
+
+def _was_freed(saved: Any, node: Node, name: str | None) -> bool:
+    """Say whether a backward has released what was saved here, where nothing is by now."""
+    if hasattr(saved, "unpack"):
+        try:
+            saved.unpack()
+        except RuntimeError:
+            return True
+        return False
+    return _FREED in (_refusal(node, name) or "")
+
+
+def _refusal(node: Node, name: str | None) -> str | None:
+    """Return why torch refuses to unpack what the node saved under a name; None if it does not."""
+    if name is None:
+        return None
+    try:
+        getattr(node, _unpacking_attribute(node, name))
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _unpacking_attribute(node: Node, name: str) -> str:
+    """Return the attribute that unpacks what a node saved under a name, hooks and all."""
+    attribute = f"_saved_{name}"
+    # A custom Function has the public name alone.
+    return attribute if hasattr(type(node), attribute) else f"saved_{name}"
 
 
 _MODIFIED = "modified by an inplace operation"
+_FREED = "already been freed"
+
+
+def _unpacked(
+    node: Node,
+    name: str,
+    places: int,
+    unwrap: Callable[[object], tuple[torch.Tensor, bool] | None],
+) -> RawSaved:
+    """Read what a node saved under a name by unpacking it, out of sight of hooks of others."""
+    heard, result = _listen(node, name)
+    if isinstance(result, RuntimeError):
+        freed = _FREED in str(result)
+        modified = (0,) if _MODIFIED in str(result) else ()
+        return RawSaved(name=name, tensors=(None,) * places, freed=freed, modified=modified)
+    if result is HOOKED:
+        return RawSaved(name=name, tensors=(HOOKED,) * places, freed=False)
+    values = result if isinstance(result, (list, tuple)) else (result,)
+    # Hooks of ours have answered in the order of the places that are not empty.
+    answers = iter(map(unwrap, heard))
+    tensors: list[torch.Tensor | HookedType | None] = []
+    modified_places: list[int] = []
+    for place, value in enumerate(values):
+        known = next(answers, None) if heard and value is not None else None
+        if known is not None and known[1]:
+            modified_places.append(place)
+        tensors.append(value if known is None else known[0])
+    return RawSaved(name=name, tensors=tuple(tensors), freed=False, modified=tuple(modified_places))
+
+
+class _Reader(threading.local):
+    """What the hooks of ours on this thread are to tell; None while nobody reads."""
+
+    heard: list[Any] | None = None
+
+
+_reader = _Reader()
+
+
+class _Refused(BaseException):
+    """Raised in place of the first line of a hook that is not to run."""
+
+
+def answering(unpack: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """Return the unpack hook to install so that ``read_saved`` and ``saved_as`` see what it holds.
+
+    The hook itself where torch tells what is saved; else (2.6 to 2.8) one that gives the packed
+    object, which must have the tensor as its ``tensor``, to whoever reads.
+    """
+    if SAVED_TENSORS_TELL:
+        return unpack
+    return _answering(unpack)
+
+
+def _answering(unpack: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    def answer(packed: Any) -> Tensor:
+        heard = _reader.heard
+        if heard is None:
+            return unpack(packed)
+        heard.append(packed)
+        tensor: Tensor = packed.tensor
+        return tensor
+
+    _ANSWERS.add(answer.__code__)
+    return answer
+
+
+_ANSWERS: set[CodeType] = set()
+
+
+def _listen(node: Node, name: str) -> tuple[list[Any], object]:
+    """Unpack what a node saved under a name, and note what hooks of ours hold.
+
+    A profile function is told of every Python function that begins, and ends it by raising before
+    its first line: so a hook of somebody else's is known, and does not run.
+
+    Returns:
+        What hooks of ours hold, and what was unpacked; ``HOOKED`` where somebody else's hooks hold
+        it, or where a profiler at work does not let us see; the error where torch refuses.
+    """
+    if sys.getprofile() is not None:
+        return [], HOOKED
+
+    def refuse(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code not in _ANSWERS:
+            raise _Refused
+
+    attribute = _unpacking_attribute(node, name)
+    heard: list[Any] = []
+    _reader.heard = heard
+    try:
+        sys.setprofile(refuse)
+        result = getattr(node, attribute)
+    except _Refused:
+        return [], HOOKED
+    except RuntimeError as error:
+        return [], error
+    finally:
+        sys.setprofile(None)
+        _reader.heard = None
+    return heard, result
 
 
 def node_metadata(node: Node) -> dict[str, Any]:
@@ -227,14 +402,6 @@ def node_metadata(node: Node) -> dict[str, Any]:
     The attribute is public; torch 2.13 annotates it as a method, which it is not.
     """
     return node.metadata  # type: ignore[return-value]  # as said above
-
-
-def _unpacking_fails(saved: Any) -> bool:
-    try:
-        saved.unpack()
-    except RuntimeError:
-        return True
-    return False
 
 
 def saved_attributes(node: Node) -> tuple[tuple[str, str], ...]:
@@ -267,23 +434,33 @@ def saved_as(node: Node, packed: object) -> str | None:
         The name in torch's derivative formula: ``"self"``, ``"result"``, ``"running_mean"``;
         ``"tensors"`` for a custom Function; None where it isn't found.
     """
-    for name in saved_attribute_names(type(node)):
-        try:
-            value = getattr(node, name)
-        except RuntimeError:  # already freed
-            continue
-        for saved in value if isinstance(value, (tuple, list)) else (value,):
-            if getattr(saved, "data", None) is packed:
-                return name.removeprefix(_RAW_SAVED)
-    return None
+    return next(
+        (
+            name.removeprefix(_RAW_SAVED)
+            for name in saved_attribute_names(type(node))
+            if any(held is packed for held in _held_by_hooks(node, name))
+        ),
+        None,
+    )
 
 
 def saves_under(node: Node, name: str, packed: object) -> bool:
-    """Return whether ``node`` saved what a pack hook returned under this name (torch 2.13)."""
+    """Return whether ``node`` saved what a pack hook returned under this name."""
+    return any(held is packed for held in _held_by_hooks(node, _RAW_SAVED + name))
+
+
+def _held_by_hooks(node: Node, attribute: str) -> Sequence[object]:
+    """Return what pack hooks returned for the places of a saved-tensor attribute."""
     try:
-        return getattr(getattr(node, _RAW_SAVED + name, None), "data", None) is packed
+        raw = getattr(node, attribute, None)
     except RuntimeError:  # already freed
-        return False
+        return ()
+    if raw is None:
+        return ()
+    if not SAVED_TENSORS_TELL:
+        return _listen(node, attribute.removeprefix(_RAW_SAVED))[0]
+    places = raw if isinstance(raw, (tuple, list)) else (raw,)
+    return [getattr(saved, "data", None) for saved in places]
 
 
 def saved_input_edge(node: Node, name: str | None, tensor: Tensor) -> tuple[Node, int] | None:

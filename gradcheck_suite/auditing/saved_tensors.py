@@ -17,6 +17,7 @@ import torch
 
 from gradcheck_suite._memory import compare_memory, memory_of_size
 from gradcheck_suite._torch_compat import (
+    answering,
     current_node,
     dispatch_mode_is_active,
     inside_backward,
@@ -105,7 +106,7 @@ class SavedTensors:
         self._recent_birth: Birth | None = None
         self.unread: Counter[str] = Counter()
         self.checksum_seconds = 0.0
-        self.hooks = (self._pack_hook(), self._unpack)
+        self.hooks = (self._pack_hook(), answering(self._unpack))
 
     def _pack_hook(self) -> Callable[[Tensor], Holder]:
         # Runs for every tensor that autograd saves: each line here is a line of the overhead.

@@ -20,6 +20,7 @@ import torch
 
 from gradcheck_suite._patches import Patches
 from gradcheck_suite._torch_compat import (
+    answering,
     dispatch_mode_is_active,
     engine_entry_points,
     is_view,
@@ -106,7 +107,7 @@ class SavedWatch:
         self._away: list[tuple[int, int]] = []
         self._left: list[int] = []
         self._patches = Patches()
-        self._hooks = (self._pack_hook(), _unpack)
+        self._hooks = (self._pack_hook(), answering(_unpack))
 
     def start(self) -> None:
         """Install the hooks as the innermost of this thread."""

@@ -36,8 +36,10 @@ class Product(torch.autograd.Function):
 
 
 def drawn(*shape, dtype=torch.float64):
+    # Drawn in one dtype: versions of torch draw other numbers in half precision.
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_()
+    drawn_numbers = torch.randn(*shape, dtype=torch.float64, generator=generator)
+    return drawn_numbers.to(dtype).requires_grad_()
 
 
 INNOCENT = {

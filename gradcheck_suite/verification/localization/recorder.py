@@ -10,15 +10,15 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
+from gradcheck_suite._torch_compat import around_custom_functions, without_reentrant_checkpoints
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
@@ -101,23 +101,15 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Watch what happens inside; not re-entrant, and for one thread."""
-        # The base below Function: what every apply, also one under another name, goes through.
-        base: Any = torch.autograd.Function.__mro__[1]
         module_call = nn.Module.__call__
-        own_apply = base.__dict__.get("apply")
         recorder = self
 
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            original: Any = getattr(super(base, cls), "apply")  # noqa: B009 - typed stubs lack it
+        def around(cls: type, inputs: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
             if recorder._paused:
-                return original(*args, **kwargs)
-            if cls is CheckpointFunction:
-                # Reentrant checkpointing runs its block without gradients; nothing is lost by
-                # running it as if it were not there.
-                return args[0](*args[2:])
-            if cls.__module__.split(".")[0] == "torch":
-                return original(*args, **kwargs)
-            return recorder._observed("function", cls.__qualname__, cls, (args, kwargs), original)
+                return proceed()
+            return recorder._observed(
+                "function", cls.__qualname__, cls, (inputs, {}), lambda *_: proceed()
+            )
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if recorder._paused:
@@ -135,20 +127,18 @@ class Recorder:
                     return func(*args, **kwargs)
                 return recorder._observed("operation", name, func, (args, kwargs), func)
 
-        base.apply = classmethod(apply)
+        # Nothing is lost by running checkpointed blocks as they stand: reentrant checkpointing
+        # runs them without gradients.
         nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
-            if "operation" in self._kinds:
-                with Operations():
-                    yield
-            else:
+            with (
+                around_custom_functions(around),
+                without_reentrant_checkpoints(lambda: recorder._paused),
+                Operations() if "operation" in self._kinds else nullcontext(),
+            ):
                 yield
         finally:
             nn.Module.__call__ = module_call  # type: ignore[method-assign]
-            if own_apply is None:
-                del base.apply
-            else:
-                base.apply = own_apply
 
     def _module(
         self,

@@ -1,0 +1,117 @@
+"""Calls of custom autograd.Functions, however their ``apply`` was reached."""
+
+# ruff: noqa: SLF001 - private names are what this package is for
+# pyright: reportAttributeAccessIssue=false
+# (torch's stubs leave some of them out)
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import BackwardCFunction
+from torch.utils.checkpoint import CheckpointFunction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["around_custom_functions", "without_reentrant_checkpoints"]
+
+
+@contextmanager
+def around_custom_functions(
+    around: Callable[[type, tuple[Any, ...], Callable[..., Any]], Any],
+) -> Iterator[None]:
+    """Hand each call of a custom Function to ``around`` in place of its forward.
+
+    Every ``apply``, also one that was bound to another name before, makes a context object of the
+    class and then looks ``forward`` up on it (torch 2.6 to 2.15, in C++). The first replaces what
+    the second finds; ``apply`` itself can't be replaced where it is not Python's (2.14 and later).
+
+    Args:
+        around: is given the class, what ``apply`` was given, and a function of nothing that runs
+            the forward. It runs in the grad modes in which ``apply`` was called. Classes of torch
+            itself are not handed over.
+    """
+    replaced: dict[type, Any] = {}
+    # The context is made in the caller's grad modes, and forward is looked up next.
+    outer = [(True, True)]
+
+    def forward_of(cls: type) -> Callable[..., Any]:
+        found: Callable[..., Any] = cls.forward  # type: ignore[attr-defined]  # a Function has it
+        # What it inherits, or what lies under another such context, may be replaced as well.
+        original: Callable[..., Any] = getattr(found, _ORIGINAL, found)
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            inputs = args[1:] if args and isinstance(args[0], torch._C._FunctionBase) else args
+            inner = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+            grad, forward_grad = outer[0]
+
+            def proceed() -> Any:
+                with torch.set_grad_enabled(inner[0]), forward_ad._set_fwd_grad_enabled(inner[1]):
+                    return original(*args, **kwargs)
+
+            with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(forward_grad):
+                return around(cls, inputs, proceed)
+
+        setattr(forward, _ORIGINAL, original)
+        return forward
+
+    def init(context: Any) -> None:
+        cls = custom_class(context)
+        if cls is None:
+            return
+        outer[0] = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+        if cls not in replaced:
+            replaced[cls] = cls.__dict__.get("forward", replaced)
+            cls.forward = staticmethod(forward_of(cls))  # type: ignore[attr-defined]
+
+    before = BackwardCFunction.__dict__.get("__init__")
+    BackwardCFunction.__init__ = init  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if before is None:
+            del BackwardCFunction.__init__
+        else:
+            BackwardCFunction.__init__ = before  # type: ignore[method-assign]
+        for cls, own in replaced.items():
+            if own is replaced:
+                del cls.forward  # type: ignore[attr-defined]
+            else:
+                cls.forward = own  # type: ignore[attr-defined]
+
+
+_ORIGINAL = "_gradcheck_suite_original"
+
+
+def custom_class(context: object) -> type | None:
+    """Return the custom Function that a context is of; None for one of torch's own."""
+    cls: type | None = getattr(type(context), "_forward_cls", None)
+    return None if cls is None or cls.__module__.split(".")[0] == "torch" else cls
+
+
+@contextmanager
+def without_reentrant_checkpoints(keep: Callable[[], bool]) -> Iterator[None]:
+    """Run what reentrant checkpointing wraps as if it were not wrapped (torch 2.6 to 2.15).
+
+    Args:
+        keep: tells, at each call, whether it is to be checkpointed after all.
+    """
+    own = CheckpointFunction.__dict__.get("apply")
+    original: Any = CheckpointFunction.apply
+
+    def apply(block: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return original(block, preserve, *args) if keep() else block(*args)
+
+    CheckpointFunction.apply = staticmethod(apply)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if own is None:
+            del CheckpointFunction.apply
+        else:
+            CheckpointFunction.apply = own  # type: ignore[method-assign]
