@@ -46,6 +46,7 @@ from gradcheck_suite._torch_compat.modules import (
 from gradcheck_suite._torch_compat.nodes import (
     HOOKED,
     NO_SEQUENCE_NUMBER,
+    SAVED_TENSORS_TELL,
     Following,
     HookedType,
     RawSaved,
@@ -85,6 +86,7 @@ from gradcheck_suite._torch_compat.tensors import (
 __all__ = [
     "HOOKED",
     "NO_SEQUENCE_NUMBER",
+    "SAVED_TENSORS_TELL",
     "Following",
     "HookedType",
     "Hooks",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HOOKED",
     "NO_SEQUENCE_NUMBER",
+    "SAVED_TENSORS_TELL",
     "Following",
     "HookedType",
     "RawSaved",

@@ -52,7 +52,7 @@ def test_a_saved_tensor_is_found_under_its_name():
         packed.append(Box(tensor.detach()))
         return packed[-1]
 
-    with saved_tensors_hooks(pack, lambda box: box.tensor):
+    with saved_tensors_hooks(pack, compat.answering(lambda box: box.tensor)):
         x = torch.randn(3, requires_grad=True)
         product = x.tanh() * x.exp()
     nodes = [product.grad_fn, *(node for node, _ in product.grad_fn.next_functions)]

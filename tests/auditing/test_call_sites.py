@@ -74,7 +74,7 @@ def test_a_call_site_is_the_users_innermost_line():
 
 def test_the_line_of_a_library_stands_in_where_nothing_is_the_users():
     namespace: dict = {}
-    library = torch.__path__[0].replace("/torch", "/some_library/train.py")
+    library = torch.__path__[0].removesuffix("/torch") + "/some_library/train.py"
     exec(
         compile("def run(f):\n    return f()\n", library, "exec"),
         namespace,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite._torch_compat import SAVED_TENSORS_TELL
 from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
 
 STEPS = 16
@@ -63,8 +64,10 @@ QUIET = {"checksum_first_steps": 0, "checksum_every": 0}
 def test_the_cost_of_a_step_and_of_an_op_is_bounded():
     few = added_by(4, **QUIET)
     many = added_by(40, **QUIET)
-    # A layer saves four tensors, each packed and unpacked, and has two parameters.
-    for index, (most, fixed) in enumerate([(9.5, 80), (18, 80)]):
+    # A layer saves four tensors, each packed and unpacked, and has two parameters. Where torch does
+    # not tell what was saved (2.6 to 2.8), unpacking takes another call.
+    answers = 0 if SAVED_TENSORS_TELL else 4
+    for index, (most, fixed) in enumerate([(9.5 + answers, 80), (18, 80)]):
         per_layer = (many[index] - few[index]) / 36
         assert 0 < per_layer <= most
         assert 0 < few[index] - 4 * per_layer <= fixed

@@ -1,5 +1,6 @@
 """Every call of a custom Function is seen, and everything is put back."""
 
+# ruff: noqa: ARG004, ARG005, PLW0108 - they have to take what they do not use; a bound apply differs
 from __future__ import annotations
 
 import pytest

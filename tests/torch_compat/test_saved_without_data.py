@@ -1,4 +1,4 @@
-"""What a node saved is read by unpacking where torch does not tell it, and no stranger's hook runs."""
+"""What a node saved is read by unpacking where torch does not tell it; no other's hook runs."""
 
 from __future__ import annotations
 

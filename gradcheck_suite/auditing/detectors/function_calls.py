@@ -122,9 +122,8 @@ class FunctionCallDetector:
         separate = function.setup_context is not plain.setup_context  # type: ignore[attr-defined]  # as above
         waiting: list[_Inputs] = []
 
-        @functools.wraps(forward)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not self._recorder.running or self._calls[function] >= _CALLS:
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.running or self._calls[function] >= _CALLS:
                 return forward(*args, **kwargs)
             inputs = self._inputs_of(forward, args, skip=0 if separate else 1)
             result = forward(*args, **kwargs)
@@ -135,21 +134,20 @@ class FunctionCallDetector:
                 self._look(function, args[0], inputs, result)
             return result
 
-        self._patches.replace(function, "forward", staticmethod(watched))
+        self._patches.replace(function, "forward", staticmethod(_watched(forward, looked_at)))
         if separate:
             self._watch_setup(function, waiting)
 
     def _watch_setup(self, function: type, waiting: list[_Inputs]) -> None:
         setup: Callable[..., Any] = function.setup_context  # type: ignore[attr-defined]  # as above
 
-        @functools.wraps(setup)
-        def watched(ctx: Any, inputs: Any, output: Any) -> Any:
+        def looked_at(ctx: Any, inputs: Any, output: Any) -> Any:
             result = setup(ctx, inputs, output)
-            if not is_compiling() and waiting:
+            if waiting:
                 self._look(function, ctx, waiting.pop(), output)
             return result
 
-        self._patches.replace(function, "setup_context", staticmethod(watched))
+        self._patches.replace(function, "setup_context", staticmethod(_watched(setup, looked_at)))
 
     def _inputs_of(self, forward: Callable[..., Any], args: Any, *, skip: int) -> _Inputs:
         code = getattr(forward, "__code__", None)
@@ -196,6 +194,19 @@ class FunctionCallDetector:
                 shape = "x".join(map(str, tensor.shape)) or "scalar"
                 self._saved[function] = f"saved tensor {place} ({shape})"
                 return
+
+
+def _watched(original: Callable[..., Any], looked_at: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile traces as the original and that is looked at otherwise.
+
+    It holds functions alone: the tracer of torch 2.6 refuses one that holds an object of ours.
+    """
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if is_compiling() else looked_at(*args, **kwargs)
+
+    return watched
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
