@@ -6,6 +6,12 @@ is missing.
 
 from __future__ import annotations
 
+from gradcheck_suite._torch_floor import require_torch
+
+# Whatever runs code imports this package first.
+require_torch()
+
+# ruff: noqa: E402 - as just said
 from gradcheck_suite._torch_compat.engine import (
     Hooks,
     add_post_hooks,

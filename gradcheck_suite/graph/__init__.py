@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gradcheck_suite._torch_compat  # noqa: F401 - refuses a torch that is too old
 from gradcheck_suite.graph._recording import Recording, record
 from gradcheck_suite.graph._trace import trace_graph
 from gradcheck_suite.graph.diff import Change, GraphDiff, diff_graphs

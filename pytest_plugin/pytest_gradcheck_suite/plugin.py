@@ -240,11 +240,20 @@ def _come_into_use(config: Config) -> None:
 
 
 def _need_torch(asked: Any) -> None:
-    """Refuse to start without torch where every test would need it."""
-    from importlib.util import find_spec  # noqa: PLC0415 - for whole suites
+    """Refuse to start without torch, or with an old one, where every test would need it."""
+    from importlib import metadata  # noqa: PLC0415 - for whole suites
+    from importlib.util import find_spec  # noqa: PLC0415 - as above
+
+    from gradcheck_suite._torch_floor import complaint_about  # noqa: PLC0415 - as above
 
     if find_spec("torch") is None:
         raise pytest.UsageError(
             f"{asked.subject('modules' if asked.audit is None else 'audit')} needs PyTorch, which "
             "is not installed here; install it with: pip install 'gradcheck-suite[torch]'"
         )
+    try:
+        complaint = complaint_about(metadata.version("torch"))
+    except metadata.PackageNotFoundError:  # built from source: the tests will tell
+        return
+    if complaint is not None:
+        raise pytest.UsageError(complaint)
