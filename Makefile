@@ -14,7 +14,7 @@ TESTS ?=
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
   $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test coverage coverage-plugin check bench install install-dev clean help
+.PHONY: demo test coverage coverage-plugin check bench compat compat-quick install install-dev clean help
 
 demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
@@ -48,6 +48,14 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
+# Every supported torch, each in an environment of its own: hours, and 6 GB of disk at a time.
+compat: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.compat
+
+# The oldest and the newest, and a part of the tests.
+compat-quick: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.compat --quick
+
 install: $(VENV)/.installed
 
 install-dev: $(VENV)/.installed-dev
@@ -61,6 +69,8 @@ help:
 	@echo "make check     lint, format, types, import contracts"
 	@echo "make coverage  the tests with branch coverage and its gate"
 	@echo "make coverage-plugin  the same for the pytest plugin, by its own tests"
+	@echo "make compat    the tests on every supported torch; rewrites docs/compatibility.md"
+	@echo "make compat-quick  a part of them on the oldest and the newest"
 	@echo "make bench     the benchmarks; rewrites docs/benchmarks.md"
 
 $(VENV)/bin/python:

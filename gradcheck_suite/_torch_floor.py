@@ -29,9 +29,9 @@ def require_torch() -> None:
             raise
         reason = " ".join(str(error).split())
         raise MissingDependencyError(
-            f"gradcheck-suite runs code with PyTorch, and the import of the torch that is installed "
-            f"here fails ({type(error).__name__}: {reason}). Expected `python -c 'import torch'` to "
-            f"work: install torch again. {_GOES_ON}"
+            "gradcheck-suite runs code with PyTorch, and the import of the torch that is installed "
+            f"here fails ({type(error).__name__}: {reason}). Expected `python -c 'import torch'` "
+            f"to work: install torch again. {_GOES_ON}"
         ) from error
     version = getattr(torch, "__version__", None)
     if version is None:

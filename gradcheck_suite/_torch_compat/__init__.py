@@ -30,6 +30,7 @@ from gradcheck_suite._torch_compat.functions import (
     around_custom_functions,
     without_reentrant_checkpoints,
 )
+from gradcheck_suite._torch_compat.limits import limits
 from gradcheck_suite._torch_compat.modes import (
     changing_results,
     dispatch_mode_is_active,
@@ -121,6 +122,7 @@ __all__ = [
     "jit_is_tracing",
     "keeps_and_makes_graph",
     "keeps_its_size",
+    "limits",
     "next_sequence_number",
     "node_metadata",
     "node_output_types",

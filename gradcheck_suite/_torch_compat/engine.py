@@ -173,7 +173,10 @@ def saved_tensors_hooks_are_disabled() -> bool:
     return not enabled()
 
 
-if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+STACK_IS_KEPT = not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+"""Whether the stack of saved-tensors hooks is kept here, as torch does not tell it (2.6)."""
+
+if STACK_IS_KEPT:
     _keep_the_stack(torch._C._autograd)
 
 

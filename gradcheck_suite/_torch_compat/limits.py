@@ -1,0 +1,36 @@
+"""What this torch does not let us see or tell, found by what it has."""
+
+from __future__ import annotations
+
+import torch
+
+from gradcheck_suite._torch_compat.engine import STACK_IS_KEPT
+from gradcheck_suite._torch_compat.nodes import SAVED_TENSORS_TELL, next_sequence_number
+
+__all__ = ["limits"]
+
+
+def limits() -> tuple[str, ...]:
+    """Return a sentence for each thing that is not covered with this torch.
+
+    Empty where all that the tool can tell can be told (torch 2.11 to 2.15).
+    """
+    told: list[str] = []
+    if STACK_IS_KEPT:
+        told.append(
+            "saved-tensors hooks that were pushed before gradcheck_suite was loaded are not known, "
+            "and are taken to be absent"
+        )
+    if not SAVED_TENSORS_TELL:
+        told.append(
+            "type and bytes of a saved tensor that was overwritten are not told by the graph; "
+            "while a profiler runs, nothing of saved tensors is"
+        )
+    elif not hasattr(torch._C._autograd.SavedTensor, "unpack"):  # noqa: SLF001 - as in nodes
+        told.append(
+            "of several tensors that one op saved under one name, those that were overwritten are "
+            "told by the version and the shape that torch's error names"
+        )
+    if next_sequence_number is None:
+        told.append("the graph does not tell what was saved under gs.record()")
+    return tuple(told)
