@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.graph._groups import group
 from gradcheck_suite.graph._labels import label_node, marked_nodes
+from gradcheck_suite.graph._stylesheet import looks_of
 from gradcheck_suite.reporting.text import visible
 
 if TYPE_CHECKING:
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
     from gradcheck_suite.graph.model import AutogradGraph
 
 __all__ = ["graph_to_dot"]
-
-_FILLS = {
-    "custom-function": "#f6e3ef",
-    "in-place": "#fdf0d5",
-    "leaf": "#dceefb",
-    "error": "#ffe8dc",
-    "warning": "#ffe8dc",
-}
 
 
 def graph_to_dot(graph: AutogradGraph) -> str:
@@ -42,7 +35,7 @@ def _lines(graph: AutogradGraph, groups: Groups) -> Iterator[str]:
     ]
     yield "digraph autograd {"
     yield '  graph [rankdir=TB, fontname="Helvetica", fontsize=10, compound=true];'
-    yield '  node [shape=box, style="rounded,filled", fillcolor="#f5f7fa", fontname="Helvetica",'
+    yield '  node [shape=box, style="rounded,filled", fontname="Helvetica",'
     yield "    fontsize=10, margin=0.08, height=0.2];"
     yield '  edge [color="#7b8794", arrowsize=0.6];'
     # Clusters within one another, without recursion: (group, whether it ends).
@@ -70,9 +63,8 @@ def _lines(graph: AutogradGraph, groups: Groups) -> Iterator[str]:
 
 def _node(node_id: int, label: Label) -> str:
     words = "\\n".join(map(_quoted, (label.title, *label.lines)))
-    fill = next((_FILLS[name] for name in reversed(label.classes) if name in _FILLS), None)
-    colour = f', fillcolor="{fill}"' if fill else ""
-    return f'n{node_id} [label="{words}"{colour}];'
+    fill = looks_of("rect", parent=f"b {' '.join(label.classes)}")["fill"]
+    return f'n{node_id} [label="{words}", fillcolor="{fill}"];'
 
 
 def _quoted(text: str) -> str:

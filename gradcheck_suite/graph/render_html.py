@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from html import escape
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.graph._page import page_data
+from gradcheck_suite.graph._stylesheet import asset, dark_on_demand
 from gradcheck_suite.graph._view import draw, picture
-from gradcheck_suite.graph.render_svg import asset, drawing_to_svg, headline
+from gradcheck_suite.graph.render_svg import drawing_to_svg, headline
 
 if TYPE_CHECKING:
     from gradcheck_suite.findings import JSON
@@ -43,7 +43,7 @@ def graph_to_html(graph: AutogradGraph, *, depth: int | None = None) -> str:
 def html_page(*, title: str, data: dict[str, JSON], static: str = "") -> str:
     """Put data and script into one page that may load nothing and run nothing else."""
     script = asset("layout.js") + asset("viewer.js")
-    styles = asset("picture.css") + _dark_on_demand(asset("picture.css")) + asset("viewer.css")
+    styles = asset("picture.css") + dark_on_demand() + asset("viewer.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
@@ -53,22 +53,23 @@ def html_page(*, title: str, data: dict[str, JSON], static: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{styles}</style></head>\n<body>\n"
         f"{asset('viewer.html')}"
-        f'<div id="static" hidden>{static}</div>\n'
-        f"<noscript><p>The picture without its controls:</p></noscript>\n"
+        f"{_without_script(static)}\n"
         f'<script type="application/json" id="data">{_json_in_html(data)}</script>\n'
         f"<script>{script}</script>\n</body></html>\n"
     )
 
 
-def _dark_on_demand(styles: str) -> str:
-    """Return the dark colours for a reader who asks for them, and the light ones likewise."""
-    dark = re.search(r"prefers-color-scheme: dark\) \{\s*\.gcs \{(.*?)\}", styles, re.DOTALL)
-    light = re.search(r"^\.gcs \{(.*?)\}", styles, re.DOTALL)
-    assert dark is not None
-    assert light is not None
+def _without_script(static: str) -> str:
+    """Return what readers get whose viewer runs no scripts: mail, previews of artefacts."""
+    words = (
+        "This is the picture alone: to search, open and close, the page has to run its script."
+        if static
+        else "The picture is large, and drawn by a script, which does not run here: open the page "
+        "in a browser, or save the graph as .svg."
+    )
     return (
-        f':root[data-theme="dark"] .gcs {{{dark[1]}}}\n'
-        f':root[data-theme="light"] .gcs {{{light[1]}}}\n'
+        "<noscript><style>#app { display: none }</style>"
+        f'<div class="gcs plain"><p>{words}</p>{static}</div></noscript>'
     )
 
 

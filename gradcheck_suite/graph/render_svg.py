@@ -1,14 +1,16 @@
-"""Draw a graph as SVG: deterministic, self-contained, readable in light and dark."""
+"""Draw a graph as SVG: deterministic, self-contained, readable in light and dark.
+
+Colours are attributes of the elements, which every viewer knows; browsers turn them dark.
+"""
 
 from __future__ import annotations
 
-from functools import cache
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.graph._labels import SMALL, nodes_of, saved_words
 from gradcheck_suite.graph._metrics import shortened, text_width
+from gradcheck_suite.graph._stylesheet import attributes, dark_rules
 from gradcheck_suite.graph._view import draw, picture
 from gradcheck_suite.reporting.text import plural, visible
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.graph._view import Box, Drawing, Frame, Picture, Wire
     from gradcheck_suite.graph.model import AutogradGraph
 
-__all__ = ["asset", "drawing_to_svg", "graph_to_svg", "headline"]
+__all__ = ["drawing_to_svg", "graph_to_svg", "headline"]
 
 _MARGIN = 12.0
 _HEADLINE = 26.0
@@ -41,14 +43,6 @@ def graph_to_svg(graph: AutogradGraph, *, depth: int | None = None) -> str:
     """
     shown = picture(graph, depth=depth)
     return drawing_to_svg(shown, draw(shown))
-
-
-@cache
-def asset(name: str) -> str:
-    """Return the text of a file that ships with the package."""
-    return (
-        files("gradcheck_suite.graph").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
-    )
 
 
 def headline(graph: AutogradGraph) -> str:
@@ -75,19 +69,17 @@ def drawing_to_svg(shown: Picture, drawing: Drawing) -> str:
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gcs" role="img" '
         f'aria-label="{escape(title)}" viewBox="0 0 {_n(width)} {_n(height)}" '
-        f'width="{_n(width)}" height="{_n(height)}">'
+        f'width="{_n(width)}" height="{_n(height)}"{attributes("svg", "gcs")}>'
     )
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         opening,
         f"<title>{escape(title)}</title>",
-        f"<style>{asset('picture.css')}</style>",
-        '<rect width="100%" height="100%" style="fill:var(--paper)"/>',
-        f'<text class="s" x="{_n(width / 2)}" y="{_n(_MARGIN + 8)}">{escape(words)}</text>',
+        f"<style>{dark_rules()}</style>",
+        _rect(0, 0, width, height, classes="paper"),
         *(
-            f'<text class="s" x="{_n(width / 2)}" y="{_n(_MARGIN + 8 + _LINE * place)}">'
-            f"{escape(line)}</text>"
-            for place, line in enumerate(told, start=1)
+            _text(width / 2, _MARGIN + 8 + _LINE * place, line, classes="s")
+            for place, line in enumerate([words, *told])
         ),
         f'<g transform="translate({_n(shift)} {_n(above)})">',
         *svg_elements(shown, drawing),
@@ -95,6 +87,34 @@ def drawing_to_svg(shown: Picture, drawing: Drawing) -> str:
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _class(classes: str) -> str:
+    return f' class="{classes}"' if classes else ""
+
+
+def _rect(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    *,
+    radius: int = 0,
+    classes: str = "",
+    parent: str = "",
+) -> str:
+    rounded = f' rx="{radius}"' if radius else ""
+    return (
+        f'<rect{_class(classes)} x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" '
+        f'height="{_n(height)}"{rounded}{attributes("rect", classes, parent)}/>'
+    )
+
+
+def _text(x: float, y: float, words: str, *, classes: str = "", parent: str = "") -> str:
+    return (
+        f'<text{_class(classes)} x="{_n(x)}" y="{_n(y)}"{attributes("text", classes, parent)}>'
+        f"{escape(words)}</text>"
+    )
 
 
 def _names(findings: Sequence[Finding]) -> str:
@@ -140,25 +160,28 @@ def svg_elements(shown: Picture, drawing: Drawing) -> Iterator[str]:
 
 
 def _frame(frame: Frame) -> str:
-    return (
-        f'<g class="f" data-group="{frame.group}"><rect x="{_n(frame.x)}" y="{_n(frame.y)}" '
-        f'width="{_n(frame.width)}" height="{_n(frame.height)}" rx="8"/></g>'
-    )
+    outline = _rect(frame.x, frame.y, frame.width, frame.height, radius=8, parent="f")
+    return f'<g class="f" data-group="{frame.group}">{outline}</g>'
 
 
 def _title(frame: Frame) -> str:
-    return (
-        f'<g class="f" data-group="{frame.group}">'
-        f'<text x="{_n(frame.x + 10)}" y="{_n(frame.y + 16)}">{escape(frame.title)}</text></g>'
-    )
+    # Two texts, because few viewers know how to draw the outline of one below its signs.
+    x, y = frame.x + 10, frame.y + 16
+    halo = _text(x, y, frame.title, classes="halo", parent="f")
+    title = _text(x, y, frame.title, parent="f")
+    return f'<g class="f" data-group="{frame.group}">{halo}{title}</g>'
 
 
 def _wire(wire: Wire) -> Iterator[str]:
     path = "".join(_piece(*segment) for segment in wire.segments)
-    yield f'<path class="w{" " + wire.state if wire.state else ""}" d="{path}"/>'
+    classes = f"w {wire.state}" if wire.state else "w"
+    yield f'<path class="{classes}" d="{path}"{attributes("path", classes)}/>'
     if wire.ends and wire.segments:
         x, y = max(((s[2], s[3]) for s in wire.segments), key=lambda end: end[1])
-        yield (f'<path class="a" d="M{_n(x)} {_n(y)}l-{_ARROW} -{2 * _ARROW}h{2 * _ARROW}z"/>')
+        yield (
+            f'<path class="a" d="M{_n(x)} {_n(y)}l-{_ARROW} -{2 * _ARROW}h{2 * _ARROW}z"'
+            f"{attributes('path', 'a')}/>"
+        )
 
 
 def _piece(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -171,29 +194,35 @@ def _piece(x1: float, y1: float, x2: float, y2: float) -> str:
 def _box(box: Box, shown: Picture) -> str:
     label = box.label
     kind, number = box.item
-    x = box.x + label.width / 2
+    classes = f"b {' '.join(label.classes)}"
     radius = 11 if "leaf" in label.classes else 4
-    opening = f'<g class="b {" ".join(label.classes)}" data-{kind}="{number}">'
-    parts = [opening, f"<title>{escape(_tooltip(box, shown))}</title>"]
+    behind: Sequence[int] = ()
     if "group" in label.classes:
-        offsets: Sequence[int] = (6, 3) if "repeat" in label.classes else (3,)
-        parts += [
-            f'<rect x="{_n(box.x + by)}" y="{_n(box.y + by)}" width="{_n(label.width)}" '
-            f'height="{_n(label.height)}" rx="{radius}"/>'
-            for by in offsets
-        ]
-    parts.append(
-        f'<rect x="{_n(box.x)}" y="{_n(box.y)}" width="{_n(label.width)}" '
-        f'height="{_n(label.height)}" rx="{radius}"/>'
-        f'<text class="t" x="{_n(x)}" y="{_n(box.y + 17)}">{escape(label.title)}</text>'
-    )
-    parts += [
-        f'<text class="s" x="{_n(x)}" y="{_n(box.y + 31 + 13 * place)}">{escape(line)}</text>'
-        for place, line in enumerate(label.lines)
+        behind = (6, 3) if "repeat" in label.classes else (3,)
+    middle = box.x + label.width / 2
+    parts = [
+        f'<g class="{classes}" data-{kind}="{number}">',
+        f"<title>{escape(_tooltip(box, shown))}</title>",
+        *(
+            _rect(
+                box.x + by,
+                box.y + by,
+                label.width,
+                label.height,
+                radius=radius,
+                parent=classes,
+            )
+            for by in (*behind, 0)
+        ),
+        _text(middle, box.y + 17, label.title, classes="t", parent=classes),
+        *(
+            _text(middle, box.y + 31 + 13 * place, line, classes="s", parent=classes)
+            for place, line in enumerate(label.lines)
+        ),
     ]
     if not {"error", "warning", "note", "has-marks"}.isdisjoint(label.classes):
         parts.append(
-            f'<text class="flag" x="{_n(box.x + label.width - 9)}" y="{_n(box.y + 16)}">!</text>'
+            _text(box.x + label.width - 9, box.y + 16, "!", classes="flag", parent=classes)
         )
     return "".join(parts) + "</g>"
 

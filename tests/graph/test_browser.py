@@ -107,6 +107,17 @@ class Page:
             assert time.monotonic() - started < 60
             time.sleep(0.01)
 
+    def visit(self, path, *, dark=False, scripts=True):
+        """Open a file that says nothing of itself when it is ready."""
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[theme])
+        self.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.ask("Page.navigate", url=path.as_uri())
+        started = time.monotonic()
+        while self.evaluate("document.readyState + location.href") != f"complete{path.as_uri()}":
+            assert time.monotonic() - started < 60
+            time.sleep(0.01)
+
     def key(self, key, text=None):
         more = {"text": text} if text else {}
         code = {"Enter": 13, "Escape": 27}.get(key, 0)
@@ -416,3 +427,62 @@ def test_each_node_of_a_finding_tells_of_it(page, tmp_path):
     page.click(f"#world .b[data-node='{second}']")
     assert f"#{second} in the order of backward" in page.evaluate(PANEL)
     assert "GCS106 slice-write-in-loop" in page.evaluate(PANEL)
+
+
+COLOURS = """(() => {
+  const hex = (colour) => "#" + colour.match(/\\d+/g).slice(0, 3).map(
+    (part) => Number(part).toString(16).padStart(2, "0")).join("");
+  const rows = [];
+  for (const element of document.querySelectorAll("rect, text, path"))
+    for (const name of ["fill", "stroke"]) {
+      const said = element.getAttribute(name), seen = getComputedStyle(element)[name];
+      if (said && said !== "none")
+        rows.push([element.parentNode.getAttribute("class"), name, said, hex(seen)]);
+    }
+  return rows;
+})()"""
+
+
+@pytest.fixture
+def visited(page):
+    """The page, which runs scripts and is light again at the end."""
+    yield page
+    page.ask("Emulation.setScriptExecutionDisabled", value=False)
+    page.ask("Emulation.setEmulatedMedia", features=[])
+
+
+def test_a_picture_has_the_colours_that_other_viewers_see_until_it_is_dark(
+    visited, tmp_path, square
+):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with gs.record(model) as recording:
+        y = square.apply(model(torch.ones(3, 2))).clone()
+        y[:1] = 2 * y[1:2]
+    recording.trace_graph((y - y).sqrt().sum(), model=model).save(tmp_path / "graph.svg", depth=-1)
+
+    visited.visit(tmp_path / "graph.svg")
+    light = visited.evaluate(COLOURS)
+    assert len(light) > 40
+    assert [row for row in light if row[2] != row[3]] == []
+
+    visited.visit(tmp_path / "graph.svg", dark=True)
+    dark = visited.evaluate(COLOURS)
+    assert len(dark) == len(light)
+    assert [row for row in dark if row[2] == row[3]] == []
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    assert visited.evaluate(background) == "rgb(18, 24, 31)"
+
+
+def test_without_scripts_the_picture_is_there(visited, encoder, large):
+    visited.visit(encoder, scripts=False)
+    assert visited.evaluate("document.querySelector('#app').offsetHeight") == 0
+    assert (
+        visited.evaluate("document.querySelector('noscript svg').getBoundingClientRect().height")
+        > 500
+    )
+    assert "TransformerEncoder" in visited.evaluate(
+        "document.querySelector('noscript svg').textContent"
+    )
+
+    visited.visit(large, scripts=False)
+    assert "save the graph as .svg" in visited.evaluate("document.body.innerText")

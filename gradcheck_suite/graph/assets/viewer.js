@@ -93,9 +93,9 @@
         height: round(frame.height), rx: 8 }, g);
       elements.set("g" + frame.group, g);
       const title = svg("g", { class: "f", "data-group": frame.group }, titles);
-      svg("text", { x: round(frame.x + 10), y: round(frame.y + 16) }, title).textContent =
+      svg("text", { class: "halo", x: round(frame.x + 10), y: round(frame.y + 16) }, title).textContent =
         frame.title;
-      svg("text", { class: "sign", x: round(frame.x + frame.width - 20),
+      svg("text", { class: "halo sign", x: round(frame.x + frame.width - 20),
         y: round(frame.y + 17) }, title).textContent = "\u2212";
     }
     const isLarge = drawing.boxes.length > ALL_AT_ONCE, size = isLarge ? TILE : Infinity;
