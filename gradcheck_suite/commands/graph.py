@@ -38,6 +38,7 @@ to draw or it can't be saved, 130 after Ctrl-C.
 _WITH = ("source", "saved", "gradients")
 _FORCED: Mapping[ColorChoice, bool | None] = {"always": True, "never": False, "auto": None}
 _PAIR = 2
+_FOR_BROWSERS = (".html", ".svg", ".png")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -65,17 +66,17 @@ def add_parser(subparsers: Subparsers) -> None:
         "--output",
         metavar="OUT",
         type=_destination,
-        help="save the graph instead of printing it; the suffix says how: .html, .svg, .txt, "
-        ".json, .dot; an existing folder gets an event file for TensorBoard",
+        help="save the graph instead of printing it; the suffix says how: .html, .svg, .png, "
+        ".txt, .json, .dot; an existing folder gets an event file for TensorBoard",
     )
     parser.add_argument(
-        "--open", action="store_true", help="open what was saved in the browser (.html, .svg)"
+        "--open", action="store_true", help="open what was saved in the browser (.html, .svg, .png)"
     )
     parser.add_argument(
         "--depth",
         type=_depth,
         metavar="N",
-        help="levels of modules to open in .html and .svg, or 'all' (default: what stays readable)",
+        help="levels of modules to open in pictures, or 'all' (default: what stays readable)",
     )
     parser.add_argument(
         "--with",
@@ -97,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     The picture goes to standard output only beside a report that is text too.
     """
     output: Path | None = arguments.output
-    if arguments.open and (output is None or output.suffix.lower() not in {".html", ".svg"}):
-        raise UsageError("--open needs -o with a name that ends in .html or .svg")
+    if arguments.open and (output is None or output.suffix.lower() not in _FOR_BROWSERS):
+        raise UsageError(f"--open needs -o with a name that ends in {', '.join(_FOR_BROWSERS)}")
     function = load_target(arguments.target)
     from gradcheck_suite.graph.save import check_destination  # noqa: PLC0415 - loads torch
 

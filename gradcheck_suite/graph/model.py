@@ -294,9 +294,9 @@ class AutogradGraph:
     def save(self, path: str | os.PathLike[str], *, depth: int | None = None) -> None:
         """Write the graph to a file, in the format that the suffix of its name asks for.
 
-        ``.html`` is a page to explore it, ``.svg`` a picture, ``.txt`` a tree, ``.dot`` or ``.gv``
-        for Graphviz, ``.json`` for programs. A folder, or a name with ``tfevents`` in it, gets an
-        event file for TensorBoard.
+        ``.html`` is a page to explore it, ``.svg`` or ``.png`` a picture, ``.txt`` a tree, ``.dot``
+        or ``.gv`` for Graphviz, ``.json`` for programs. A folder, or a name with ``tfevents`` in
+        it, gets an event file for TensorBoard.
 
         Args:
             path: where to write.

@@ -14,7 +14,7 @@ from gradcheck_suite.graph._view import draw, picture
 from gradcheck_suite.graph.diff import describe, kind_of
 from gradcheck_suite.graph.render_html import html_page
 from gradcheck_suite.graph.render_svg import drawing_to_svg
-from gradcheck_suite.graph.save import check_destination, write_text
+from gradcheck_suite.graph.save import check_path, write_content
 
 if TYPE_CHECKING:
     import os
@@ -102,5 +102,5 @@ def save_diff(diff: GraphDiff, path: str | os.PathLike[str]) -> None:
         UsageError: the suffix is unknown, or the file cannot be written.
     """
     renderers = {".html": diff_to_html, ".json": diff_to_json, ".txt": _to_text}
-    destination = check_destination(path, suffixes=tuple(renderers), events=False)
-    write_text(destination, renderers[destination.suffix.lower()](diff))
+    destination = check_path(path, suffixes=tuple(renderers), events=False)
+    write_content(destination, renderers[destination.suffix.lower()](diff))

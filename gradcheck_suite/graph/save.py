@@ -11,6 +11,7 @@ from gradcheck_suite.graph._walk import progress_if_large
 from gradcheck_suite.graph.render_dot import graph_to_dot
 from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_json import graph_to_json
+from gradcheck_suite.graph.render_png import check_png, graph_to_png
 from gradcheck_suite.graph.render_svg import graph_to_svg
 from gradcheck_suite.graph.render_tensorboard import check_tensorboard, write_events
 from gradcheck_suite.graph.render_text import graph_to_text
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.graph.model import AutogradGraph
 
-__all__ = ["SUFFIXES", "check_destination", "save_graph", "write_text"]
+__all__ = ["SUFFIXES", "check_destination", "check_path", "save_graph", "write_content"]
 
 _FILE_WIDTH = 100
 _EVENTS = "tfevents"
@@ -47,11 +48,16 @@ def _svg(graph: AutogradGraph, depth: int | None) -> str:
     return graph_to_svg(graph, depth=depth)
 
 
-_RENDERERS: dict[str, Callable[[AutogradGraph, int | None], str]] = {
+def _png(graph: AutogradGraph, depth: int | None) -> bytes:
+    return graph_to_png(graph, depth=depth)
+
+
+_RENDERERS: dict[str, Callable[[AutogradGraph, int | None], str | bytes]] = {
     ".dot": _dot,
     ".gv": _dot,
     ".html": _html,
     ".json": _json,
+    ".png": _png,
     ".svg": _svg,
     ".txt": _whole_text,
 }
@@ -75,18 +81,20 @@ def save_graph(
                 return write_events(graph, destination)
             except OSError as error:
                 raise _unwritable(destination, error) from error
-        return write_text(destination, _RENDERERS[destination.suffix.lower()](graph, depth))
+        return write_content(destination, _RENDERERS[destination.suffix.lower()](graph, depth))
 
 
-def write_text(destination: Path, text: str) -> Path:
-    """Write ``text`` to a file, replacing what is there.
+def write_content(destination: Path, content: str | bytes) -> Path:
+    """Write a file, replacing what is there.
 
     Raises:
         UsageError: writing fails.
     """
-    try:
+    if isinstance(content, str):
         # Half a surrogate pair in a name has no bytes: it is spelled out.
-        destination.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        content = content.encode(errors="backslashreplace")
+    try:
+        destination.write_bytes(content)
     except OSError as error:
         raise _unwritable(destination, error) from error
     return destination
@@ -128,13 +136,26 @@ def check_depth(depth: object) -> None:
     )
 
 
-def check_destination(
-    path: str | PathLike[str], *, suffixes: tuple[str, ...] = SUFFIXES, events: bool = True
-) -> Path:
-    """Return ``path`` if a graph can be saved under this name.
+def check_destination(path: str | PathLike[str]) -> Path:
+    """Return ``path`` if a graph can be saved under this name, with what is installed here.
+
+    Raises:
+        UsageError: the suffix is unknown, the folder does not exist, or what the format needs is
+            not there.
+    """
+    destination = check_path(path, suffixes=SUFFIXES, events=True)
+    if _is_for_tensorboard(destination):
+        check_tensorboard()
+    elif destination.suffix.lower() == ".png":
+        check_png()
+    return destination
+
+
+def check_path(path: str | PathLike[str], *, suffixes: tuple[str, ...], events: bool) -> Path:
+    """Return ``path`` if its name says the format, and its folder is there.
 
     Args:
-        path: where the graph is to go.
+        path: where something is to go.
         suffixes: those that are known.
         events: whether folders and event files are known as well.
 
@@ -144,9 +165,7 @@ def check_destination(
     _refuse_no_name(path)
     destination = Path(path)
     to_tensorboard = events and _is_for_tensorboard(destination)
-    if to_tensorboard:
-        check_tensorboard()
-    elif destination.suffix.lower() not in suffixes:
+    if not to_tensorboard and destination.suffix.lower() not in suffixes:
         supported = ", ".join(suffixes)
         seen = f"the suffix {destination.suffix!r}" if destination.suffix else "no suffix"
         also = ", or an existing folder for TensorBoard" if events else ""

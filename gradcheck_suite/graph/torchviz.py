@@ -15,6 +15,7 @@ import subprocess
 import webbrowser
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from gradcheck_suite.graph._trace import trace_named
 from gradcheck_suite.graph.model import AutogradGraph
 from gradcheck_suite.graph.render_dot import graph_to_dot
 from gradcheck_suite.graph.render_svg import graph_to_svg
-from gradcheck_suite.graph.save import SUFFIXES, check_destination, save_graph
+from gradcheck_suite.graph.save import SUFFIXES, check_path, save_graph
 from gradcheck_suite.reporting.text import visible
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class Dot:
     ) -> str:
         """Write the picture to ``filename`` plus the format's suffix, and return the path.
 
-        Formats svg, html, dot, gv, json and txt need nothing; pdf and png need Graphviz' ``dot``.
+        Formats svg, html, dot, gv, json and txt need nothing; png needs the resvg-py package or
+        Graphviz' ``dot``, and pdf needs ``dot``.
 
         Raises:
             UsageError: the format is unknown, or needs a ``dot`` that is not there, or the file
@@ -125,11 +127,11 @@ class Dot:
         chosen = (format or self.format).lower().lstrip(".")
         folder = Path(directory) if directory is not None else Path()
         path = folder / f"{filename if filename is not None else 'autograd'}.{chosen}"
-        if chosen in _DRAWN_BY_GRAPHVIZ:
-            check_destination(path, suffixes=(path.suffix,), events=False)
+        if chosen in _DRAWN_BY_GRAPHVIZ and not (chosen == "png" and find_spec("resvg_py")):
+            check_path(path, suffixes=(path.suffix,), events=False)
             self._draw_by_graphviz(path, chosen)
         else:
-            check_destination(path, suffixes=SUFFIXES, events=False)
+            check_path(path, suffixes=SUFFIXES, events=False)
             save_graph(self.graph, path)
         if view:
             webbrowser.open(path.resolve().as_uri())
@@ -138,9 +140,10 @@ class Dot:
     def _draw_by_graphviz(self, path: Path, chosen: str) -> None:
         dot = shutil.which("dot")
         if dot is None:
+            also = ", or pip install 'gradcheck-suite[png]'" if chosen == "png" else ""
             raise UsageError(
-                f"the format {chosen!r} needs Graphviz' dot command, which is not installed here; "
-                "use format='svg' or format='html', which need nothing"
+                f"the format {chosen!r} needs Graphviz' dot command, which is not installed here: "
+                f"install it{also}, or use format='svg' or format='html', which need nothing"
             )
         done = subprocess.run(
             [dot, f"-T{chosen}", "-o", str(path)],

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import resvg_py
 import torch
+from PIL import ImageFont
 from torch import nn
+
+from gradcheck_suite.graph import render_png
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,3 +130,24 @@ def truth() -> Callable:
         return nodes, edges
 
     return walk
+
+
+@pytest.fixture(scope="session")
+def draw_svg(tmp_path_factory) -> Callable:
+    """Draw SVG by resvg, with the font that Pillow carries where the machine has none."""
+    path = tmp_path_factory.mktemp("fonts") / "aileron.ttf"
+    path.write_bytes(ImageFont.load_default(size=10).path.getvalue())
+    return partial(resvg_py.svg_to_bytes, font_files=[str(path)], sans_serif_family="Aileron")
+
+
+@pytest.fixture
+def fonts(monkeypatch, draw_svg):
+    """Have a font for PNG files on every machine; return a function that takes all away."""
+
+    def use(draw):
+        render_png._finds_fonts.cache_clear()
+        monkeypatch.setattr(resvg_py, "svg_to_bytes", draw)
+
+    use(draw_svg)
+    yield lambda: use(partial(draw_svg.func, skip_system_fonts=True))
+    render_png._finds_fonts.cache_clear()

@@ -248,3 +248,21 @@ def test_verify_refuses_them_too(graph, capsys):
     assert "viewed.py:later is an async def, at " in capsys.readouterr().err
     assert main(["verify", "viewed.py:needs", "--inputs", "viewed.py:later"]) == 2
     assert "--inputs viewed.py:later is an async def, at " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fonts")
+def test_png(graph, tmp_path):
+    status, _, err = graph("viewed.py:loss", "-o", "graph.png")
+
+    assert status == 0
+    assert "graph saved to graph.png" in err
+    assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_png_without_what_draws_it(graph, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    status, _, err = graph("viewed.py:loss", "-o", "graph.png")
+
+    assert status == 2
+    assert "install it with: pip install 'gradcheck-suite[png]'" in err
+    assert not (tmp_path / "graph.png").exists()

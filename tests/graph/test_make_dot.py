@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,13 +68,24 @@ def test_a_deep_chain_does_not_recurse():
     assert make_dot(y).source.count("->") == 3_000
 
 
-def test_png_without_graphviz(made, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("fonts")
+def test_png(made, tmp_path):
+    path = make_dot(made[0]).render("net", directory=tmp_path, format="png")
+    assert Path(path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_png_without_resvg_and_graphviz(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(gs.UsageError, match="use format='svg'"):
+    words = r"pip install 'gradcheck-suite\[png\]', or use format='svg'"
+    with pytest.raises(gs.UsageError, match=words):
         make_dot(made[0]).render("net", directory=tmp_path, format="png")
+    with pytest.raises(gs.UsageError, match="install it, or use format='svg'"):
+        make_dot(made[0]).render("net", directory=tmp_path, format="pdf")
 
 
 def test_png_with_graphviz(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
     program = tmp_path / "dot"
     program.write_text(
         '#!/bin/sh\nif [ "$1" = -Tpng ]; then cat > "$3"; else echo no >&2; exit 1; fi'

@@ -54,7 +54,8 @@ class TestFormats:
 class TestRefused:
     def test_unknown_suffix(self, graph, tmp_path):
         with pytest.raises(
-            gs.UsageError, match=r"one of the suffixes .*\.json, \.svg, \.txt, .* got .*'\.pdf'"
+            gs.UsageError,
+            match=r"one of the suffixes .*\.json, \.png, \.svg, \.txt, .* got .*'\.pdf'",
         ):
             graph.save(tmp_path / "graph.pdf")
 

@@ -10,9 +10,8 @@ from functools import partial
 from xml.etree import ElementTree
 
 import pytest
-import resvg_py
 import torch
-from PIL import Image, ImageChops, ImageFont
+from PIL import Image, ImageChops
 from torch import nn
 
 import gradcheck_suite as gs
@@ -38,11 +37,12 @@ OUTLINES = {
 }
 
 
-def by_resvg(svg, *, fonts):
-    return fonts(svg_string=svg, zoom=ZOOM)
+def by_resvg(svg, *, draw_svg):
+    return draw_svg(svg_string=svg, zoom=ZOOM)
 
 
-def by_librsvg(svg, *, fonts):
+def by_librsvg(svg, *, draw_svg):
+    del draw_svg
     done = subprocess.run(
         ["rsvg-convert", f"--zoom={ZOOM}"], input=svg.encode(), capture_output=True, check=True
     )
@@ -115,17 +115,9 @@ class Picture:
         return any(max(pixel) <= 16 for _, pixel in apart.getcolors(apart.width * apart.height))
 
 
-@pytest.fixture(scope="module")
-def fonts(tmp_path_factory):
-    """Draw by resvg, with the font that Pillow carries where the machine has none."""
-    path = tmp_path_factory.mktemp("fonts") / "aileron.ttf"
-    path.write_bytes(ImageFont.load_default(size=10).path.getvalue())
-    return partial(resvg_py.svg_to_bytes, font_files=[str(path)], sans_serif_family="Aileron")
-
-
 @pytest.fixture(scope="module", params=RENDERERS)
-def render(request, fonts):
-    return partial(request.param, fonts=fonts)
+def render(request, draw_svg):
+    return partial(request.param, draw_svg=draw_svg)
 
 
 @pytest.fixture(scope="module")
@@ -197,13 +189,13 @@ class TestEachViewerDraws:
         assert drawn.at(1, 1) == "#000000"
 
 
-def test_closed_groups(fonts):
+def test_closed_groups(draw_svg):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
     with gs.record(model) as recording:
         loss = model(torch.ones(1, 2, 8)).sum()
     svg = graph_to_svg(recording.trace_graph(loss, model=model), depth=1)
-    drawn = Picture(svg, by_resvg(svg, fonts=fonts))
+    drawn = Picture(svg, by_resvg(svg, draw_svg=draw_svg))
     groups = [box for kind, box in drawn.boxes() if kind == "group"]
     assert groups
     for x, y, _width, height in groups:
