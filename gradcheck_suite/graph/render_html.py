@@ -42,7 +42,7 @@ def graph_to_html(graph: AutogradGraph, *, depth: int | None = None) -> str:
 
 def html_page(*, title: str, data: dict[str, JSON], static: str = "") -> str:
     """Put data and script into one page that may load nothing and run nothing else."""
-    script = asset("layout.js") + asset("viewer.js")
+    script = "".join(map(asset, ("layout.js", "minimap.js", "search.js", "viewer.js")))
     styles = asset("picture.css") + dark_on_demand() + asset("viewer.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

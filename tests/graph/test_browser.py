@@ -177,6 +177,7 @@ def opened(page, encoder):
 
 
 PANEL = "document.getElementById('panel').textContent"
+PLACE = "document.getElementById('place').textContent"
 BOXES = "document.querySelectorAll('#world .b').length"
 
 
@@ -206,9 +207,84 @@ def test_search_finds_a_node_and_shows_it(opened):
 def test_search_says_when_there_is_nothing(opened):
     opened.key("/", "/")
     opened.ask("Input.insertText", text="no such thing")
-    assert opened.evaluate("document.getElementById('hits').textContent") == "nothing found"
-    opened.key("Escape")
+    assert opened.evaluate(PLACE) == "nothing found"
+    assert opened.evaluate("document.getElementById('next').disabled")
     assert opened.evaluate("document.getElementById('hits').hidden")
+    opened.key("Escape")
+    assert opened.evaluate("document.getElementById('steps').hidden")
+
+
+def hits_for(page, words):
+    page.key("/", "/")
+    page.ask("Input.insertText", text=words)
+    return page.evaluate("document.querySelectorAll('#hits li').length")
+
+
+def test_search_tells_how_many_hits_there_are_and_steps_through_all(opened):
+    listed = hits_for(opened, "layers")
+    count = int(opened.evaluate(PLACE).partition(" ")[0])
+    assert opened.evaluate(PLACE) == f"{count} hits"
+    assert 0 < listed < count, "the list grows when it is needed"
+
+    marked = "document.querySelector('#hits li.on').dataset.node"
+    seen = []
+    for number in range(1, count + 1):
+        opened.key("ArrowDown")
+        assert opened.evaluate(PLACE) == f"{number} of {count} hits"
+        seen.append(int(opened.evaluate(marked)))
+    assert len(set(seen)) == count
+    active = "document.getElementById('search').getAttribute('aria-activedescendant')"
+    assert opened.evaluate(f"document.getElementById({active}).dataset.node") == str(seen[-1])
+    opened.key("ArrowDown")
+    assert int(opened.evaluate(marked)) == seen[0]
+    opened.key("ArrowUp")
+    assert int(opened.evaluate(marked)) == seen[-1]
+    opened.key("Enter", "\r")
+    assert f"#{seen[-1]} in the order" in opened.evaluate(PANEL)
+
+
+def test_a_list_of_hits_that_is_scrolled_holds_all(opened):
+    listed = hits_for(opened, "layers")
+    count = int(opened.evaluate(PLACE).partition(" ")[0])
+    nodes = "[...document.querySelectorAll('#hits li')].map((line) => Number(line.dataset.node))"
+    for _ in range(count // listed + 1):
+        opened.evaluate("document.getElementById('hits').scrollTop = 1e6")
+        wait_for(opened, f"({nodes}).length >= {min(count, listed + 50)}")
+        listed = len(opened.evaluate(nodes))
+    assert len(set(opened.evaluate(nodes))) == count
+
+    # From its end, reached backwards, it grows at the top.
+    opened.key("Escape")
+    hits_for(opened, "layers")
+    opened.key("ArrowUp")
+    end = opened.evaluate(nodes)
+    assert 0 < len(end) <= 50
+    opened.evaluate("document.getElementById('hits').scrollTop = 0")
+    wait_for(opened, f"({nodes}).length > {len(end)}")
+    longer = opened.evaluate(nodes)
+    assert longer[-len(end) :] == end
+    assert longer == sorted(set(longer))
+
+
+def test_hits_are_stepped_through_in_the_picture(opened):
+    hits_for(opened, "norm1.weight")
+    opened.key("Enter", "\r")
+    assert opened.evaluate(PLACE) == "1 of 6 hits"
+    layers = [opened.evaluate(PANEL)]
+    for _ in range(5):
+        opened.key("n", "n")
+        layers.append(opened.evaluate(PANEL))
+    assert opened.evaluate(PLACE) == "6 of 6 hits"
+    assert [
+        f"layers.{number}.norm1.weight" in words
+        for number, words in zip((5, 4, 3, 2, 1, 0), layers, strict=True)
+    ] == [True] * 6
+    opened.click("#next")
+    assert opened.evaluate(PLACE) == "1 of 6 hits"
+    opened.click("#previous")
+    opened.key("N", "N")
+    assert opened.evaluate(PLACE) == "5 of 6 hits"
+    assert "layers.1.norm1.weight" in opened.evaluate(PANEL)
 
 
 def test_the_panel_shows_line_and_saved_tensors(opened):
@@ -269,12 +345,13 @@ def test_pan_zoom_fit_theme_and_legend(opened):
         opened.key(key, key if len(key) == 1 else None)
         seen.append(view())
     assert len(set(seen)) == 3 or len(set(seen)) == 4
-    opened.key("0", "0")
+    opened.key("1", "1")
     assert view() == seen[0]
     light = opened.evaluate("getComputedStyle(document.getElementById('canvas')).backgroundColor")
     opened.key("t", "t")
     dark = opened.evaluate("getComputedStyle(document.getElementById('canvas')).backgroundColor")
     assert light != dark
+    assert opened.evaluate("getComputedStyle(document.getElementById('app')).colorScheme") == "dark"
     opened.key("?", "?")
     assert opened.evaluate("document.getElementById('legend').open")
 
@@ -486,3 +563,164 @@ def test_without_scripts_the_picture_is_there(visited, encoder, large):
 
     visited.visit(large, scripts=False)
     assert "save the graph as .svg" in visited.evaluate("document.body.innerText")
+
+
+def sides(page, selector):
+    """Return left, top, right and bottom of what a reader sees of it."""
+    return page.evaluate(
+        f"(() => {{ const b = document.querySelector({selector!r}).getBoundingClientRect();"
+        "return [b.left, b.top, b.right, b.bottom]; })()"
+    )
+
+
+def is_within(inner, outer):
+    return all(a >= b - 1 for a, b in zip(inner[:2], outer[:2], strict=True)) and all(
+        a <= b + 1 for a, b in zip(inner[2:], outer[2:], strict=True)
+    )
+
+
+@pytest.mark.parametrize("which", ["encoder", "large"])
+@pytest.mark.parametrize("size", [(1400, 900), (420, 800)])
+def test_fit_shows_the_whole_graph(page, request, which, size):
+    page.errors.clear()
+    page.ask(
+        "Emulation.setDeviceMetricsOverride",
+        width=size[0], height=size[1], deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    try:
+        page.open(request.getfixturevalue(which))
+        opening = page.evaluate("JSON.stringify(gradcheckSuite.view())")
+        assert not is_within(sides(page, "#world"), sides(page, "#canvas"))
+        assert page.evaluate("gradcheckSuite.view().k") >= 0.5, "it opens so that it can be read"
+
+        page.click("#fit")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        world, canvas = sides(page, "#world"), sides(page, "#canvas")
+        assert is_within(world, canvas)
+        # And no smaller than it must be.
+        spans = [(world[i + 2] - world[i]) / (canvas[i + 2] - canvas[i]) for i in (0, 1)]
+        assert max(spans) > 0.85
+
+        page.key("1", "1")
+        assert page.evaluate("JSON.stringify(gradcheckSuite.view())") == opening
+        page.key("0", "0")
+        assert is_within(sides(page, "#world"), sides(page, "#canvas"))
+        assert page.errors == []
+    finally:
+        page.ask("Emulation.clearDeviceMetricsOverride")
+
+
+def press(page, points):
+    """Press the mouse at the first point, move over the others, and let go at the last."""
+    kinds = ["mousePressed", *["mouseMoved"] * (len(points) - 1), "mouseReleased"]
+    for kind, (x, y) in zip(kinds, [*points, points[-1]], strict=True):
+        page.ask(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1
+        )
+
+
+MINIMAP = "document.getElementById('minimap')"
+
+
+def test_a_minimap_shows_where_the_window_is_and_moves_it(page, large):
+    page.errors.clear()
+    page.open(large)
+    assert page.evaluate(f"!{MINIMAP}.hidden")
+    assert is_within(sides(page, "#minimap"), sides(page, "#canvas"))
+    left, top, right, bottom = sides(page, "#minimap")
+    frame = "#minimap > div"
+    assert abs(sides(page, frame)[1] - top) < 2, "it opens at the top"
+
+    # A click brings the middle of the window there.
+    middle, y = (left + right) / 2, top + (bottom - top) * 0.75
+    press(page, [(middle, y)])
+    height = "gradcheckSuite.draw().height"
+    centre = "(document.getElementById('canvas').clientHeight / 2 - gradcheckSuite.view().y)"
+    share = f"{centre} / gradcheckSuite.view().k / {height}"
+    assert abs(page.evaluate(share) - 0.75) < 0.01
+    assert sides(page, frame)[1] - 2 < y < sides(page, frame)[3] + 2
+    wait_for(page, f"{BOXES} > 5")
+
+    # A drag takes the frame along.
+    press(page, [(middle, y), (middle, y - 20), (middle, top + (bottom - top) * 0.25)])
+    assert abs(page.evaluate(share) - 0.25) < 0.02
+    before = sides(page, frame)[1]
+    page.key("ArrowDown")
+    for _ in range(200):
+        page.key("ArrowDown")
+    assert sides(page, frame)[1] > before
+
+    # Readers without a mouse have the arrows, and are not told of it.
+    assert page.evaluate(f"{MINIMAP}.getAttribute('aria-hidden')") == "true"
+    assert page.evaluate(f"{MINIMAP}.querySelectorAll('[tabindex], button, a').length") == 0
+    page.key("0", "0")
+    assert page.evaluate(f"{MINIMAP}.hidden"), "all is in view"
+    assert page.errors == []
+
+
+def test_a_graph_that_fits_has_no_minimap(page, tmp_path):
+    gs.trace_graph((torch.ones(2, requires_grad=True) * 2).sum()).save(tmp_path / "small.html")
+    page.open(tmp_path / "small.html")
+    assert page.evaluate(f"{MINIMAP}.hidden")
+    for _ in range(12):
+        page.key("+", "+")
+    assert page.evaluate(f"!{MINIMAP}.hidden")
+
+
+def test_the_minimap_marks_what_findings_are_about(page, tmp_path):
+    y = x = torch.zeros(3, requires_grad=True)
+    for _ in range(30):
+        y = y + x
+    with gs.record(backward=True) as recording:
+        y.sqrt().sum().backward()
+    recording.graph.save(tmp_path / "found.html")
+    page.open(tmp_path / "found.html")
+    fill = "getComputedStyle(document.querySelector('#minimap .map-flagged')).fill"
+    assert page.evaluate(fill) == "rgb(194, 65, 12)"
+    assert page.evaluate("document.querySelectorAll('#minimap .map-leaf').length") == 1
+
+
+def test_two_fingers_zoom_and_one_moves(opened):
+    def touch(kind, *points):
+        opened.ask(
+            "Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y, "id": number}
+            for number, (x, y) in enumerate(points)],
+        )  # fmt: skip
+
+    def view():
+        return opened.evaluate("gradcheckSuite.view()")
+
+    before = view()
+    touch("touchStart", (300, 300))
+    for step in range(1, 6):
+        touch("touchMove", (300, 300 + 10 * step))
+    touch("touchEnd")
+    moved = view()
+    assert moved["k"] == before["k"]
+    assert 30 < moved["y"] - before["y"] <= 50
+
+    touch("touchStart", (300, 300))
+    touch("touchStart", (300, 300), (400, 300))
+    for step in range(1, 6):
+        touch("touchMove", (300 - 10 * step, 300), (400 + 10 * step, 300))
+    touch("touchEnd")
+    assert abs(view()["k"] / moved["k"] - 2) < 0.1
+    # What was between the fingers stays there.
+    inside = [(350 - v["x"]) / v["k"] for v in (moved, view())]
+    assert abs(inside[0] - inside[1]) < 10
+
+
+def test_hits_stay_in_a_narrow_window(page, encoder):
+    page.ask(
+        "Emulation.setDeviceMetricsOverride",
+        width=420, height=800, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    try:
+        page.open(encoder)
+        assert hits_for(page, "layers") > 10
+        window = [0, 0, 420, 800]
+        for selector in ("#hits", "#search", "#next", "#canvas", "#panel"):
+            assert is_within(sides(page, selector), window), selector
+        assert page.evaluate("document.documentElement.scrollWidth") == 420
+    finally:
+        page.ask("Emulation.clearDeviceMetricsOverride")

@@ -56,10 +56,11 @@
     const signs = Array.from(word);
     return signs.slice(0, 60).join("") + "\u2026" + signs.slice(-30).join("");
   };
+  const short = (words) => String(words).replace(/\S{97,}/g, cut);
   const html = (name, parent, words, className) => {
     const element = document.createElement(name);
     if (words !== undefined) {
-      element.textContent = String(words).replace(/\S{97,}/g, cut);
+      element.textContent = short(words);
       if (element.textContent !== String(words)) element.title = words;
     }
     if (className) element.className = className;
@@ -83,6 +84,7 @@
 
   function render() {
     drawing = draw(graph, states);
+    minimap.draw(drawing);
     world.replaceChildren();
     elements = new Map();
     wires = [];
@@ -199,14 +201,22 @@
   function apply() {
     world.setAttribute("transform", `translate(${view.x} ${view.y}) scale(${view.k})`);
     canvas.classList.toggle("far", view.k < 0.3);
+    minimap.show(view, canvas.clientWidth, canvas.clientHeight);
     fillView();
   }
+  const scaleOfAll = () => Math.min(canvas.clientWidth / (drawing.width + 24),
+    canvas.clientHeight / (drawing.height + 24));
+  // Show the whole graph, however small.
   function fit() {
+    const k = Math.min(1.25, scaleOfAll());
+    view = { k, x: (canvas.clientWidth - drawing.width * k) / 2,
+      y: (canvas.clientHeight - drawing.height * k) / 2 };
+    apply();
+  }
+  // Show what can be read: what is too tall from its top on, what is too wide where backward starts.
+  function start() {
     const { clientWidth: w, clientHeight: h } = canvas;
-    // What is too tall to read at this size starts at its top instead, what is too wide
-    // shows where backward starts.
-    const whole = Math.min(w / (drawing.width + 24), h / (drawing.height + 24));
-    const wide = w / (drawing.width + 24);
+    const whole = scaleOfAll(), wide = w / (drawing.width + 24);
     const k = Math.min(1.25, whole >= 0.55 ? whole : Math.min(1, Math.max(0.55, wide)));
     let x = (w - drawing.width * k) / 2;
     if (x < 0) {
@@ -218,12 +228,17 @@
     apply();
   }
   function zoom(factor, x = canvas.clientWidth / 2, y = canvas.clientHeight / 2) {
-    const k = Math.min(8, Math.max(0.005, view.k * factor));
+    const k = Math.min(8, Math.max(Math.min(0.005, scaleOfAll()), view.k * factor));
     view.x = x - (x - view.x) * k / view.k;
     view.y = y - (y - view.y) * k / view.k;
     view.k = k;
     apply();
   }
+  const minimap = makeMinimap($("minimap"), (x, y) => {
+    view.x = canvas.clientWidth / 2 - x * view.k;
+    view.y = canvas.clientHeight / 2 - y * view.k;
+    apply();
+  });
   function placeOf(item) {
     const box = drawing.boxes.find((candidate) => candidate.item === item);
     if (box) return [box.x + box.label.width / 2, box.y + box.label.height / 2];
@@ -300,7 +315,7 @@
     });
     for (const number of chosen) if (more) openGroup(number); else states[number] = "closed";
     render();
-    fit();
+    start();
   }
 
   // The panel.
@@ -440,52 +455,14 @@
     if (item && move) center(item);
   }
 
-  // Search.
-  const words = graph.nodes.map((known, index) =>
-    [`#${index + 1}`, known.op, known.leaf, known.module, known.source].join(" ").toLowerCase());
-  const search = $("search"), hits = $("hits");
-  let current = -1;
-  function find() {
-    const wanted = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    hits.replaceChildren();
-    current = -1;
-    let count = 0;
-    if (wanted.length)
-      for (let index = 0; index < words.length; index++) {
-        if (!wanted.every((word) => words[index].includes(word))) continue;
-        if (++count > 50) continue;
-        const known = graph.nodes[index], line = html("li", hits, nameOf(index + 1) + " ");
-        line.setAttribute("role", "option");
-        line.dataset.node = index + 1;
-        html("small", line, [known.module, known.source].filter(Boolean).join(" \u00b7 "));
-        line.addEventListener("mousedown", (event) => { event.preventDefault(); choose(index + 1); });
-      }
-    if (wanted.length) html("small", hits, count ? `${count} found` : "nothing found");
-    hits.hidden = !wanted.length;
-    search.setAttribute("aria-expanded", String(!hits.hidden));
-  }
-  function choose(node) {
-    hits.hidden = true;
-    search.setAttribute("aria-expanded", "false");
-    goTo(node);
-    canvas.focus();
-  }
-  search.addEventListener("input", find);
-  search.addEventListener("blur", () => { hits.hidden = true; });
-  search.addEventListener("focus", find);
-  search.addEventListener("keydown", (event) => {
-    const lines = [...hits.querySelectorAll("li")];
-    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      const by = event.key === "ArrowDown" ? 1 : -1;
-      if (lines.length) current = (current + by + lines.length) % lines.length;
-      lines.forEach((line, place) => line.classList.toggle("on", place === current));
-      if (lines[current]) lines[current].scrollIntoView({ block: "nearest" });
-      event.preventDefault();
-    } else if (event.key === "Enter" && lines.length)
-      choose(Number(lines[Math.max(current, 0)].dataset.node));
-    else if (event.key === "Escape") { search.value = ""; hits.hidden = true; canvas.focus(); }
-    event.stopPropagation();
-  });
+  const search = makeSearch(
+    graph.nodes.map((known, index) =>
+      [`#${index + 1}`, known.op, known.leaf, known.module, known.source].join(" ").toLowerCase()),
+    (node) => {
+      const { module, source } = graph.nodes[node - 1];
+      return [nameOf(node), [module, source].filter(Boolean).join(" \u00b7 ")].map(short);
+    },
+    goTo, () => canvas.focus());
 
   // Mouse and touch.
   const itemAt = (target) => {
@@ -494,10 +471,27 @@
     return g.dataset.node ? "n" + g.dataset.node : "g" + g.dataset.group;
   };
   let drag = null;
+  const fingers = new Map();
+  const middle = () => {
+    const [one, other] = fingers.values(), bounds = canvas.getBoundingClientRect();
+    return { x: (one.x + other.x) / 2 - bounds.left, y: (one.y + other.y) / 2 - bounds.top,
+      apart: Math.max(1, Math.hypot(one.x - other.x, one.y - other.y)) };
+  };
   canvas.addEventListener("pointerdown", (event) => {
-    drag = { x: event.clientX, y: event.clientY, moved: false, target: event.target };
+    fingers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+    drag = fingers.size > 1 ? null
+      : { x: event.clientX, y: event.clientY, moved: false, target: event.target };
   });
   canvas.addEventListener("pointermove", (event) => {
+    const before = fingers.size === 2 && fingers.has(event.pointerId) ? middle() : null;
+    if (fingers.has(event.pointerId))
+      fingers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+    if (before) {
+      const after = middle();
+      view.x += after.x - before.x; view.y += after.y - before.y;
+      zoom(after.apart / before.apart, after.x, after.y);
+      return;
+    }
     if (!drag || !event.buttons) return;
     const dx = event.clientX - drag.x, dy = event.clientY - drag.y;
     if (!drag.moved && Math.abs(dx) + Math.abs(dy) < 4) return;
@@ -508,15 +502,18 @@
     drag.x = event.clientX; drag.y = event.clientY;
     apply();
   });
-  canvas.addEventListener("pointerup", (event) => {
+  const release = (event) => {
+    fingers.delete(event.pointerId);
     canvas.classList.remove("dragging");
-    if (drag && !drag.moved) {
+    if (drag && !drag.moved && event.type === "pointerup") {
       const item = itemAt(drag.target);
       if (drag.target.classList.contains("sign")) toggle(item);
       else select(item, false);
     }
     drag = null;
-  });
+  };
+  for (const end of ["pointerup", "pointercancel", "pointerleave"])
+    canvas.addEventListener(end, release);
   canvas.addEventListener("dblclick", (event) => {
     const item = itemAt(event.target);
     if (item) toggle(item);
@@ -542,8 +539,9 @@
     if (list.length) goTo(list[0][by > 0 ? 1 : 0]);
   }
   const keys = {
-    "/": () => search.focus(), "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8),
-    0: fit, t: theme, "?": () => $("legend").showModal(), "[": () => level(false),
+    "/": () => $("search").focus(), n: () => search.step(1), N: () => search.step(-1),
+    "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8),
+    0: fit, 1: start, t: theme, "?": () => $("legend").showModal(), "[": () => level(false),
     "]": () => level(true), j: () => neighbour(1), k: () => neighbour(-1),
     Escape: () => select(null), Enter: () => selected && toggle(selected),
     ArrowLeft: () => { view.x += 60; apply(); }, ArrowRight: () => { view.x -= 60; apply(); },
@@ -596,7 +594,8 @@
   }
   html("h3", legend, "Keys");
   const table = html("table", legend);
-  for (const [key, meaning] of [["/", "search"], ["+ \u2212 0", "zoom in, out, show everything"],
+  for (const [key, meaning] of [["/", "search"], ["n N", "go to the next hit, or the one before"],
+    ["+ \u2212", "zoom in, out"], ["0 1", "show the whole graph, or what can be read of it"],
     ["arrows", "move"], ["Enter", "open or close what is selected"], ["[ ]", "close or open a level"],
     ["j k", "follow the gradient to the next box, or back"], ["t", "light or dark"],
     ["Esc", "select nothing"]]) {
@@ -608,7 +607,7 @@
 
   $("headline").textContent = data.headline;
   render();
-  fit();
+  start();
   select(null);
   performance.mark("ready");
   document.documentElement.dataset.readyAfter = Math.round(performance.now());
