@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import warnings
 import webbrowser
 from functools import partial
 from pathlib import Path
@@ -107,8 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_destination(output)
     graph = _recorded(function, arguments)
     if output is not None:
-        graph.save(output, depth=arguments.depth)
-        print(f"graph saved to {output}", file=sys.stderr)  # noqa: T201 - a command's words
+        _save(graph, output, depth=arguments.depth)
         if arguments.open:
             _open_in_browser(output)
     draws = output is None and arguments.output_format == "full"
@@ -117,6 +117,15 @@ def run(arguments: argparse.Namespace) -> int:
         arguments,
         before=partial(print_graph, graph, color=arguments.color) if draws else None,
     )
+
+
+def _save(graph: AutogradGraph, path: Path, *, depth: int | None) -> None:
+    """Save the graph, and tell of it and of what it takes the place of, a line for each."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        graph.save(path, depth=depth)
+    lines = [*(f"warning: {each.message}" for each in told), f"graph saved to {path}"]
+    print(*lines, sep="\n", file=sys.stderr)  # noqa: T201 - a command's words
 
 
 def _open_in_browser(path: Path) -> None:

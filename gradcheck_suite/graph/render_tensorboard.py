@@ -9,21 +9,34 @@ from __future__ import annotations
 import importlib
 import re
 import socket
+import struct
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gradcheck_suite.errors import MissingDependencyError
 from gradcheck_suite.graph._labels import short_type
 from gradcheck_suite.reporting.paths import display_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from gradcheck_suite.graph.model import AutogradGraph, Node
 
-__all__ = ["check_tensorboard", "graph_def", "write_events"]
+__all__ = ["EVENTS", "check_tensorboard", "graph_def", "other_graph", "write_events"]
 
+EVENTS = "tfevents"
+"""What the name of an event file holds, by which TensorBoard finds it."""
+
+# Tags of fields of the message Event, in the order in which they are written: event.proto of
+# TensorFlow 2. The start of an event is long enough for the first two and the tag of the third.
+_WALL_TIME, _STEP, _GRAPH_DEF = b"\x09", b"\x10", b"\x22"
+_LONGEST_START = 32
+_HEADER = struct.Struct("<QI")
+_CHECKSUM = 4
+_EVENTS_READ = 100_000
 _PROTOS = "tensorboard.compat.proto"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME_LENGTH = 200
@@ -78,6 +91,57 @@ def write_events(graph: AutogradGraph, destination: Path) -> Path:
         )
         writer.flush()
     return path
+
+
+def other_graph(destination: Path) -> Path | None:
+    """Return the event file whose graph TensorBoard will no longer show.
+
+    It shows one graph for each folder, the newest. Programs write theirs as a run begins: of each
+    file the first hundred thousand events are looked at.
+
+    Args:
+        destination: where another graph is to go: a folder, or an event file.
+    """
+    folder = destination if destination.is_dir() else destination.parent
+    for path in sorted(folder.glob(f"*{EVENTS}*"), reverse=True):
+        if path == destination:
+            continue
+        try:
+            with path.open("rb") as stream:
+                if any(map(_is_graph, islice(_events(stream), _EVENTS_READ))):
+                    return path
+        except OSError:
+            continue
+    return None
+
+
+def _events(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield how each event begins, and go past the rest: files of long runs have millions.
+
+    An event is its length, a checksum of that, the message, and a checksum of it.
+    """
+    while len(header := stream.read(_HEADER.size)) == _HEADER.size:
+        length = _HEADER.unpack(header)[0]
+        start = stream.read(min(length, _LONGEST_START))
+        yield start
+        try:
+            stream.seek(length - len(start) + _CHECKSUM, 1)
+        except (
+            OSError,
+            OverflowError,
+            ValueError,
+        ):  # what is no event file has lengths of all kinds
+            return
+
+
+def _is_graph(event: bytes) -> bool:
+    """Whether an event holds a graph: behind its time and step, which come first, is that field."""
+    rest = event
+    if rest[:1] == _WALL_TIME:
+        rest = rest[9:]
+    if rest[:1] == _STEP:
+        rest = rest[1:].lstrip(bytes(range(0x80, 0x100)))[1:]
+    return rest[:1] == _GRAPH_DEF
 
 
 def graph_def(graph: AutogradGraph) -> Any:

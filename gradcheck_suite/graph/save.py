@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,12 @@ from gradcheck_suite.graph.render_html import graph_to_html
 from gradcheck_suite.graph.render_json import graph_to_json
 from gradcheck_suite.graph.render_png import check_png, graph_to_png
 from gradcheck_suite.graph.render_svg import graph_to_svg
-from gradcheck_suite.graph.render_tensorboard import check_tensorboard, write_events
+from gradcheck_suite.graph.render_tensorboard import (
+    EVENTS,
+    check_tensorboard,
+    other_graph,
+    write_events,
+)
 from gradcheck_suite.graph.render_text import graph_to_text
 from gradcheck_suite.reporting.text import plural
 
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["SUFFIXES", "check_destination", "check_path", "save_graph", "write_content"]
 
 _FILE_WIDTH = 100
-_EVENTS = "tfevents"
 
 
 def _whole_text(graph: AutogradGraph, _depth: int | None) -> str:
@@ -69,6 +74,8 @@ def save_graph(
 ) -> Path:
     """Write the whole graph to ``path``, replacing what is there, and return where it is.
 
+    Warns if TensorBoard will show this graph in the place of one that is there already.
+
     Raises:
         UsageError: the suffix is unknown, the folder does not exist, or writing fails.
     """
@@ -77,10 +84,14 @@ def save_graph(
     nodes = plural(len(graph.nodes), "node")
     with progress_if_large(len(graph.nodes), f"Writing {nodes} to {destination.name}"):
         if _is_for_tensorboard(destination):
+            other = other_graph(destination)
             try:
-                return write_events(graph, destination)
+                written = write_events(graph, destination)
             except OSError as error:
                 raise _unwritable(destination, error) from error
+            if other is not None:
+                _warn_of(other)
+            return written
         return write_content(destination, _RENDERERS[destination.suffix.lower()](graph, depth))
 
 
@@ -100,13 +111,23 @@ def write_content(destination: Path, content: str | bytes) -> Path:
     return destination
 
 
+def _warn_of(other: Path) -> None:
+    folder = other.parent
+    warnings.warn(
+        f"{str(folder)!r} held a graph already, in {other.name}, and TensorBoard shows only the "
+        "newest graph of a folder; to see both, save each to a folder of its own, such as "
+        f"{str(folder / 'autograd')!r}",
+        stacklevel=4,
+    )
+
+
 def _unwritable(destination: Path, error: OSError) -> UsageError:
     return UsageError(f"cannot write the graph to {destination}: {error.strerror or error}")
 
 
 def _is_for_tensorboard(destination: Path) -> bool:
     is_folder = _is_folder(destination) and destination.suffix.lower() not in SUFFIXES
-    return is_folder or _EVENTS in destination.name
+    return is_folder or EVENTS in destination.name
 
 
 def _is_folder(path: Path) -> bool:
