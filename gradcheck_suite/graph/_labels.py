@@ -9,7 +9,7 @@ from gradcheck_suite.graph._metrics import shortened, text_width
 from gradcheck_suite.reporting.text import byte_count, plural, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gradcheck_suite.findings import Finding
     from gradcheck_suite.graph._groups import Group
@@ -26,6 +26,7 @@ __all__ = [
     "nodes_of",
     "saved_words",
     "short_type",
+    "worst_first",
 ]
 
 TITLE = 12.0
@@ -196,6 +197,11 @@ def nodes_of(finding: Finding) -> tuple[int, ...]:
     one, several = (finding.evidence.get(key) for key in ("node", "nodes"))
     numbers = (one, *several) if isinstance(several, tuple) else (one,)
     return tuple(dict.fromkeys(number for number in numbers if isinstance(number, int)))
+
+
+def worst_first(findings: Iterable[Finding]) -> Sequence[Finding]:
+    """Return findings as reports tell them: errors, then warnings, then notes."""
+    return sorted(findings, key=lambda finding: -finding.severity.weight)
 
 
 def marked_nodes(graph: AutogradGraph) -> Mapping[int, str]:

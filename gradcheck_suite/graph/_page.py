@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.graph._labels import nodes_of, short_type
+from gradcheck_suite.graph._labels import nodes_of, short_type, worst_first
 from gradcheck_suite.graph._view import frame_title, frame_title_width
 from gradcheck_suite.graph.render_svg import headline
 from gradcheck_suite.reporting.paths import display_path
@@ -93,7 +93,7 @@ def page_data(shown: Picture) -> dict[str, JSON]:
                 nodes_of(finding),
                 "" if finding.location is None else _place(finding.location),
             ]
-            for finding in graph.findings
+            for finding in worst_first(graph.findings)
         ],
         "not_covered": graph.report.not_covered,
         "memory": [
@@ -115,8 +115,9 @@ def _titles(shown: Picture, number: int) -> dict[str, JSON]:
 
 def _node(node: Node, shown: Picture, label: int, strings: _Strings) -> JSON:
     graph = shown.graph
-    module = graph.module_of(node)
     call = None if node.call is None else graph.calls[node.call - 1]
+    # As the title of a frame says it; the model itself has no path.
+    module = None if call is None else " \u00b7 ".join(filter(None, (call.path, call.kind)))
     flags = [
         *(["freed by an earlier backward"] if node.freed else []),
         *([] if node.saved_is_visible else ["what it saved is not visible"]),

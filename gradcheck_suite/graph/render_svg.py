@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.graph._labels import SMALL, nodes_of, saved_words
+from gradcheck_suite.graph._labels import SMALL, nodes_of, saved_words, worst_first
 from gradcheck_suite.graph._metrics import shortened, text_width
 from gradcheck_suite.graph._stylesheet import attributes, dark_rules
 from gradcheck_suite.graph._view import draw, picture
@@ -60,10 +60,11 @@ def drawing_to_svg(shown: Picture, drawing: Drawing) -> str:
     """Write a drawing as an SVG document."""
     words = headline(shown.graph)
     width = max(drawing.width, _NARROWEST) + 2 * _MARGIN
-    told = list(_told(shown.graph.findings, width - 2 * _MARGIN))
+    findings = worst_first(shown.graph.findings)
+    told = list(_told(findings, width - 2 * _MARGIN))
     above = _MARGIN + _HEADLINE + _LINE * len(told)
     height = drawing.height + _MARGIN + above
-    names = _names(shown.graph.findings)
+    names = _names(findings)
     title = f"Autograd graph: {words}" + (f": {names}" if names else "")
     shift = (width - drawing.width) / 2
     opening = (

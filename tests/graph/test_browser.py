@@ -243,6 +243,17 @@ def test_search_tells_how_many_hits_there_are_and_steps_through_all(opened):
     assert f"#{seen[-1]} in the order" in opened.evaluate(PANEL)
 
 
+def test_search_knows_the_class_of_a_module(page, tmp_path):
+    model = nn.Sequential(nn.Conv1d(2, 2, 1), nn.Flatten(), nn.Linear(6, 2))
+    with gs.record(model) as recording:
+        loss = model(torch.ones(1, 2, 3)).sum()
+    recording.trace_graph(loss, model=model).save(tmp_path / "graph.html")
+    page.open(tmp_path / "graph.html")
+    assert hits_for(page, "linear addmm") == 1
+    page.key("Enter", "\r")
+    assert "2 \u00b7 Linear" in page.evaluate(PANEL)
+
+
 def test_a_list_of_hits_that_is_scrolled_holds_all(opened):
     listed = hits_for(opened, "layers")
     count = int(opened.evaluate(PLACE).partition(" ")[0])

@@ -150,6 +150,23 @@ class TestSvg:
         assert lines[-1] == f"and 2 more: {finding.code} {finding.rule}"
         assert all(text_width(line, size=10) <= float(root.get("width")) for line in lines)
 
+    def test_the_worst_finding_comes_first(self):
+        model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        with gs.record(model, backward=True) as recording:
+            y = model[0](torch.ones(1, 2)).double().float()
+            loss = (y - y).sqrt().sum()
+            loss.backward()
+        graph = recording.trace_graph(loss, model=model)
+        severities = ["error", "warning", "note"]
+        assert sorted(f.severity.value for f in graph.findings) == sorted(severities)
+
+        root = parsed(graph_to_svg(graph))
+        words = " ".join(e.text for e in root if e.tag.endswith("text"))
+        places = [words.index(f" {severity} GCS") for severity in severities]
+        assert places == sorted(places)
+        data = re.search(r'id="data">(.*?)</script>', graph_to_html(graph), re.DOTALL)[1]
+        assert [finding[0] for finding in json.loads(data)["findings"]] == severities
+
     def test_of_several_losses_each_is_named_where_its_backward_starts(self):
         x = torch.ones(3, requires_grad=True)
         shown = picture(gs.trace_graph({"d": x.sum(), "g": [x.sin().sum()]}))

@@ -327,6 +327,7 @@
   const link = (parent, words, action) => {
     const anchor = html("a", parent, words);
     anchor.tabIndex = 0;
+    anchor.setAttribute("role", "link");
     anchor.addEventListener("click", action);
     anchor.addEventListener("keydown", (event) => { if (event.key === "Enter") action(); });
     return anchor;
