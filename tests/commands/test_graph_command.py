@@ -143,7 +143,9 @@ class TestSaved:
         done = graph("model.py:fails", "-o", "graph.pdf")
 
         assert done.returncode == 2
-        assert "expected one of the suffixes .dot, .gv, .html, .json, .png, .svg, .txt" in done.stderr
+        assert (
+            "expected one of the suffixes .dot, .gv, .html, .json, .png, .svg, .txt" in done.stderr
+        )
         assert "got the suffix '.pdf'" in done.stderr
         assert "ValueError" not in done.stderr
 
