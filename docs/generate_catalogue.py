@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.reporting.explain import explain_markdown
+from gradcheck_suite.reporting.explain import explain_markdown, places_of
 
 PAGE = Path(__file__).with_name("catalogue.md")
 
@@ -16,7 +16,8 @@ _INTRODUCTION = """\
 Every mistake that gradcheck-suite knows, with its code, which never changes its meaning. The
 severity is the highest that a finding may have; a detector with less proof reports less. **Error**:
 it was observed, or is certain on every path. **Warning**: likely, and the finding shows the
-evidence. **Note**: it costs speed or memory, or is a relic.
+evidence. **Note**: it costs speed or memory, or is a relic. **Fix**: `gradcheck-lint --fix`, some
+with `--unsafe-fixes`, corrects what the example shows. What is **planned** nothing finds yet.
 
 `gradcheck-suite explain GCS301` and `gradcheck-lint explain GCS301` print the same texts. What is
 said about torch was tried on torch 2.13.
@@ -54,14 +55,19 @@ def _contents(family: catalogue.Family) -> str:
     lines = [
         f"**{family.title}**",
         "",
-        "| code | name | severity | the mistake |",
-        "|---|---|---|---|",
+        "| code | name | severity | found in | fix | the mistake |",
+        "|---|---|---|---|---|---|",
     ]
     for entry in catalogue.entries_of(family):
-        anchor = f"{entry.code.lower()}-{entry.slug}"
-        lines.append(
-            f"| [{entry.code}](#{anchor}) | {entry.slug} | {entry.severity.value} | {entry.title} |"
+        cells = (
+            f"[{entry.code}](#{entry.code.lower()}-{entry.slug})",
+            entry.slug,
+            entry.severity.value,
+            places_of(entry),
+            "fix" if entry.fixable else "",
+            entry.title,
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

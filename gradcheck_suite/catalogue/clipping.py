@@ -33,7 +33,7 @@ def train(model, loader):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
         optimizer.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # GCS304
 """,
     instead="""\
 import torch
@@ -87,7 +87,7 @@ def train(model, loader, device="cuda"):
         with torch.autocast(device):
             loss = (model(x) - y).pow(2).mean()
         scaler.scale(loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # GCS305
         scaler.step(optimizer)
         scaler.update()
 """,
@@ -154,7 +154,7 @@ def train(model, loader, device="cuda"):
         with torch.autocast(device):
             loss = (model(x) - y).pow(2).mean()
         scaler.scale(loss).backward()
-        optimizer.step()
+        optimizer.step()  # GCS310
 """,
     instead="""\
 import torch

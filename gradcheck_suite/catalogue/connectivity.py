@@ -28,19 +28,27 @@ import torch
 import torch.nn.functional as F
 
 
-def rate_distortion(encoder, decoder, x, weight=0.1):
-    code = encoder(x)
-    rate = torch.tensor(code.abs().mean().item())
-    return F.mse_loss(decoder(code), x) + weight * rate
+def train(encoder, prior, decoder, optimizer, loader):
+    for x in loader:
+        code = encoder(x)
+        rate = torch.tensor(prior(code).mean().item())  # GCS401
+        loss = F.mse_loss(decoder(code), x) + 0.1 * rate
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """,
     instead="""\
 import torch.nn.functional as F
 
 
-def rate_distortion(encoder, decoder, x, weight=0.1):
-    code = encoder(x)
-    rate = code.abs().mean()
-    return F.mse_loss(decoder(code), x) + weight * rate
+def train(encoder, prior, decoder, optimizer, loader):
+    for x in loader:
+        code = encoder(x)
+        rate = prior(code).mean()
+        loss = F.mse_loss(decoder(code), x) + 0.1 * rate
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """,
     detection="""
 In source: a value that comes from a model or parameter passes through one of these operations and
@@ -86,7 +94,7 @@ def train(backbone, head, loader):
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     for x, y in loader:
         with torch.no_grad():
-            features = backbone(x)
+            features = backbone(x)  # GCS402
         optimizer.zero_grad()
         F.cross_entropy(head(features), y).backward()
         optimizer.step()
@@ -191,10 +199,10 @@ from torch import nn
 
 
 class Network(nn.Module):
-    def __init__(self, width, depth):
+    def __init__(self, size, n):
         super().__init__()
-        self.layers = [nn.Linear(width, width) for _ in range(depth)]
-        self.head = nn.Linear(width, 1)
+        self.layers = [nn.Linear(size, size) for _ in range(n)]  # GCS404
+        self.head = nn.Linear(size, 1)
 
     def forward(self, x):
         for layer in self.layers:
@@ -206,11 +214,11 @@ from torch import nn
 
 
 class Network(nn.Module):
-    def __init__(self, width, depth):
+    def __init__(self, size, n):
         super().__init__()
-        layers = [nn.Linear(width, width) for _ in range(depth)]
+        layers = [nn.Linear(size, size) for _ in range(n)]
         self.layers = nn.ModuleList(layers)
-        self.head = nn.Linear(width, 1)
+        self.head = nn.Linear(size, 1)
 
     def forward(self, x):
         for layer in self.layers:
@@ -257,7 +265,7 @@ def train(model, loader):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in loader:
         loss = F.cross_entropy(model(x), y)
-        loss = torch.tensor(loss.item(), requires_grad=True)
+        loss = torch.tensor(loss.item(), requires_grad=True)  # GCS405
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -307,7 +315,7 @@ import torch
 
 def freeze_first_layers(model):
     for name, parameter in model.named_parameters():
-        if name.startswith(("layers.0", "layers.1")):
+        if name.startswith(("layers.0", "layers.1")):  # GCS406
             parameter.requires_grad_(False)
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 """,
@@ -356,7 +364,7 @@ from torch import nn
 def activation_gradient(encoder: nn.Module, head: nn.Module, x):
     hidden = encoder(x)
     head(hidden).sum().backward()
-    return hidden.grad.norm()
+    return hidden.grad.norm()  # GCS407
 """,
     instead="""\
 from torch import nn
@@ -409,7 +417,8 @@ class Network(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, x):
-        return self.head(checkpoint(self.stem, x, use_reentrant=True))
+        stem = checkpoint(self.stem, x, use_reentrant=True)  # GCS408
+        return self.head(stem)
 """,
     instead="""\
 from torch import nn

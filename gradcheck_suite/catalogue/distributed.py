@@ -10,11 +10,10 @@ RANKS_DIVERGED = Entry(
     slug="ranks-diverged",
     severity=Severity.ERROR,
     in_source=False,
-    at_run_time=True,
+    at_run_time=False,
     title="Parameters differ between ranks that should be equal",
     what="""
-Data-parallel processes hold different values of what should be the same parameter. The report
-names the first parameter and step at which they differ.
+Data-parallel processes hold different values of what should be the same parameter.
 """,
     why="""
 Nothing raises. Gradients are averaged over points in different places of the weight space, so the
@@ -55,8 +54,8 @@ def train(model, loader):
         optimizer.step()
 """,
     detection="""
-At run time: a checksum of each replicated parameter is exchanged between the ranks of the process
-group and compared. Sharded parameters and parameters that are declared to be local are left out.
+Nothing looks for it yet: gather a checksum of each parameter from all ranks, with
+`torch.distributed.all_gather`, and compare them.
 
 Severity: error.
 """,
@@ -67,7 +66,7 @@ GRADIENT_NOT_SYNCHRONIZED = Entry(
     slug="gradient-not-synchronized",
     severity=Severity.ERROR,
     in_source=True,
-    at_run_time=True,
+    at_run_time=False,
     title="An optimizer steps on gradients that were not reduced over ranks",
     what="""
 With `DistributedDataParallel` a step uses each rank's own gradient: the last micro-batch of a
@@ -86,7 +85,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def train(ddp: DDP, optimizer, loader, window=2):
     for i, (x, y) in enumerate(loader):
         with ddp.no_sync():
-            loss = (ddp(x) - y).pow(2).mean() / window
+            loss = (ddp(x) - y).pow(2).mean() / window  # GCS802
             loss.backward()
         if (i + 1) % window == 0:
             optimizer.step()
@@ -110,9 +109,6 @@ def train(ddp, optimizer, loader, window=2):
 In source: all forwards of a model in a function that has its backward and its step are under
 `no_sync()`, or go through the `module` of a `DistributedDataParallel`, and nothing else is handed
 the model.
-
-At run time: a checksum of the gradients is exchanged between the ranks of the process group when
-an optimizer steps on parameters that should be equal, and compared.
 
 Severity: error.
 """,

@@ -34,7 +34,7 @@ class Scale(Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        return grad_output * ctx.factor
+        return grad_output * ctx.factor  # GCS501
 """,
     instead="""\
 from torch.autograd import Function
@@ -93,7 +93,7 @@ class Scale(Function):
 
 
 def double(x):
-    return Scale(2.0)(x)
+    return Scale(2.0)(x)  # GCS502
 """,
     instead="""\
 from torch.autograd import Function
@@ -143,10 +143,10 @@ would give. An error comes only if an earlier operation had saved the tensor.
 from torch.autograd import Function
 
 
-class StableExp(Function):
+class ShiftedExp(Function):
     @staticmethod
     def forward(ctx, x):
-        x -= x.max()
+        x -= 1  # GCS503
         output = x.exp()
         ctx.save_for_backward(output)
         return output
@@ -160,10 +160,10 @@ class StableExp(Function):
 from torch.autograd import Function
 
 
-class StableExp(Function):
+class ShiftedExp(Function):
     @staticmethod
     def forward(ctx, x):
-        output = (x - x.max()).exp()
+        output = (x - 1).exp()
         ctx.save_for_backward(output)
         return output
 
@@ -216,7 +216,8 @@ class Sine(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (x,) = ctx.saved_tensors
-        return grad_output * torch.from_numpy(np.cos(x.detach().numpy()))
+        slope = np.cos(x.detach().numpy())  # GCS504
+        return grad_output * torch.from_numpy(slope)
 """,
     instead="""\
 import numpy as np
@@ -274,7 +275,7 @@ class Threshold(Function):
     def forward(ctx, x, level):
         mask = (x > level).to(x.dtype)
         ctx.save_for_backward(mask)
-        return x * mask, mask
+        return x * mask, mask  # GCS505
 
     @staticmethod
     def backward(ctx, grad_output, grad_mask):
@@ -340,7 +341,7 @@ class Relu(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (x,) = ctx.saved_tensors
-        grad_output[x < 0] = 0
+        grad_output[x < 0] = 0  # GCS506
         return grad_output
 """,
     instead="""\
@@ -393,7 +394,7 @@ class Sigmoid(Function):
     @staticmethod
     def forward(ctx, x):
         exponential = torch.exp(-x)
-        ctx.save_for_backward(exponential)
+        ctx.save_for_backward(exponential)  # GCS507
         return 1 / (1 + exponential)
 
     @staticmethod
@@ -461,9 +462,9 @@ class Linear(Function):
     def backward(ctx, grad_output):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0]:  # GCS508
             grad_weight = grad_output.t() @ x
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1]:  # GCS508
             grad_x = grad_output @ weight
         return grad_x, grad_weight
 """,

@@ -28,8 +28,8 @@ from torch import nn
 
 def make_head(features, classes):
     head = nn.Linear(features, classes)
-    head.weight *= 0.1
-    head.bias[0] = 2.0
+    head.weight *= 0.1  # GCS101
+    head.bias[0] = 2.0  # GCS101
     return head
 """,
     instead="""\
@@ -81,29 +81,37 @@ on a CPU machine and bite on a GPU.
 """,
     example="""\
 import torch
+from torch import nn
 
 
-def fit(x, y, steps=3, lr=0.1):
-    w = torch.zeros(x.shape[1], requires_grad=True)
-    for _ in range(steps):
-        loss = ((x @ w - y) ** 2).mean()
-        loss.backward()
-        w = w - lr * w.grad
-    return w
+class Scale(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width)) * 0.02  # GCS102
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def optimizer_of(scale):
+    return torch.optim.SGD([scale.weight], lr=0.1)
 """,
     instead="""\
 import torch
+from torch import nn
 
 
-def fit(x, y, steps=3, lr=0.1):
-    w = torch.zeros(x.shape[1], requires_grad=True)
-    for _ in range(steps):
-        loss = ((x @ w - y) ** 2).mean()
-        loss.backward()
-        with torch.no_grad():
-            w -= lr * w.grad
-        w.grad = None
-    return w
+class Scale(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), 0.02))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def optimizer_of(scale):
+    return torch.optim.SGD([scale.weight], lr=0.1)
 """,
     detection="""
 In source: the name, or the attribute of an object, must hold a leaf, be bound again to an
@@ -147,7 +155,7 @@ def train_critic(critic, pairs):
         optimizer.zero_grad()
         loss = critic(fake).mean() - critic(real).mean()
         for parameter in critic.parameters():
-            parameter.data.clamp_(-0.01, 0.01)
+            parameter.data.clamp_(-0.01, 0.01)  # GCS105
         loss.backward()
         optimizer.step()
 """,
@@ -209,7 +217,7 @@ class Decoder(nn.Module):
         out = torch.zeros(len(x), *state.shape)
         for t in range(len(x)):
             state = self.cell(x[t], state)
-            out[t] = state
+            out[t] = state  # GCS106
         return out
 """,
     instead="""\
@@ -239,7 +247,6 @@ are counted.
 
 Severity: warning, a matter of time and memory; a note where the loop is known to be short.
 """,
-    fixable=True,
 )
 
 SLICE_READ_THEN_WRITE = Entry(
@@ -261,26 +268,38 @@ overlap. An operation that saves nothing, such as `+`, does no harm.
 """,
     example="""\
 import torch
+from torch import nn
 
 
-def scan(x, logits):
-    gate = torch.sigmoid(logits)
-    state = torch.zeros_like(x)
-    state[0] = x[0]
-    for t in range(1, len(x)):
-        state[t] = x[t] + gate[t] * state[t - 1]
-    return state
+class Scan(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate = nn.Linear(width, width)
+
+    def forward(self, x):
+        gate = torch.sigmoid(self.gate(x))
+        state = torch.zeros_like(x)
+        state[0] = x[0]
+        for t in range(1, len(x)):
+            state[t] = x[t] + gate[t] * state[t - 1]  # GCS107
+        return state
 """,
     instead="""\
 import torch
+from torch import nn
 
 
-def scan(x, logits):
-    gate = torch.sigmoid(logits)
-    state = [x[0]]
-    for t in range(1, len(x)):
-        state.append(x[t] + gate[t] * state[t - 1])
-    return torch.stack(state)
+class Scan(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate = nn.Linear(width, width)
+
+    def forward(self, x):
+        gate = torch.sigmoid(self.gate(x))
+        state = [x[0]]
+        for t in range(1, len(x)):
+            state.append(x[t] + gate[t] * state[t - 1])
+        return torch.stack(state)
 """,
     detection="""
 In source: a slice of a tensor is read by an operation that saves that operand (a product, a

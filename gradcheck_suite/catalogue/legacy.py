@@ -26,7 +26,7 @@ from torch.autograd import Variable
 
 
 def weights(n):
-    return Variable(torch.zeros(n), requires_grad=True)
+    return Variable(torch.zeros(n), requires_grad=True)  # GCS901
 """,
     instead="""\
 import torch
@@ -48,7 +48,7 @@ LEGACY_VOLATILE = Entry(
     slug="legacy-volatile",
     severity=Severity.ERROR,
     in_source=True,
-    at_run_time=True,
+    at_run_time=False,
     title="volatile= is ignored: the graph is recorded after all",
     what="""
 `Variable(x, volatile=True)` or `x.volatile = True`, meant to switch recording off for what is
@@ -63,7 +63,7 @@ from torch.autograd import Variable
 
 
 def predict(model, x):
-    return model(Variable(x, volatile=True))
+    return model(Variable(x, volatile=True))  # GCS902
 """,
     instead="""\
 import torch
@@ -76,8 +76,6 @@ def predict(model, x):
     detection="""
 In source: the keyword `volatile` in a call of `Variable`, or an assignment to an attribute of that
 name on a tensor.
-
-At run time: torch's warning is the proof.
 
 Severity: error where recording was meant to be off (evaluation, sampling); a note on the input of
 a training step, where it changes nothing.
@@ -109,7 +107,7 @@ def train_step(model, optimizer, x, y):
     loss = F.mse_loss(model(x), y)
     loss.backward()
     optimizer.step()
-    return loss.data[0]
+    return loss.data[0]  # GCS903
 """,
     instead="""\
 import torch.nn.functional as F

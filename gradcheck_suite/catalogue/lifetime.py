@@ -37,8 +37,8 @@ def train_epoch(model, optimizer, loader):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += loss
-        history.append((output - y).abs().mean())
+        total += loss  # GCS201
+        history.append(output)  # GCS201
     return total / len(loader), history
 """,
     instead="""\
@@ -56,7 +56,7 @@ def train_epoch(model, optimizer, loader):
         loss.backward()
         optimizer.step()
         total += loss.item()
-        history.append((output.detach() - y).abs().mean())
+        history.append(output.detach())
     return total / len(loader), history
 """,
     detection="""
@@ -69,6 +69,7 @@ survives step after step is a leak, and the objects that hold it are named.
 
 Severity: error where growth was seen or is certain from source, else warning.
 """,
+    fixable=True,
 )
 
 STATE_NOT_DETACHED = Entry(
@@ -97,7 +98,7 @@ def train(cell, batches):
     optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
     state = torch.zeros(2, cell.hidden_size)
     for x, target in batches:
-        state = cell(x, state)
+        state = cell(x, state)  # GCS202
         loss = (state - target).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -156,7 +157,7 @@ def train(model, optimizer, loader):
     for x, y in loader:
         loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()
-        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)  # GCS203
         optimizer.step()
 """,
     instead="""\
@@ -207,7 +208,7 @@ def evaluate(model: nn.Module, loader):
     model.eval()
     correct = 0
     for x, y in loader:
-        correct += (model(x).argmax(dim=1) == y).sum().item()
+        correct += (model(x).argmax(dim=1) == y).sum().item()  # GCS204
     model.train()
     return correct
 """,
@@ -265,7 +266,7 @@ from torch.autograd import Function
 class Square(Function):
     @staticmethod
     def forward(ctx, x):
-        ctx.x = x
+        ctx.x = x  # GCS205
         return x * x
 
     @staticmethod
@@ -313,32 +314,33 @@ torch warns once that this `will create a reference cycle between the parameter 
 The cycle lies in C++: a parameter that is dropped while its `.grad` is set is never freed, not even
 by `gc.collect()`, and neither are the activations behind it. Adding up such gradients over steps
 without resetting them keeps every step's graph. Setting `.grad = None` in time breaks the cycle.
+
+Where a penalty needs the graph of the gradients, `torch.autograd.grad(loss, parameters,
+create_graph=True)` returns them and stores none.
 """,
     example="""\
 from torch import nn
 
 
-def penalized_step(model: nn.Module, optimizer, x, y):
+def train_step(model: nn.Module, optimizer, x, y):
     optimizer.zero_grad()
     loss = (model(x) - y).pow(2).mean()
-    loss.backward(create_graph=True)
-    penalty = sum(p.grad.pow(2).sum() for p in model.parameters())
-    penalty.backward()
+    loss.backward(create_graph=True)  # GCS206
+    norm = sum(p.grad.pow(2).sum() for p in model.parameters())
     optimizer.step()
+    return loss.item(), norm.item()
 """,
     instead="""\
-import torch
 from torch import nn
 
 
-def penalized_step(model: nn.Module, optimizer, x, y):
+def train_step(model: nn.Module, optimizer, x, y):
     optimizer.zero_grad()
     loss = (model(x) - y).pow(2).mean()
-    parameters = list(model.parameters())
-    grads = torch.autograd.grad(loss, parameters, create_graph=True)
-    penalty = sum(g.pow(2).sum() for g in grads)
-    (loss + penalty).backward()
+    loss.backward()
+    norm = sum(p.grad.pow(2).sum() for p in model.parameters())
     optimizer.step()
+    return loss.item(), norm.item()
 """,
     detection="""
 In source: a `.backward(...)` call with `create_graph=True`. A function that sets the gradients to
@@ -377,7 +379,7 @@ class Features:
         self.handle = layer.register_forward_hook(self.store)
 
     def store(self, module, inputs, output):
-        self.outputs.append(output)
+        self.outputs.append(output)  # GCS207
 """,
     instead="""\
 from torch import nn

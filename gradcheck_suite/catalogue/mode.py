@@ -22,17 +22,28 @@ validation data leaks into the model. `torch.no_grad()` does not switch the mode
 """,
     example="""\
 import torch
+import torch.nn.functional as F
 
 
 @torch.no_grad()
 def validate(model, loader):
     correct = 0
     for x, y in loader:
-        correct += (model(x).argmax(dim=1) == y).sum().item()
+        correct += (model(x).argmax(dim=1) == y).sum().item()  # GCS701
     return correct
+
+
+def fit(model, optimizer, loader, validation, epochs=2):
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print(validate(model, validation))
 """,
     instead="""\
 import torch
+import torch.nn.functional as F
 
 
 @torch.no_grad()
@@ -43,6 +54,15 @@ def validate(model, loader):
         correct += (model(x).argmax(dim=1) == y).sum().item()
     model.train()
     return correct
+
+
+def fit(model, optimizer, loader, validation, epochs=2):
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        print(validate(model, validation))
 """,
     detection="""
 In source: a function or loop that runs a model without recording, computes figures from it, is
@@ -83,7 +103,7 @@ def fit(model, optimizer, loader, validation, epochs=2):
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-        model.eval()
+        model.eval()  # GCS702
         with torch.no_grad():
             for x, y in validation:
                 print(F.cross_entropy(model(x), y).item())

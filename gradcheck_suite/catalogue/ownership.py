@@ -30,7 +30,7 @@ from torch import nn
 
 def finetune(model, loader, classes):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    model.head = nn.Linear(model.head.in_features, classes)
+    model.head = nn.Linear(model.head.in_features, classes)  # GCS307
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -85,7 +85,7 @@ import torch.nn.functional as F
 
 def resume(model, state, loader):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(state, assign=True)  # GCS308
     for x, y in loader:
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()

@@ -37,7 +37,7 @@ class Pyramid(nn.Module):
         maps = [lateral(x) for lateral, x in zip(self.lateral, levels)]
         energy = sum(m.pow(2).mean() for m in maps)
         for i in (2, 1):
-            maps[i - 1] += maps[i]
+            maps[i - 1] += maps[i]  # GCS103
         return torch.cat(maps), energy
 """,
     instead="""\
@@ -148,7 +148,7 @@ from torch import nn
 model = nn.Sequential(
     nn.Linear(8, 8),
     nn.Tanh(),
-    nn.Dropout(0.5, inplace=True),
+    nn.Dropout(0.5, inplace=True),  # GCS108
     nn.Linear(8, 1),
 )
 """,
@@ -200,7 +200,7 @@ def train(generator, critic, loader):
         score = critic(generator(noise)).mean()
         opt_c.zero_grad()
         (score - critic(real).mean()).backward(retain_graph=True)
-        opt_c.step()
+        opt_c.step()  # GCS109
 
         opt_g.zero_grad()
         (-score).backward()

@@ -33,7 +33,7 @@ def train(model, loader):
     for x, y in loader:
         loss = F.mse_loss(model(x), y)
         loss.backward()
-        optimizer.step()
+        optimizer.step()  # GCS301
 """,
     instead="""\
 import torch
@@ -88,7 +88,7 @@ def train(model, loader):
     for x, y in loader:
         loss = F.mse_loss(model(x), y)
         loss.backward()
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # GCS302
         optimizer.step()
 """,
     instead="""\
@@ -143,7 +143,7 @@ def train(model, loader):
     for x, y in loader:
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), y)
-        optimizer.step()
+        optimizer.step()  # GCS303
         loss.backward()
 """,
     instead="""\
@@ -195,7 +195,7 @@ def train(model, loader):
     for x, y in loader:
         optimizer.zero_grad()
         (model(x) - y).pow(2).mean().backward()
-        scheduler.step()
+        scheduler.step()  # GCS306
         optimizer.step()
 """,
     instead="""\
@@ -255,7 +255,7 @@ def train(generator, critic, loader):
 
         loss_c = critic(fake.detach()).mean() - critic(real).mean()
         loss_c.backward()
-        opt_c.step()
+        opt_c.step()  # GCS309
 """,
     instead="""\
 import torch

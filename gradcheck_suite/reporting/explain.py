@@ -34,6 +34,7 @@ __all__ = [
     "explain_markdown",
     "explain_renderables",
     "explain_text",
+    "places_of",
     "print_explanation",
     "print_rules",
     "rules_json",
@@ -175,6 +176,20 @@ def print_explanation(
     stream.flush()
 
 
+def places_of(entry: Entry) -> str:
+    """Return in a few words where the mistake can be found.
+
+    >>> places_of(catalogue.MISSING_ZERO_GRAD)
+    'source, run time'
+    """
+    places = (
+        ("source", entry.in_source),
+        ("run time", entry.at_run_time),
+        ("planned", entry.planned),
+    )
+    return ", ".join(place for place, is_one in places if is_one)
+
+
 def rules_text(entries: Sequence[Entry], *, width: int = _PLAIN_WIDTH) -> str:
     """Return the entries as a list by family, two lines for each, with a final newline.
 
@@ -210,7 +225,8 @@ def rules_json(entries: Iterable[Entry]) -> str:
     rows: list[JSON] = []
     for entry in entries:
         family = next(known for known in catalogue.FAMILIES if _belongs(entry, known))
-        rows.append({**asdict(entry), "severity": entry.severity.value, "family": family.name})
+        row = {**asdict(entry), "severity": entry.severity.value, "planned": entry.planned}
+        rows.append({**row, "family": family.name})
     return json.dumps(rows, indent=2) + "\n"
 
 
@@ -249,6 +265,8 @@ def _name(entry: Entry) -> str:
 
 
 def _facts(entry: Entry) -> str:
+    if entry.planned:
+        return f"{entry.severity.value}, planned: nothing finds it yet"
     places = [
         place
         for place, is_one in (("in source", entry.in_source), ("at run time", entry.at_run_time))
@@ -263,9 +281,8 @@ def _row(entry: Entry, slug_width: int) -> str:
 
 
 def _found(entry: Entry) -> str:
-    places = (("source", entry.in_source), ("run time", entry.at_run_time))
-    where = ", ".join(place for place, is_one in places if is_one)
-    return f"{entry.severity.value:<7}  {where:<16}  {'fix' if entry.fixable else ''}"
+    fix = "fix" if entry.fixable else ""
+    return f"{entry.severity.value:<7}  {places_of(entry):<16}  {fix}"
 
 
 def _belongs(entry: Entry, family: Family) -> bool:

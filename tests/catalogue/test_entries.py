@@ -90,12 +90,13 @@ WARNINGS = {
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
     "GCS702",
 }
-FIXABLE = {"GCS106", "GCS107", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
+FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409", "GCS801"),
+    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
-ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS901", "GCS903"}
+ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901", "GCS902", "GCS903"}
+PLANNED = {"GCS801"}
 
 # With an indentation of four columns the source still fits a terminal of 80.
 WIDEST_SOURCE = 76
@@ -118,8 +119,9 @@ def test_highest_severities_fixes_and_places():
     assert by_severity[Severity.NOTE] == NOTES
     assert by_severity[Severity.WARNING] == WARNINGS
     assert {entry.code for entry in catalogue.ENTRIES if entry.fixable} == FIXABLE
-    assert {e.code for e in catalogue.ENTRIES if not e.in_source} == ONLY_AT_RUN_TIME
-    assert {e.code for e in catalogue.ENTRIES if not e.at_run_time} == ONLY_IN_SOURCE
+    assert {e.code for e in catalogue.ENTRIES if e.planned} == PLANNED
+    assert {e.code for e in catalogue.ENTRIES if not e.in_source} == ONLY_AT_RUN_TIME | PLANNED
+    assert {e.code for e in catalogue.ENTRIES if not e.at_run_time} == ONLY_IN_SOURCE | PLANNED
 
 
 def test_every_entry_has_a_constant_of_its_name():
@@ -162,8 +164,7 @@ def test_prose_is_complete_and_clean(entry: Entry):
 @each_entry
 def test_detection_says_where_and_how_severe(entry: Entry):
     assert ("In source:" in entry.detection) is entry.in_source
-    if entry.at_run_time:
-        assert "At run time:" in entry.detection
+    assert ("At run time:" in entry.detection) is entry.at_run_time
     last = entry.detection.rpartition("\n\n")[2]
     assert last.startswith(f"Severity: {entry.severity.value}")
 

@@ -78,10 +78,11 @@ def test_json_has_every_field_of_every_rule():
     fields = [field.name for field in dataclasses.fields(Entry)]
     assert [row["code"] for row in rows] == [entry.code for entry in catalogue.ENTRIES]
     for row, entry in zip(rows, catalogue.ENTRIES, strict=True):
-        assert list(row) == [*fields, "family"]
+        assert list(row) == [*fields, "planned", "family"]
         assert row["severity"] == entry.severity.value
         assert row["example"] == entry.example
         assert row["fixable"] is entry.fixable
+        assert row["planned"] is entry.planned
     assert {row["family"] for row in rows} == {family.name for family in catalogue.FAMILIES}
 
 

@@ -44,7 +44,7 @@ class LegacyVariable(Rule):
                 "Variable and Tensor are one since torch 0.4: this call returns a tensor",
                 Severity.NOTE,
                 "use the tensor itself, with `requires_grad_()` where a gradient is wanted",
-                fix=_fix(node, scopes),
+                fix=_fix(node, function),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -94,6 +94,28 @@ def batch(x, y):
     return Variable(x), y
 """,
         ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Variable
+
+def weights(n, x, wanted):
+    w = Variable(torch.zeros(n), requires_grad=True)
+    b = Variable(torch.zeros(1), requires_grad=wanted)
+    return w, b, Variable(x, requires_grad=True)
+""",
+            lines=(5, 6, 7),
+            severity=Severity.NOTE,
+            fixed="""\
+import torch
+from torch.autograd import Variable
+
+def weights(n, x, wanted):
+    w = torch.zeros(n).requires_grad_()
+    b = Variable(torch.zeros(1), requires_grad=wanted)
+    return w, b, Variable(x, requires_grad=True)
+""",
+        ),
     )
 
     valid: ClassVar[tuple[Valid, ...]] = (
@@ -110,19 +132,25 @@ def batch(x):
     )
 
 
-def _fix(node: cst.Call, scopes: Scopes) -> Fix | None:
+def _fix(node: cst.Call, function: FunctionModel) -> Fix | None:
     """Return the tensor alone, where the call says no more than that.
 
-    A leaf that requires grad is not the same: the call cuts the graph of what it is given.
+    A leaf that requires grad is not the same, unless the tensor is made on the spot: the call cuts
+    the graph of what it is given.
     """
+    scopes = function.module.scopes
     handed = positional(node)
     wanted = keyword(node, "requires_grad")
     if has_star(node) or len(handed) != 1 or len(node.args) > 1 + (wanted is not None):
         return None
-    if wanted is not None and boolean(wanted) is not False:
+    is_new = _is_new(handed[0], scopes)
+    if wanted is None or boolean(wanted) is False:
+        edit = Replacement(node, handed[0])
+    elif is_new and boolean(wanted) is True:
+        edit = Replacement(node, f"{function.module.code(handed[0])}.requires_grad_()")
+    else:
         return None
-    edit = Replacement(node, handed[0])
-    return Fix((edit,), "Use the tensor itself", safe=_is_new(handed[0], scopes))
+    return Fix((edit,), "Use the tensor itself", safe=is_new)
 
 
 def _is_new(node: cst.BaseExpression, scopes: Scopes) -> bool:

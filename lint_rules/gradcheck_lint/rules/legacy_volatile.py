@@ -10,9 +10,25 @@ from gradcheck_lint.model.flow import Backward, GradMode
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.grad_mode import unrecorded_by_with
 from gradcheck_lint.model.knowledge import VARIABLE_CLASSES
-from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, walk
+from gradcheck_lint.model.syntax import (
+    boolean,
+    dotted_name,
+    has_star,
+    keyword,
+    positional,
+    walk,
+)
 from gradcheck_lint.rules._guards import guarded_by_question
-from gradcheck_lint.rules._rule import Fix, Invalid, Removal, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import (
+    Fix,
+    Invalid,
+    NewImport,
+    Removal,
+    Replacement,
+    Rule,
+    Valid,
+    Violation,
+)
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -59,7 +75,7 @@ class LegacyVolatile(Rule):
                 f"volatile= is ignored since torch 0.4: {what}",
                 severity,
                 "drop Variable and run this under `with torch.no_grad():`",
-                fix=_without_volatile(node) if trains else None,
+                fix=_without_volatile(node) if trains else _under_no_grad(node, function),
             )
 
     invalid: ClassVar[tuple[Invalid, ...]] = (
@@ -73,6 +89,55 @@ def predict(model, x):
     return model(x)
 """,
             lines=(5,),
+            fixed="""\
+import torch
+from torch.autograd import Variable
+
+@torch.no_grad()
+def predict(model, x):
+    x = x
+    return model(x)
+""",
+            safely_fixed="""\
+import torch
+from torch.autograd import Variable
+
+def predict(model, x):
+    x = Variable(x, volatile=True)
+    return model(x)
+""",
+        ),
+        Invalid(
+            """\
+from torch.autograd import Variable
+
+class Sampler:
+    @staticmethod
+    def sample(model, x, y):
+        hidden = model(Variable(x[None], volatile=True), Variable(y, volatile=True))
+        return model(Variable(hidden.data, volatile=True, requires_grad=False))
+""",
+            lines=(6, 6, 7),
+            fixed="""\
+from torch.autograd import Variable
+from torch import no_grad
+
+class Sampler:
+    @staticmethod
+    @no_grad()
+    def sample(model, x, y):
+        hidden = model(x[None], Variable(y, volatile=True))
+        return model(Variable(hidden.data, volatile=True, requires_grad=False))
+""",
+            safely_fixed="""\
+from torch.autograd import Variable
+
+class Sampler:
+    @staticmethod
+    def sample(model, x, y):
+        hidden = model(Variable(x[None], volatile=True), Variable(y, volatile=True))
+        return model(Variable(hidden.data, volatile=True, requires_grad=False))
+""",
         ),
         Invalid(
             """\
@@ -151,3 +216,32 @@ def _without_volatile(node: cst.Call) -> Fix:
         if given.keyword is not None and given.keyword.value == "volatile"
     )
     return Fix((Removal(argument),), "Drop volatile=, which is ignored", safe=True)
+
+
+def _under_no_grad(node: cst.Call, function: FunctionModel) -> Fix | None:
+    """Use the tensor itself and decorate the function, which then does what was meant.
+
+    A caller that differentiates what the function returns would lose its graph: not safe.
+    """
+    around = function.scope.node
+    handed = positional(node)
+    others = [argument for argument in node.args if argument.keyword is not None]
+    is_plain = all(
+        argument.keyword is not None
+        and (argument.keyword.value == "volatile" or boolean(argument.value) is False)
+        for argument in others
+    )
+    if not isinstance(around, cst.FunctionDef) or has_star(node) or len(handed) != 1:
+        return None
+    if not is_plain or boolean(keyword(node, "volatile")) is not True:
+        return None
+    scopes = function.module.scopes
+    has_torch = scopes.resolve_import("torch") == "torch"
+    name = cst.parse_expression("torch.no_grad()" if has_torch else "no_grad()")
+    plain = cst.ensure_type(around.deep_replace(node, handed[0]), cst.FunctionDef)
+    marked = plain.with_changes(decorators=[*plain.decorators, cst.Decorator(name)])
+    needed = () if has_torch else (NewImport("torch", "no_grad"),)
+    return Fix(
+        (Replacement(around, marked), *needed),
+        "Use the tensor itself and decorate the function with no_grad",
+    )

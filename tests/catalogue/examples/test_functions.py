@@ -70,26 +70,26 @@ def test_gcs503_changes_the_callers_tensor_silently(example, instead):
     def gradient(names):
         x = torch.tensor([1.0, 2.0], requires_grad=True)
         hidden = x * 1
-        y = names.StableExp.apply(hidden)
+        y = names.ShiftedExp.apply(hidden)
         assert hidden.grad_fn.name() == "MulBackward0"
         (y + hidden.pow(2)).sum().backward()
         return x.grad
 
     wrong, right = gradient(example("GCS503")), gradient(instead("GCS503"))
-    assert torch.allclose(right, torch.tensor([-1.0, 0.0]).exp() + torch.tensor([2.0, 4.0]))
+    assert torch.allclose(right, torch.tensor([0.0, 1.0]).exp() + torch.tensor([2.0, 4.0]))
     assert not torch.allclose(wrong, right, rtol=0.1)
 
 
 def test_gcs503_even_a_leaf_is_overwritten(example, instead):
     for names, overwritten in ((example("GCS503"), True), (instead("GCS503"), False)):
         leaf = torch.tensor([1.0, 2.0], requires_grad=True)
-        names.StableExp.apply(leaf)
-        assert (leaf[1] == 0.0).item() is overwritten
+        names.ShiftedExp.apply(leaf)
+        assert (leaf[1] == 1.0).item() is overwritten
 
 
 def test_gcs503_an_error_comes_only_if_the_tensor_was_saved_before(example):
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    y = example("GCS503").StableExp.apply(x.exp())
+    y = example("GCS503").ShiftedExp.apply(x.exp())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
