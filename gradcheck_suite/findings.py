@@ -42,7 +42,8 @@ class Location:
     ``line`` and ``end_line`` count from 1; ``column`` and ``end_column`` count Unicode code
     points from 1, the end being exclusive. ``function`` is the qualified name of the function
     that the line belongs to. ``path`` is kept as it was seen; reports shorten it to be relative
-    to the working directory.
+    to the working directory. In a notebook, ``cell`` is the number of the cell among all cells,
+    from 1, and lines and columns are those of its source.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Location:
     end_line: int | None = None
     end_column: int | None = None
     function: str | None = None
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,8 @@ def _subjects(finding: Finding) -> Iterator[tuple[object, ...]]:
     """Yield what the finding is about: its line, and the parameters that its evidence lists."""
     place = finding.location
     if place is not None:
-        yield finding.code, os.path.abspath(place.path), place.line  # noqa: PTH100 - a string
+        path = os.path.abspath(place.path)  # noqa: PTH100 - a string
+        yield finding.code, path, place.cell, place.line
     parameters = finding.evidence.get("parameters")
     if isinstance(parameters, (list, tuple)):
         yield finding.code, *sorted(map(str, parameters))

@@ -11,7 +11,7 @@ from gradcheck_suite.reporting.text import one_line, visible
 if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding, Location, Report
 
-__all__ = ["place", "render"]
+__all__ = ["place", "render", "with_cell"]
 
 
 def render(report: Report) -> str:
@@ -20,9 +20,22 @@ def render(report: Report) -> str:
 
 
 def place(location: Location) -> str:
-    """Return ``path:line:column``, or ``path:line`` where the column is unknown."""
+    """Return ``path:line:column``, or ``path:line`` where the column is unknown.
+
+    >>> from gradcheck_suite.findings import Location
+    >>> place(Location("a.ipynb", 5, 1, cell=3))
+    'a.ipynb:cell 3:5:1'
+    """
+    cell = "" if location.cell is None else f":cell {location.cell}"
     column = "" if location.column is None else f":{location.column}"
-    return f"{visible(display_path(location.path))}:{location.line}{column}"
+    return f"{visible(display_path(location.path))}{cell}:{location.line}{column}"
+
+
+def with_cell(message: str, location: Location | None) -> str:
+    """Return a message for readers that know no cells, which names the cell and the line in it."""
+    if location is None or location.cell is None:
+        return message
+    return f"cell {location.cell}, line {location.line}: {message}"
 
 
 def _line(finding: Finding) -> str:

@@ -39,7 +39,7 @@ def draw_finding(finding: Finding, sources: SourceLines, page: Page) -> Iterator
     if finding.location is not None and _can_show(finding.location, sources):
         yield Text()
         yield from draw_frame(
-            sources.of(finding.location.path),
+            sources.lines_of(finding.location),
             _marks(finding, finding.location, near, page),
             around=_LINES_AROUND,
             digits=digits,
@@ -93,17 +93,18 @@ def _split(finding: Finding, sources: SourceLines) -> tuple[list[Related], list[
         there = related.location
         inside = (
             here is not None
+            and there.cell == here.cell
             and abs(there.line - here.line) <= _LINES_AROUND
             and display_path(there.path) == display_path(here.path)
             and _can_show(here, sources)
-            and sources.line(here.path, there.line) is not None
+            and _can_show(there, sources)
         )
         (near if inside else far).append(related)
     return near, far
 
 
 def _can_show(location: Location, sources: SourceLines) -> bool:
-    return sources.line(location.path, location.line) is not None
+    return sources.line_at(location) is not None
 
 
 def _digits(finding: Finding, sources: SourceLines) -> int:
@@ -112,7 +113,7 @@ def _digits(finding: Finding, sources: SourceLines) -> int:
         related.location.line for related in finding.related if _can_show(related.location, sources)
     ]
     if finding.location is not None:
-        lines = sources.of(finding.location.path)
+        lines = sources.lines_of(finding.location)
         numbers.append(min(finding.location.line + _LINES_AROUND, len(lines)))
     return len(str(max(numbers, default=0)))
 
@@ -146,7 +147,7 @@ def _related(related: Related, sources: SourceLines, digits: int, page: Page) ->
         yield Text(" " * page.indent).append_text(where)
     if _can_show(related.location, sources):
         mark = Mark(related.location, "-", style)
-        lines = sources.of(related.location.path)
+        lines = sources.lines_of(related.location)
         yield from draw_frame(lines, [mark], around=0, digits=digits, page=page)
 
 

@@ -10,13 +10,15 @@ from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.source import SourceLines
 
 if TYPE_CHECKING:
-    from gradcheck_suite.findings import Finding, Report
+    from gradcheck_suite.findings import Finding, Location, Report
 
 __all__ = ["fingerprints"]
 
 
 def fingerprints(report: Report) -> list[str]:
     """Return what stays the same for each finding when unrelated lines move it about the file.
+
+    In a notebook, unrelated cells may move it as well.
 
     The hash is of the code, the path, the text of the line with runs of spaces made one, and
     how many findings further up in the file have the same three. Where the text is gone, the
@@ -27,7 +29,7 @@ def fingerprints(report: Report) -> list[str]:
     places = [finding.location for finding in report.findings]
     downwards = sorted(
         range(len(keys)),
-        key=lambda index: (place.line, place.column or 0) if (place := places[index]) else (0, 0),
+        key=lambda index: _order(places[index]),
     )
     seen: Counter[tuple[str, ...]] = Counter()
     digests = [""] * len(keys)
@@ -39,10 +41,14 @@ def fingerprints(report: Report) -> list[str]:
     return digests
 
 
+def _order(place: Location | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if place is None else (place.cell or 0, place.line, place.column or 0)
+
+
 def _identity(finding: Finding, sources: SourceLines) -> tuple[str, ...]:
     place = finding.location
     if place is None:
         return (finding.code, "", "")
-    text = sources.line(place.path, place.line)
+    text = sources.line_at(place)
     line = " ".join(text.split()) if text is not None else place.function or ""
     return (finding.code, display_path(place.path), line)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.reporting.concise import place
+from gradcheck_suite.reporting.concise import place, with_cell
 from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import visible
 from gradcheck_suite.severity import Severity
 
@@ -26,13 +27,16 @@ def render(report: Report) -> str:
     in a property; other control characters are spelled out. Nothing in a report can therefore
     start a second command.
     """
-    commands = [_command(finding) for finding in report.findings]
+    sources = SourceLines()
+    commands = [_command(finding, sources) for finding in report.findings]
     commands.extend(f"::notice title=not covered::{_data(reason)}" for reason in report.not_covered)
     return "".join(f"{command}\n" for command in commands)
 
 
-def _command(finding: Finding) -> str:
-    properties = dict(_position(finding.location)) if finding.location is not None else {}
+def _command(finding: Finding, sources: SourceLines) -> str:
+    properties: dict[str, str] = {}
+    if finding.location is not None:
+        properties.update(_position(sources.in_file(finding.location)))
     properties["title"] = f"{finding.code} {finding.rule}"
     settings = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
     return f"::{_COMMANDS[finding.severity]} {settings}::{_data(_body(finding))}"
@@ -51,7 +55,7 @@ def _position(location: Location) -> Iterator[tuple[str, str]]:
 
 
 def _body(finding: Finding) -> str:
-    lines = [finding.message]
+    lines = [with_cell(finding.message, finding.location)]
     lines.extend(f"{related.message}: {place(related.location)}" for related in finding.related)
     if finding.hint:
         lines.append(f"help: {finding.hint}")

@@ -9,8 +9,10 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gradcheck_suite.reporting.concise import with_cell
 from gradcheck_suite.reporting.fingerprints import fingerprints
 from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import one_line, visible
 from gradcheck_suite.severity import Severity
 
@@ -34,19 +36,21 @@ def to_document(report: Report) -> list[Document]:
 
     GitLab wants a place for each: what has none is put at the head of the work tree.
     """
+    sources = SourceLines()
     issues = [
-        _issue(finding, fingerprint)
+        _issue(finding, fingerprint, sources)
         for finding, fingerprint in zip(report.findings, fingerprints(report), strict=True)
     ]
     issues.extend(_not_covered(number, reason) for number, reason in enumerate(report.not_covered))
     return issues
 
 
-def _issue(finding: Finding, fingerprint: str) -> Document:
-    description = f"{finding.code} {one_line(finding.message)}"
+def _issue(finding: Finding, fingerprint: str, sources: SourceLines) -> Document:
+    message = with_cell(finding.message, finding.location)
+    description = f"{finding.code} {one_line(message)}"
     if finding.hint:
         description += f" (help: {one_line(finding.hint)})"
-    place = finding.location
+    place = None if finding.location is None else sources.in_file(finding.location)
     return {
         "description": visible(description),
         "check_name": visible(finding.rule),

@@ -108,7 +108,7 @@ def _related(related: Related, sources: SourceLines) -> str:
 
 def _frame(location: Location, sources: SourceLines) -> str:
     """Return the marked line with some lines around it, or nothing where there is no source."""
-    lines = sources.of(location.path)
+    lines = sources.lines_of(location)
     if not 1 <= location.line <= len(lines):
         return ""
     first = max(location.line - _LINES_AROUND, 1)

@@ -76,6 +76,7 @@ def _finding(finding: Finding) -> Document:
         "severity": finding.severity.value,
         "message": plain(finding.message),
         "path": None if location is None else plain(display_path(location.path)),
+        "cell": None if location is None else location.cell,
         "line": None if location is None else location.line,
         "column": None if location is None else location.column,
         "end_line": None if location is None else location.end_line,
@@ -84,6 +85,7 @@ def _finding(finding: Finding) -> Document:
         "related": [
             {
                 "path": plain(display_path(related.location.path)),
+                "cell": related.location.cell,
                 "line": related.location.line,
                 "message": plain(related.message),
             }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.reporting.concise import place
 from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import one_line, visible
 from gradcheck_suite.severity import Severity
 
@@ -29,7 +30,8 @@ def render(report: Report) -> str:
     that is neither pass nor fail, and each thing that was not covered. A report with nothing to
     tell is one test that passed.
     """
-    cases = [case for finding in report.findings for case in _finding(finding)]
+    sources = SourceLines()
+    cases = [case for finding in report.findings for case in _finding(finding, sources)]
     cases.extend(case for verdict in report.verdicts for case in _verdict(verdict))
     for reason in report.not_covered:
         cases.extend(_case("not covered", reason, _skipped(reason)))
@@ -50,7 +52,7 @@ def render(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _finding(finding: Finding, sources: SourceLines) -> Iterator[str]:
     where = "" if finding.location is None else place(finding.location)
     path = finding.rule if finding.location is None else display_path(finding.location.path)
     body = [finding.message]
@@ -64,7 +66,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     else:
         inner = _failure(finding.severity.value, finding.message, "\n".join(body))
     name = f"{finding.code} {finding.rule}" + (f" {where}" if where else "")
-    line = None if finding.location is None else finding.location.line
+    line = None if finding.location is None else sources.in_file(finding.location).line
     yield from _case(path, name, inner, line=line)
 
 

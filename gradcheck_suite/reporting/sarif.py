@@ -15,9 +15,11 @@ from urllib.parse import quote
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._version import __version__
+from gradcheck_suite.reporting.concise import with_cell
 from gradcheck_suite.reporting.fingerprints import fingerprints
 from gradcheck_suite.reporting.json import plain
 from gradcheck_suite.reporting.paths import display_path, is_pseudo_path
+from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import visible
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def to_document(report: Report) -> Document:
     """Return the report as a SARIF log of one run."""
     rules = {finding.code: _rule(finding) for finding in _by_code(report)}
     indices = {code: index for index, code in enumerate(rules)}
+    sources = SourceLines()
     return {
         "$schema": _SCHEMA,
         "version": "2.1.0",
@@ -71,7 +74,7 @@ def to_document(report: Report) -> Document:
                 },
                 "columnKind": "unicodeCodePoints",
                 "results": [
-                    _result(finding, index=indices[finding.code], fingerprint=fingerprint)
+                    _result(finding, sources, indices[finding.code], fingerprint)
                     for finding, fingerprint in zip(
                         report.findings, fingerprints(report), strict=True
                     )
@@ -124,8 +127,8 @@ def _help(entry: Entry | None, title: str) -> Document:
     }
 
 
-def _result(finding: Finding, *, index: int, fingerprint: str) -> Document:
-    message = finding.message
+def _result(finding: Finding, sources: SourceLines, index: int, fingerprint: str) -> Document:
+    message = with_cell(finding.message, finding.location)
     if finding.hint:
         message = f"{message}\nhelp: {finding.hint}"
     return {
@@ -133,12 +136,12 @@ def _result(finding: Finding, *, index: int, fingerprint: str) -> Document:
         "ruleIndex": index,
         "level": finding.severity.value,
         "message": {"text": _message(message)},
-        "locations": [] if finding.location is None else [_location(finding.location)],
+        "locations": [] if finding.location is None else [_location(finding.location, sources)],
         "relatedLocations": [
             {
                 "id": number,
-                "message": {"text": _message(related.message)},
-                **_location(related.location),
+                "message": {"text": _message(with_cell(related.message, related.location))},
+                **_location(related.location, sources),
             }
             for number, related in enumerate(finding.related)
         ],
@@ -151,7 +154,8 @@ def _result(finding: Finding, *, index: int, fingerprint: str) -> Document:
     }
 
 
-def _location(location: Location) -> Document:
+def _location(place: Location, sources: SourceLines) -> Document:
+    location = sources.in_file(place)
     physical: Document = {"artifactLocation": _artifact(location.path)}
     if location.line >= 1:
         physical["region"] = dict(_region(location))

@@ -1,7 +1,8 @@
 """Keep a list of known findings, so that an old project fails on new ones alone.
 
 A finding is known by its file, its rule and the text of its line, and by how many there are of
-the same: lines may move. A file that was renamed is recognised by what it held.
+the same: lines and cells of notebooks may move. A file that was renamed is recognised by what it
+held.
 """
 
 from __future__ import annotations
@@ -131,6 +132,6 @@ def _key(finding: Finding, root: Path, sources: SourceLines) -> _Key:
         relative = os.path.relpath(absolute, root)
     except ValueError:  # another drive
         relative = absolute
-    text = sources.line(place.path, place.line)
+    text = sources.line_at(place)
     line = " ".join(text.split()) if text is not None else finding.message
     return (relative.replace(os.sep, "/"), finding.code, line)

@@ -198,7 +198,8 @@ def _encoded(finding: Finding) -> list[Any]:
 def _encoded_place(place: Location | None) -> list[Any] | None:
     if place is None:
         return None
-    return [place.line, place.column, place.end_line, place.end_column, place.function]
+    ends = place.end_line, place.end_column
+    return [place.line, place.column, *ends, place.function, place.cell]
 
 
 def _decoded(item: Sequence[Any], path: str) -> Finding:
@@ -222,8 +223,8 @@ def _decoded(item: Sequence[Any], path: str) -> Finding:
 def _decoded_place(place: Sequence[Any] | None, path: str) -> Location | None:
     if place is None:
         return None
-    line, column, end_line, end_column, function = place
-    return Location(path, int(line), column, end_line, end_column, function)
+    line, column, end_line, end_column, function, cell = place
+    return Location(path, int(line), column, end_line, end_column, function, cell)
 
 
 def _decoded_related(item: Sequence[Any], path: str) -> Related:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Line", "lines_of"]
+__all__ = ["Line", "leading_indent", "lines_of"]
 
 _MAGIC = re.compile(r"^(\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
 _ASSIGNED = re.compile(r"^(\s*[\w., ]+=\s*)[%!](?!=)")
@@ -34,6 +34,17 @@ class Line(NamedTuple):
     text: str
     python: str | None = None
     is_assigned: bool = False
+
+
+def leading_indent(lines: Sequence[str]) -> str:
+    """Return the white space before the first line, which IPython takes away from all of them.
+
+    Where a line lacks it, so that it could not be put back, it is left to the parser to complain.
+    """
+    written = [line for line in lines if line.strip()]
+    first = written[0] if written else ""
+    indent = first[: len(first) - len(first.lstrip())]
+    return indent if all(line.startswith(indent) for line in written) else ""
 
 
 def lines_of(lines: Sequence[str]) -> Iterator[Line]:

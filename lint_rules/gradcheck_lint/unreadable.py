@@ -17,15 +17,17 @@ def unreadable(
     *,
     line: int | None = None,
     column: int | None = None,
+    cell: int | None = None,
     undone: str = "linted",
+    subject: str = "this file",
 ) -> Finding:
     """Return the finding for a file that can't be read or parsed; ``undone`` is what it was not."""
     return Finding(
         code=UNREADABLE_CODE,
         rule=UNREADABLE_SLUG,
         severity=Severity.ERROR,
-        message=f"this file was not {undone}: {reason}",
+        message=f"{subject} was not {undone}: {reason}",
         detector="lint",
-        location=Location(path, line or 1, column),
+        location=Location(path, line or 1, column, cell=cell),
         hint="correct the file, or leave it out with `exclude`",
     )

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from gradcheck_suite.findings import Location
 from gradcheck_suite.reporting.source import SourceLines
 
 
@@ -74,15 +75,15 @@ def test_a_namesake_elsewhere_is_not_taken(tmp_path, monkeypatch):
 def test_a_line_that_does_not_exist_is_none(write):
     path = str(write(b"only\n"))
     sources = SourceLines()
-    assert sources.line(path, 1) == "only"
-    assert sources.line(path, 0) is None
-    assert sources.line(path, -1) is None
-    assert sources.line(path, 9) is None
+    assert sources.line_at(Location(path, 1)) == "only"
+    assert sources.line_at(Location(path, 0)) is None
+    assert sources.line_at(Location(path, -1)) is None
+    assert sources.line_at(Location(path, 9)) is None
 
 
 def test_a_file_is_read_once(write):
     path = write(b"before\n")
     sources = SourceLines()
-    assert sources.line(str(path), 1) == "before"
+    assert sources.line_at(Location(str(path), 1)) == "before"
     path.write_bytes(b"after\n")
-    assert sources.line(str(path), 1) == "before"
+    assert sources.line_at(Location(str(path), 1)) == "before"
