@@ -20,7 +20,7 @@ from gradcheck_suite.findings import Finding, Location
 from gradcheck_suite.reporting.notebooks import read_notebook
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from gradcheck_suite.reporting.notebooks import Cell
 
@@ -42,9 +42,7 @@ class CellModule:
     """The code of some cells as one module, and the way back.
 
     Attributes:
-        code: the source of the module.
-        broken: the places of the cells that are no Python, which are left out, with the line of
-            the error.
+        code: the source of the module, without the cells that are no Python.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -62,7 +60,7 @@ class CellModule:
                 if line is not None:
                     broken[index] = min(line, text.count("\n") + 1)
                     self._plain[index] = "\n" * text.count("\n")
-        self.broken: Mapping[int, int] = broken
+        self._broken = broken
         self.code = "".join(f"{text}\n{_MARKER}\n" for text in self._plain)
         self._starts: list[int] = []
         line = 1
@@ -95,6 +93,12 @@ class CellModule:
             end_column=column_of(location.end_column, end or line),
         )
 
+    def refused(self, path: str) -> Iterator[tuple[int, Finding]]:
+        """Yield a finding for each cell that is no Python, with the cell's place."""
+        for index, line in self._broken.items():
+            reason = "it is not valid Python; the other cells were"
+            yield index, unreadable(path, reason, line=line, subject="this cell")
+
     def changed(self, code: str) -> dict[int, str]:
         """Return the new texts of the cells that differ in ``code``, an edited module."""
         texts = code.split(f"{_MARKER}\n")[:-1]
@@ -103,7 +107,7 @@ class CellModule:
         changes = {}
         for index, text in enumerate(texts):
             new = text.removesuffix("\n")
-            if new != self._plain[index] and index not in self.broken:
+            if new != self._plain[index] and index not in self._broken:
                 changes[index] = self._restored(new, self._indents[index])
         return changes
 
@@ -186,11 +190,10 @@ def _placed(
     module: CellModule, cells: Sequence[Cell], findings: Sequence[Finding], path: str
 ) -> tuple[Finding, ...]:
     placed = [_moved(module, cells, finding) for finding in findings]
-    for index, line in module.broken.items():
-        reason = "it is not valid Python; the other cells were"
-        placed.append(
-            unreadable(path, reason, line=line, cell=cells[index].number, subject="this cell")
-        )
+    for index, finding in module.refused(path):
+        assert finding.location is not None
+        place = replace(finding.location, cell=cells[index].number)
+        placed.append(replace(finding, location=place))
     return tuple(placed)
 
 

@@ -1,4 +1,8 @@
-"""Serve editors: diagnostics while typing, quick fixes, and what a rule is about on hover."""
+"""Serve editors: diagnostics while typing, quick fixes, and what a rule is about on hover.
+
+A notebook is looked at as a whole, as its cells know one another's names; each cell is a document
+of its own to the editor, and is told what is wrong in it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from gradcheck_lint.engine import inspect_source
 from gradcheck_lint.fixes import edited, fix_source
 from gradcheck_lint.inspection import Inspected, Inspection
 from gradcheck_lint.noqa import with_noqa
+from gradcheck_lint.notebooks import CellModule
 from gradcheck_lint.parsing import decode, encode
 from gradcheck_lint.runner import is_excluded
 from gradcheck_lint.unreadable import UNREADABLE_CODE
@@ -24,7 +29,7 @@ try:
     from lsprotocol import types as lsp
     from pygls.lsp.server import LanguageServer
     from pygls.uris import to_fs_path
-    from pygls.workspace import ServerTextPosition, ServerTextRange
+    from pygls.workspace import ServerTextPosition, ServerTextRange, TextDocument
 except ImportError as error:
     raise UsageError(
         "the language server needs pygls, which is not installed: "
@@ -32,9 +37,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pygls.workspace import TextDocument
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_suite.catalogue import Entry
     from gradcheck_suite.findings import Finding, Location
@@ -49,33 +52,83 @@ _CODE = re.compile(r"GCS\d{3}")
 _NAME: Final = "gradcheck-lint"
 
 
+_NOTEBOOKS: Final = lsp.NotebookDocumentSyncOptions(
+    notebook_selector=[
+        lsp.NotebookDocumentFilterWithNotebook(
+            notebook=lsp.NotebookDocumentFilterNotebookType(notebook_type="jupyter-notebook"),
+            cells=[lsp.NotebookCellLanguage(language="python")],
+        )
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was found in one version of a document."""
+    """What was found in one state of a document, or of the cells of a notebook.
 
-    version: int | None
+    ``uri`` is that of the document or notebook, ``texts`` are what ``documents`` held. ``cells``
+    joins them, where they are cells.
+    """
+
+    uri: str
+    documents: tuple[TextDocument, ...]
+    texts: tuple[str, ...]
+    cells: CellModule | None
     source: bytes
     inspection: Inspection
     codes: frozenset[str]
+
+    def place(self, location: Location | None) -> tuple[TextDocument, Location | None]:
+        """Return in which document a place is, and where."""
+        if self.cells is None or location is None:
+            return self.documents[0], location
+        index, place = self.cells.place(location)
+        return self.documents[index], place
+
+    def diagnostics(self) -> Iterator[tuple[TextDocument, lsp.Diagnostic]]:
+        """Yield what is wrong, each with the document that it is in."""
+        for finding in self.inspection.findings:
+            yield _diagnostic(finding, self)
+        for index, finding in self.cells.refused(self.uri) if self.cells is not None else ():
+            document = self.documents[index]
+            yield document, _told(finding, _range(finding.location, document))
 
 
 class Server(LanguageServer):
     """A language server that remembers what it found in each open document."""
 
     def __init__(self) -> None:
-        super().__init__(_NAME, __version__)
+        super().__init__(_NAME, __version__, notebook_document_sync=_NOTEBOOKS)
         self._seen: dict[str, _Seen] = {}
+        self._cells: dict[str, frozenset[str]] = {}
 
     def look_at(self, uri: str) -> _Seen:
-        """Return what is found in the present text of a document."""
-        document = self.workspace.get_text_document(uri)
+        """Return what is found in the present text of a document, or of a cell's notebook."""
+        notebook = self.workspace.get_notebook_document(cell_uri=uri)
+        if notebook is not None:
+            return self.look_at_notebook(notebook)
+        return self._look(uri, (self.workspace.get_text_document(uri),), are_cells=False)
+
+    def look_at_notebook(self, notebook: lsp.NotebookDocument) -> _Seen:
+        """Return what is found in the present cells of a notebook."""
+        documents = tuple(
+            self.workspace.get_text_document(cell.document)
+            for cell in notebook.cells
+            if cell.kind == lsp.NotebookCellKind.Code
+        )
+        return self._look(notebook.uri, documents, are_cells=True)
+
+    def _look(self, uri: str, documents: tuple[TextDocument, ...], *, are_cells: bool) -> _Seen:
+        texts = tuple(document.source for document in documents)
         seen = self._seen.get(uri)
-        source = encode(document.source)
-        if seen is None or seen.version != document.version or seen.source != source:
+        if seen is None or seen.texts != texts or seen.documents != documents:
             path = to_fs_path(uri) or uri
             codes = self._codes(path)
+            cells = CellModule(texts) if are_cells else None
+            source = encode(texts[0]) if cells is None else cells.code.encode("utf-8", "replace")
             inspection = inspect_source(source, path, codes=codes) if codes else Inspection()
-            seen = self._seen[uri] = _Seen(document.version, source, inspection, codes)
+            seen = _Seen(uri, documents, texts, cells if codes else None, source, inspection, codes)
+            self._seen[uri] = seen
         return seen
 
     def forget(self, uri: str) -> None:
@@ -95,12 +148,27 @@ class Server(LanguageServer):
 
     def publish(self, uri: str) -> None:
         """Tell the editor what is wrong in a document."""
-        document = self.workspace.get_text_document(uri)
-        findings = self.look_at(uri).inspection.findings
-        diagnostics = [_diagnostic(finding, document) for finding in findings]
-        self.text_document_publish_diagnostics(
-            lsp.PublishDiagnosticsParams(uri, diagnostics, document.version)
-        )
+        self._publish(self.look_at(uri))
+
+    def publish_notebook(self, uri: str) -> None:
+        """Tell the editor what is wrong in each cell of a notebook."""
+        notebook = self.workspace.get_notebook_document(notebook_uri=uri)
+        seen = None if notebook is None else self.look_at_notebook(notebook)
+        present = frozenset(document.uri for document in seen.documents) if seen else frozenset()
+        for gone in self._cells.pop(uri, frozenset()) - present:
+            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(gone, []))
+        if seen is not None:
+            self._cells[uri] = present
+            self._publish(seen)
+
+    def _publish(self, seen: _Seen) -> None:
+        by_uri: dict[str, list[lsp.Diagnostic]] = {each.uri: [] for each in seen.documents}
+        for document, diagnostic in seen.diagnostics():
+            by_uri[document.uri].append(diagnostic)
+        for document in seen.documents:
+            self.text_document_publish_diagnostics(
+                lsp.PublishDiagnosticsParams(document.uri, by_uri[document.uri], document.version)
+            )
 
 
 def create_server() -> Server:
@@ -126,6 +194,24 @@ def create_server() -> Server:
         ls.forget(uri)
         ls.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, []))
 
+    @server.feature(lsp.NOTEBOOK_DOCUMENT_DID_OPEN)
+    def did_open_notebook(ls: Server, params: lsp.DidOpenNotebookDocumentParams) -> None:
+        ls.publish_notebook(params.notebook_document.uri)
+
+    @server.feature(lsp.NOTEBOOK_DOCUMENT_DID_CHANGE)
+    def did_change_notebook(ls: Server, params: lsp.DidChangeNotebookDocumentParams) -> None:
+        ls.publish_notebook(params.notebook_document.uri)
+
+    @server.feature(lsp.NOTEBOOK_DOCUMENT_DID_SAVE)
+    def did_save_notebook(ls: Server, params: lsp.DidSaveNotebookDocumentParams) -> None:
+        ls.forget(params.notebook_document.uri)  # as above
+        ls.publish_notebook(params.notebook_document.uri)
+
+    @server.feature(lsp.NOTEBOOK_DOCUMENT_DID_CLOSE)
+    def did_close_notebook(ls: Server, params: lsp.DidCloseNotebookDocumentParams) -> None:
+        ls.forget(params.notebook_document.uri)
+        ls.publish_notebook(params.notebook_document.uri)
+
     @server.feature(
         lsp.TEXT_DOCUMENT_CODE_ACTION,
         lsp.CodeActionOptions(code_action_kinds=[lsp.CodeActionKind.QuickFix, _FIX_ALL]),
@@ -147,27 +233,26 @@ def serve() -> None:
 
 def _actions(server: Server, params: lsp.CodeActionParams) -> Iterator[lsp.CodeAction]:
     uri = params.text_document.uri
-    document = server.workspace.get_text_document(uri)
     seen = server.look_at(uri)
     only = params.context.only
     if only is None or any(_is_below(lsp.CodeActionKind.QuickFix.value, kind) for kind in only):
         for item in seen.inspection.items:
-            diagnostic = _diagnostic(item.finding, document)
-            if _overlap(diagnostic.range, params.range):
-                yield from _quick_fixes(item, diagnostic, seen, document)
+            document, diagnostic = _diagnostic(item.finding, seen)
+            if document.uri == uri and _overlap(diagnostic.range, params.range):
+                yield from _quick_fixes(item, diagnostic, seen)
     if only is None or any(_is_below(_FIX_ALL, kind) for kind in only):
-        path = to_fs_path(uri) or uri
+        path = to_fs_path(seen.uri) or seen.uri
         if any(item.safe for item in seen.inspection.items):
             new = decode(fix_source(seen.source, path, codes=seen.codes).source)
             yield lsp.CodeAction(
                 title="Make all safe fixes of gradcheck-lint",
                 kind=_FIX_ALL,
-                edit=_edit(document, new),
+                edit=_edit(seen, new),
             )
 
 
 def _quick_fixes(
-    item: Inspected, diagnostic: lsp.Diagnostic, seen: _Seen, document: TextDocument
+    item: Inspected, diagnostic: lsp.Diagnostic, seen: _Seen
 ) -> Iterator[lsp.CodeAction]:
     new = edited(seen.inspection, item)
     if new is not None and item.fix is not None:
@@ -176,14 +261,14 @@ def _quick_fixes(
             kind=lsp.CodeActionKind.QuickFix,
             diagnostics=[diagnostic],
             is_preferred=item.safe,
-            edit=_edit(document, new),
+            edit=_edit(seen, new),
         )
     if item.finding.code != UNREADABLE_CODE:
         yield lsp.CodeAction(
             title=f"Silence {item.finding.code} on this line",
             kind=lsp.CodeActionKind.QuickFix,
             diagnostics=[diagnostic],
-            edit=_edit(document, decode(with_noqa(seen.source, [item.finding]))),
+            edit=_edit(seen, decode(with_noqa(seen.source, [item.finding]))),
         )
 
 
@@ -201,31 +286,36 @@ def _pair(position: lsp.Position) -> tuple[int, int]:
     return position.line, position.character
 
 
-def _edit(document: TextDocument, new: str) -> lsp.WorkspaceEdit:
-    """Return the change from a document's text to ``new``, as few lines as it takes."""
+def _edit(seen: _Seen, new: str) -> lsp.WorkspaceEdit:
+    """Return the change to ``new``, of the document or of the cells that it differs in."""
+    changes = {0: new} if seen.cells is None else seen.cells.changed(new)
+    return lsp.WorkspaceEdit(
+        changes={
+            seen.documents[index].uri: list(_edits(seen.documents[index], text))
+            for index, text in changes.items()
+        }
+    )
+
+
+def _edits(document: TextDocument, new: str) -> Iterator[lsp.TextEdit]:
+    """Yield the changes from a document's text to ``new``, of as few lines as it takes."""
     before = document.source.splitlines(keepends=True)
     after = new.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    edits = [
-        lsp.TextEdit(
-            lsp.Range(lsp.Position(start, 0), lsp.Position(end, 0)), "".join(after[begin:stop])
-        )
-        for tag, start, end, begin, stop in matcher.get_opcodes()
-        if tag != "equal"
-    ]
-    return lsp.WorkspaceEdit(changes={document.uri: edits})
+    for tag, start, end, begin, stop in matcher.get_opcodes():
+        if tag != "equal":
+            lines = lsp.Range(lsp.Position(start, 0), lsp.Position(end, 0))
+            yield lsp.TextEdit(lines, "".join(after[begin:stop]))
 
 
 def _hover(server: Server, params: lsp.HoverParams) -> lsp.Hover | None:
     uri = params.text_document.uri
-    document = server.workspace.get_text_document(uri)
     here = lsp.Range(params.position, params.position)
-    for finding in server.look_at(uri).inspection.findings:
-        diagnostic = _diagnostic(finding, document)
-        entry = catalogue.find(finding.code)
-        if entry is not None and _overlap(diagnostic.range, here):
+    for document, diagnostic in server.look_at(uri).diagnostics():
+        entry = catalogue.find(str(diagnostic.code))
+        if entry is not None and document.uri == uri and _overlap(diagnostic.range, here):
             return lsp.Hover(_explanation(entry), diagnostic.range)
-    lines = document.lines
+    lines = server.workspace.get_text_document(uri).lines
     line = lines[params.position.line] if params.position.line < len(lines) else ""
     for match in _CODE.finditer(line):
         entry = catalogue.find(match.group())
@@ -242,20 +332,30 @@ def _explanation(entry: Entry) -> lsp.MarkupContent:
     return lsp.MarkupContent(lsp.MarkupKind.Markdown, text)
 
 
-def _diagnostic(finding: Finding, document: TextDocument) -> lsp.Diagnostic:
+def _diagnostic(finding: Finding, seen: _Seen) -> tuple[TextDocument, lsp.Diagnostic]:
+    """Return what editors show of a finding, and the document to show it in."""
+    document, place = seen.place(finding.location)
+    related = []
+    for other in finding.related:
+        there, other_place = seen.place(other.location)
+        where = lsp.Location(there.uri, _range(other_place, there))
+        related.append(lsp.DiagnosticRelatedInformation(where, other.message))
+    return document, _told(finding, _range(place, document), related)
+
+
+def _told(
+    finding: Finding,
+    place: lsp.Range,
+    related: Sequence[lsp.DiagnosticRelatedInformation] = (),
+) -> lsp.Diagnostic:
     message = finding.message if finding.hint is None else f"{finding.message}\n{finding.hint}"
     return lsp.Diagnostic(
-        range=_range(finding.location, document),
+        range=place,
         message=message,
         severity=_SEVERITIES[finding.severity],
         code=finding.code,
         source=_NAME,
-        related_information=[
-            lsp.DiagnosticRelatedInformation(
-                lsp.Location(document.uri, _range(related.location, document)), related.message
-            )
-            for related in finding.related
-        ],
+        related_information=related,
         data={"rule": finding.rule, "fixable": finding.fixable},
     )
 

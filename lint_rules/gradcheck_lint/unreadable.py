@@ -17,7 +17,6 @@ def unreadable(
     *,
     line: int | None = None,
     column: int | None = None,
-    cell: int | None = None,
     undone: str = "linted",
     subject: str = "this file",
 ) -> Finding:
@@ -28,6 +27,6 @@ def unreadable(
         severity=Severity.ERROR,
         message=f"{subject} was not {undone}: {reason}",
         detector="lint",
-        location=Location(path, line or 1, column, cell=cell),
+        location=Location(path, line or 1, column),
         hint="correct the file, or leave it out with `exclude`",
     )

@@ -10,7 +10,7 @@ from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 from pygls.workspace import Workspace
 
-from gradcheck_lint.server import _diagnostic, create_server
+from gradcheck_lint.server import create_server
 
 _LEAF = "import torch\nw = torch.ones(3, requires_grad=True)\nw += 1\n"
 
@@ -33,7 +33,11 @@ def talk(tmp_path, conversation):
         await client.start_io(sys.executable, "-m", "gradcheck_lint", "server", cwd=str(tmp_path))
         capabilities = await client.initialize_async(
             lsp.InitializeParams(
-                capabilities=lsp.ClientCapabilities(),
+                capabilities=lsp.ClientCapabilities(
+                    notebook_document=lsp.NotebookDocumentClientCapabilities(
+                        lsp.NotebookDocumentSyncClientCapabilities()
+                    )
+                ),
                 root_uri=tmp_path.as_uri(),
                 process_id=os.getpid(),
             )
@@ -179,10 +183,11 @@ def test_texts_of_any_encoding_are_looked_at(tmp_path, text):
 
 def test_columns_are_in_the_units_of_the_client(tmp_path):
     server, uri = _in_process(tmp_path, _LEAF.replace("w += 1", "s = '\U0001f600'; w += 1"))
-    (finding,) = server.look_at(uri).inspection.findings
-    document = server.workspace.get_text_document(uri)
+    seen = server.look_at(uri)
+    (finding,) = seen.inspection.findings
+    ((_, diagnostic),) = seen.diagnostics()
     # UTF-16, the default, takes two units for the smiley.
-    assert _diagnostic(finding, document).range.start.character == finding.location.column
+    assert diagnostic.range.start.character == finding.location.column
 
 
 def test_without_pygls_the_command_says_what_to_install(tmp_path):
@@ -195,3 +200,105 @@ def test_without_pygls_the_command_says_what_to_install(tmp_path):
     )
     assert done.returncode == 2
     assert "pip install 'gradcheck-suite[lsp]'" in done.stderr
+
+
+def _cell(notebook, name, text, language="python"):
+    """Return a cell, and the document that holds its text."""
+    uri = f"{notebook.replace('file:', 'vscode-notebook-cell:')}#{name}"
+    return (
+        lsp.NotebookCell(lsp.NotebookCellKind.Code, uri),
+        lsp.TextDocumentItem(uri, language, 1, text),
+    )
+
+
+_DATA = "%matplotlib inline\nimport torch\nw = torch.ones(3, requires_grad=True)"
+_USE = "  # the leaf of the other cell\n  w += 1\n  q = 1  # noqa: GCS301"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="asyncio's pipes")
+def test_cells_of_a_notebook_know_one_another(tmp_path):
+    uri = (tmp_path / "a.ipynb").as_uri()
+    cells = [_cell(uri, "data", _DATA), _cell(uri, "use", _USE), _cell(uri, "bad", "x = 1\nx = =")]
+    data, use, bad = (cell.document for cell, _ in cells)
+
+    async def conversation(client, published, capabilities):
+        seen = {"sync": capabilities.capabilities.notebook_document_sync}
+
+        async def told(count):
+            publications = [await published.get() for _ in range(count)]
+            return {each.uri: list(each.diagnostics) for each in publications}
+
+        client.notebook_document_did_open(
+            lsp.DidOpenNotebookDocumentParams(
+                lsp.NotebookDocument(uri, "jupyter-notebook", 1, [cell for cell, _ in cells]),
+                [document for _, document in cells],
+            )
+        )
+        seen["opened"] = await told(3)
+        place = lsp.TextDocumentIdentifier(use)
+        seen["hover"] = await client.text_document_hover_async(
+            lsp.HoverParams(place, lsp.Position(1, 3))
+        )
+        seen["leaf"] = await client.text_document_code_action_async(_actions_at(use, 1))
+        seen["comment"] = await client.text_document_code_action_async(_actions_at(use, 2))
+        seen["elsewhere"] = await client.text_document_code_action_async(_actions_at(data, 1))
+
+        async def change(version, changes, count):
+            client.notebook_document_did_change(
+                lsp.DidChangeNotebookDocumentParams(
+                    lsp.VersionedNotebookDocumentIdentifier(version, uri),
+                    lsp.NotebookDocumentChangeEvent(cells=changes),
+                )
+            )
+            return await told(count)
+
+        edit = lsp.NotebookDocumentCellContentChanges(
+            lsp.VersionedTextDocumentIdentifier(2, data),
+            [lsp.TextDocumentContentChangeWholeDocument("import torch\nw = torch.ones(3)")],
+        )
+        seen["edited"] = await change(2, lsp.NotebookDocumentCellChanges(text_content=[edit]), 3)
+        removal = lsp.NotebookDocumentCellChangeStructure(
+            lsp.NotebookCellArrayChange(2, 1, []), did_close=[lsp.TextDocumentIdentifier(bad)]
+        )
+        seen["removed"] = await change(3, lsp.NotebookDocumentCellChanges(structure=removal), 3)
+        client.notebook_document_did_save(
+            lsp.DidSaveNotebookDocumentParams(lsp.NotebookDocumentIdentifier(uri))
+        )
+        seen["saved"] = await told(2)
+        client.notebook_document_did_close(
+            lsp.DidCloseNotebookDocumentParams(
+                lsp.NotebookDocumentIdentifier(uri),
+                [lsp.TextDocumentIdentifier(data), lsp.TextDocumentIdentifier(use)],
+            )
+        )
+        seen["closed"] = await told(2)
+        return seen
+
+    seen = talk(tmp_path, conversation)
+    (selector,) = seen["sync"].notebook_selector
+    assert selector.notebook.notebook_type == "jupyter-notebook"
+    assert [cell.language for cell in selector.cells] == ["python"]
+
+    assert seen["opened"][data] == []
+    leaf, unused = seen["opened"][use]
+    assert (leaf.code, unused.code) == ("GCS101", "GCS001")
+    assert (leaf.range.start, leaf.range.end) == (lsp.Position(1, 2), lsp.Position(1, 8))
+    (where,) = [each.location for each in leaf.related_information]
+    assert (where.uri, where.range.start.line) == (data, 2)
+    (refused,) = seen["opened"][bad]
+    assert (refused.code, refused.range.start.line) == ("GCS000", 1)
+
+    assert "**GCS101 leaf-inplace**" in seen["hover"].contents.value
+    (silence,) = [action for action in seen["leaf"] if action.title.startswith("Silence")]
+    assert list(silence.edit.changes) == [use]
+    assert _applied(_USE, silence).splitlines()[1] == "  w += 1  # noqa: GCS101"
+    fix = next(action for action in seen["comment"] if action.is_preferred)
+    assert _applied(_USE, fix) == _USE.replace("  # noqa: GCS301", "")
+    assert [action.title for action in seen["elsewhere"]] == [
+        "Make all safe fixes of gradcheck-lint"
+    ]
+
+    assert [each.code for each in seen["edited"][use]] == ["GCS001"]
+    assert seen["removed"][bad] == []
+    assert [each.code for each in seen["saved"][use]] == ["GCS001"]
+    assert seen["closed"] == {data: [], use: []}
