@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.engine import MARK
+from gradcheck_lint.failures import FAILED_CODE
 from gradcheck_lint.tasks import Task
 from gradcheck_lint.workers import perform_all
 
@@ -103,11 +104,12 @@ def _fuzz(files: Sequence[Path], *, minutes: float, seed: int, jobs: int) -> int
     seen, failures = 0, 0
     for task, outcome in perform_all(tasks(), workers=jobs):
         seen += 1
-        if outcome.failure is not None:
+        failed = [finding for finding in outcome.findings if finding.code == FAILED_CODE]
+        if failed:
             failures += 1
             kept = Path(tempfile.mkdtemp()) / task.path
             kept.write_bytes(task.source)
-            print(f"{kept}: {outcome.failure}")
+            print(f"{kept}: {failed[0].message}")
     print(f"{seen:,} spoilt sources, {failures} failures")
     return failures
 

@@ -106,8 +106,15 @@ def _tell(run: Run, arguments: argparse.Namespace, *, on_stdin: bool) -> None:
     if run.fixed and not arguments.quiet:
         would = "would be fixed" if arguments.diff else "fixed"
         say(f"{_plural(len(run.fixed), 'mistake')} {would} in {_plural(len(run.changes), 'file')}")
+    _tell_failures(run)
+
+
+def _tell_failures(run: Run) -> None:
+    """Say why the status is 2: the report may be in a file, or in a format that nobody reads."""
     for failure in run.failures:
-        say(f"error: {internal_error(failure)}")
+        path = failure.location.path if failure.location is not None else "-"
+        reason = failure.message.removeprefix("internal error: ")
+        say(f"error: {internal_error(f'{path}: {reason}')}")
 
 
 def _plural(count: int, noun: str) -> str:
@@ -216,15 +223,15 @@ def _adopt(run: Run, arguments: argparse.Namespace, settings: Settings) -> int:
         path = _baseline_path(arguments, settings)
         if path is None:
             raise UsageError("--write-baseline needs to know where: give --baseline FILE")
-        count = baseline.write(path, run.report.findings)
+        known = [finding for finding in run.report.findings if finding not in run.failures]
+        count = baseline.write(path, known)
         say(f"{_plural(count, 'finding')} listed in {path}")
     else:
         added, left = noqa.add_noqa(run.report.findings)
         say(f"{_plural(added, 'finding')} silenced")
         for message in left:
             say(message)
-    for failure in run.failures:
-        say(f"error: {internal_error(failure)}")
+    _tell_failures(run)
     return USAGE if run.failures else CLEAN
 
 
@@ -299,6 +306,11 @@ GCS000 unreadable-file: a file was not linted (or not fixed), and why: it can't 
 is too large or too deeply nested. Correct it, leave it out with `exclude`, or pass such files over
 with `ignore = ["unreadable-file"]`.
 """
+_FAILED = """\
+GCS002 internal-error: the linter itself failed on a file, which is a bug in gradcheck-suite. What
+was left out is told, all else in the file is linted, and the exit status is 2. Please report it
+with what GRADCHECK_SUITE_TRACEBACK=1 makes it print; until then leave out the rule or the file.
+"""
 _UNUSED = """\
 GCS001 unused-suppression: a `# noqa: GCS...` or `# gradcheck: ignore[...]` comment names a rule
 that finds nothing there, or that does not exist. `--fix` takes the name away.
@@ -308,5 +320,7 @@ _OWN_FINDINGS: Final = {
     "unreadable-file": _UNREADABLE,
     "gcs001": _UNUSED,
     "unused-suppression": _UNUSED,
+    "gcs002": _FAILED,
+    "internal-error": _FAILED,
 }
 _WORDS = {"explain": _explain, "rules": _rules, "server": _server}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from gradcheck_lint.failures import WHOLE_FILE, Failures
 from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, may_silence, mentions_us
 from gradcheck_suite.findings import Finding, Location, Related
 from gradcheck_suite.severity import Severity
@@ -40,9 +41,10 @@ def lint_source(
     """Return what is wrong in one file, in the order of its lines.
 
     ``codes`` are the rules to apply, all by default. Source without the word "torch" is not
-    parsed. Source that can't be parsed is a finding.
+    parsed. Source that can't be parsed is a finding, and so is an error of our own.
     """
-    with _collector_off():
+    failures = Failures()
+    with _collector_off(), failures.costing(WHOLE_FILE):
         plan = _plan(source, path, codes)
         if not isinstance(plan, _Plan):
             return plan
@@ -50,6 +52,7 @@ def lint_source(
         if look.findings is not None:
             return look.findings
         return _inspect(source, path, plan, look.suspects).findings
+    return failures.findings(path)
 
 
 _Suspects: TypeAlias = "frozenset[tuple[str, int]]"
@@ -116,8 +119,12 @@ _Found: TypeAlias = "tuple[Rule, FunctionModel, Violation]"
 
 
 def _violations(
-    model: ModuleModel, rules: Sequence[Rule], suspects: _Suspects | None = None
+    model: ModuleModel,
+    rules: Sequence[Rule],
+    suspects: _Suspects | None = None,
+    failures: Failures | None = None,
 ) -> Iterator[_Found]:
+    """Yield what rules find; what one of them raises is noted, or raised where nobody notes it."""
     by_parts: dict[frozenset[Part], list[Rule]] = {}
     for place, function in enumerate(model.functions()):
         parts = function.scope.parts
@@ -128,22 +135,32 @@ def _violations(
         for rule in known:
             if suspects is not None and (rule.entry.code, place) not in suspects:
                 continue
-            if rule.may_find(function):
-                for violation in rule.check(function):
-                    yield rule, function, violation
+            try:
+                if rule.may_find(function):
+                    for violation in rule.check(function):
+                        yield rule, function, violation
+            except Exception as error:
+                if failures is None:
+                    raise
+                _note(failures, error, rule)
+
+
+def _note(failures: Failures, error: Exception, *rules: Rule) -> None:
+    failures.codes.update(rule.entry.code for rule in rules)
+    failures.note(error, *(f"the rule {rule.entry.slug}" for rule in rules))
 
 
 def inspect_source(source: bytes, path: str, *, codes: Collection[str] | None = None) -> Inspection:
     """Return what is wrong in one file and how to fix it; as ``lint_source``."""
-    from gradcheck_lint.inspection import Inspection  # noqa: PLC0415 - needs libcst
+    from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415 - needs libcst
 
-    with _collector_off():
+    failures = Failures()
+    with _collector_off(), failures.costing(WHOLE_FILE):
         plan = _plan(source, path, codes)
         if not isinstance(plan, _Plan):
-            from gradcheck_lint.inspection import Inspected  # noqa: PLC0415 - as above
-
             return Inspection(tuple(map(Inspected, plan)))
         return _inspect(source, path, plan)
+    return Inspection(tuple(map(Inspected, failures.findings(path))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,48 +203,84 @@ def _inspect(
     tree = parse(source, path)
     if isinstance(tree, Finding):
         return Inspection((Inspected(tree),))
-    try:
-        return _check(tree, source, path, plan, suspects)
-    except RecursionError:
-        from gradcheck_lint.unreadable import unreadable  # noqa: PLC0415 - rare path
-
-        reason = "its expressions or blocks are nested too deeply to read"
-        return Inspection((Inspected(unreadable(path, reason)),))
+    return _check(tree, source, path, plan, suspects)
 
 
 def _check(
     tree: cst.Module, source: bytes, path: str, plan: _Plan, suspects: _Suspects | None
 ) -> Inspection:
     # These need libcst, which takes a third of a second to import.
-    from gradcheck_lint.inspection import Inspection  # noqa: PLC0415
-    from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415
+    from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415
     from gradcheck_lint.positions import Positions  # noqa: PLC0415
-    from gradcheck_lint.rewriting import loses_comment  # noqa: PLC0415
-    from gradcheck_lint.rules import load_rules  # noqa: PLC0415
-    from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415
+
+    failures = Failures()
+    found = _found(tree, source, plan, suspects, failures)
+    items: list[Inspected] = []
+    positions: Positions | None = None
+    if found or plan.answerable is not None:
+        positions = Positions(tree, _nodes(found))
+        items = _items(found, positions, tree, path, plan, failures)
+        items.sort(key=lambda item: _place(item.finding))
+    items[:0] = map(Inspected, failures.findings(path))
+    return Inspection(tuple(items), tree, positions)
+
+
+def _found(
+    tree: cst.Module,
+    source: bytes,
+    plan: _Plan,
+    suspects: _Suspects | None,
+    failures: Failures,
+) -> list[_Found]:
+    from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
+    from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
 
     found: list[_Found] = []
-    if plan.codes:
+    if not plan.codes:
+        return found
+    rules = load_rules(plan.codes)
+    try:
         model = ModuleModel(tree, source)
-        found = list(_violations(model, load_rules(plan.codes), suspects))
+        # What was found before an error stays.
+        found.extend(_violations(model, rules, suspects, failures))
         model.release()
-    if not found and plan.answerable is None:
-        return Inspection(tree=tree)
-    positions = Positions(tree, _nodes(found))
-    suppressions = Suppressions(positions.comments)
-    items = []
+    except Exception as error:  # noqa: BLE001 - a bug of ours may raise anything
+        _note(failures, error, *rules)
+    return found
+
+
+def _items(  # noqa: PLR0917 - what was found, and what its tree tells of it
+    found: Sequence[_Found],
+    positions: Positions,
+    tree: cst.Module,
+    path: str,
+    plan: _Plan,
+    failures: Failures,
+) -> list[Inspected]:
+    """Return what no comment silences, and the comments that silence nothing."""
+    from gradcheck_lint.rewriting import loses_comment  # noqa: PLC0415 - needs libcst
+    from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415 - as above
+
+    suppressions = Suppressions(())
+    with failures.costing("the comments that silence findings"):
+        suppressions = Suppressions(positions.comments)
+    items: list[Inspected] = []
     for rule, function, violation in found:
-        item = _inspected(rule, function, violation, positions, path, loses_comment)
-        if not suppressions.silence(item.finding, positions.statement_lines(violation.node)):
-            items.append(item)
+        try:
+            item = _inspected(rule, function, violation, positions, path, loses_comment)
+            if not suppressions.silence(item.finding, positions.statement_lines(violation.node)):
+                items.append(item)
+        except Exception as error:  # noqa: BLE001, PERF203 - a bug of ours may raise anything
+            _note(failures, error, rule)
     if plan.answerable is not None:
         from gradcheck_lint.rules import SLUGS  # noqa: PLC0415 - as above
 
-        items.extend(
-            _unused(unused, path, tree) for unused in suppressions.unused(plan.answerable, SLUGS)
-        )
-    items.sort(key=lambda item: _place(item.finding))
-    return Inspection(tuple(items), tree, positions)
+        applied = [code for code in plan.answerable if code not in failures.codes]
+        with failures.costing("the search for comments that silence nothing"):
+            items.extend(
+                _unused(unused, path, tree) for unused in suppressions.unused(applied, SLUGS)
+            )
+    return items
 
 
 def _nodes(found: Sequence[_Found]) -> Iterator[cst.CSTNode]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.engine import inspect_source
+from gradcheck_lint.failures import Failures
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ def fix_source(
 
     Of fixes that overlap, the first is made and the others are tried again on what comes of it.
     A fix that leaves something unparsable is not made. What comes out has nothing left that the
-    same call would change.
+    same call would change. A fix that fails is not made, and told among what is left.
     """
+    failures = Failures()
     fixed: list[Finding] = []
     refused: set[tuple[str, int, int | None]] = set()
     seen = {source}
@@ -51,12 +53,15 @@ def fix_source(
         ]
         if not wanted or inspection.tree is None:
             break
-        chosen = _without_overlaps(wanted, inspection)
-        attempt = _attempt(source, path, inspection, chosen, codes)
+        chosen, attempt = wanted, None
+        with failures.costing("the fixes at once"):
+            chosen = _without_overlaps(wanted, inspection)
+            attempt = _attempt(source, path, inspection, chosen, codes)
         if attempt is None:
             # One of them doesn't fit: find out which, one at a time.
             for item in chosen:
-                attempt = _attempt(source, path, inspection, [item], codes)
+                with failures.costing(f"the fix of {item.finding.rule}"):
+                    attempt = _attempt(source, path, inspection, [item], codes)
                 if attempt is not None:
                     chosen = [item]
                     break
@@ -69,7 +74,7 @@ def fix_source(
         seen.add(source)
         refused.clear()
         fixed.extend(item.finding for item in chosen)
-    return Fixed(source, tuple(fixed), inspection.findings)
+    return Fixed(source, tuple(fixed), failures.findings(path) + inspection.findings)
 
 
 def edited(inspection: Inspection, item: Inspected) -> str | None:

@@ -6,8 +6,9 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from gradcheck_lint.failures import FAILED_CODE
 from gradcheck_lint.files import read_source, replace_source
 from gradcheck_lint.parsing import decode
 from gradcheck_lint.unreadable import UNREADABLE_CODE
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gradcheck_suite.findings import Finding
+
+NOT_SILENCED: Final = frozenset({UNREADABLE_CODE, FAILED_CODE})
+"""Findings about a file and about the linter, which no comment in the file speaks of."""
 
 _NOQA = re.compile(r"#\s*noqa\s*:\s*[A-Z]+[0-9]+(?:[\s,]+[A-Z]+[0-9]+)*", re.IGNORECASE)
 
@@ -30,7 +34,7 @@ def add_noqa(findings: Iterable[Finding]) -> tuple[int, list[str]]:
     left: list[str] = []
     added = 0
     for finding in findings:
-        if finding.location is not None and finding.code != UNREADABLE_CODE:
+        if finding.location is not None and finding.code not in NOT_SILENCED:
             by_path[finding.location.path].append(finding)
     for path, found in by_path.items():
         if path.endswith(".ipynb"):

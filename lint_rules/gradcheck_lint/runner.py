@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gradcheck_lint.cache import Cache
 from gradcheck_lint.discovery import Found, find_files, is_hidden
 from gradcheck_lint.engine import concerns
+from gradcheck_lint.failures import FAILED_CODE
 from gradcheck_lint.files import read_source, replace_source
 from gradcheck_lint.gitignore import GitIgnored
 from gradcheck_lint.tasks import Outcome, Task, What, perform
@@ -45,20 +46,24 @@ class Options:
 class Run:
     """What a run over files came to.
 
-    ``failures`` are files that the linter itself failed on, each with the reason; ``changes`` the
-    files that fixes change, with their bytes before and after; ``fixed`` what was fixed.
+    ``changes`` are the files that fixes change, with their bytes before and after; ``fixed`` is
+    what was fixed.
     """
 
     report: Report
-    failures: tuple[str, ...] = ()
     changes: tuple[tuple[str, bytes, bytes], ...] = ()
     fixed: tuple[Finding, ...] = ()
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """Return what the linter itself failed on."""
+        return _failures(self.report.findings)
 
 
 class _Slot:
     """One file of the run, in its place among the others, and what is known of it."""
 
-    __slots__ = ("codes", "failure", "findings", "path", "settings", "size")
+    __slots__ = ("codes", "findings", "path", "settings", "size")
 
     def __init__(self, path: str, settings: Settings) -> None:
         self.path = path
@@ -66,7 +71,6 @@ class _Slot:
         self.codes = settings.codes_for(path)
         self.size = 0
         self.findings: tuple[Finding, ...] = ()
-        self.failure: str | None = None
 
 
 _FIX: Final[dict[bool, What]] = {False: "fix", True: "fix-unsafe"}
@@ -111,9 +115,10 @@ def fix_paths(
             work.expect(slot)
         for slot, task, outcome in work.perform(waiting, _FIX[unsafe]):
             bar.advance()
-            slot.failure = outcome.failure
             new = outcome.source
             if new is None or new == task.source:
+                failed = _failures(outcome.findings)
+                slot.findings += tuple(one for one in failed if one not in slot.findings)
                 continue
             try:
                 if write:
@@ -130,26 +135,14 @@ def fix_paths(
 
 
 def lint_text(source: bytes, filename: str, *, settings: Settings) -> Report:
-    """Lint source that did not come from a file of this name, as an editor's does not.
-
-    Raises:
-        RuntimeError: the linter itself failed on it.
-    """
+    """Lint source that did not come from a file of this name, as an editor's does not."""
     outcome = perform(Task(filename, source, settings.codes_for(filename)))
-    if outcome.failure is not None:
-        raise RuntimeError(f"{filename}: {outcome.failure}")
     return Report(tool=TOOL, findings=_wanted(outcome.findings, settings), summary={"files": 1})
 
 
 def fix_text(source: bytes, filename: str, *, settings: Settings, unsafe: bool) -> Run:
-    """Fix source that did not come from a file of this name.
-
-    Raises:
-        RuntimeError: the linter itself failed on it.
-    """
+    """Fix source that did not come from a file of this name."""
     outcome = perform(Task(filename, source, settings.codes_for(filename), _FIX[unsafe]))
-    if outcome.failure is not None:
-        raise RuntimeError(f"{filename}: {outcome.failure}")
     report = Report(tool=TOOL, findings=_wanted(outcome.findings, settings), summary={"files": 1})
     new = source if outcome.source is None else outcome.source
     return Run(report, changes=((filename, source, new),), fixed=outcome.fixed)
@@ -185,8 +178,8 @@ def _lint(paths: Sequence[str], settings_for: SettingsFor, options: Options) -> 
             for slot, task, outcome in work.perform(waiting, "lint"):
                 bar.describe(f"Linted {slot.path}")
                 bar.advance()
-                slot.findings, slot.failure = outcome.findings, outcome.failure
-                if cache is not None and outcome.failure is None:
+                slot.findings = outcome.findings
+                if cache is not None and not _failures(outcome.findings):
                     cache.put(slot.path, cache.digest(task.source, task.codes), outcome.findings)
         finally:
             # What an interrupted run has found need not be found again.
@@ -290,8 +283,11 @@ class _Work:
 
 def _run_of(slots: Sequence[_Slot]) -> Run:
     findings = tuple(finding for slot in slots for finding in _wanted(slot.findings, slot.settings))
-    failures = tuple(f"{slot.path}: {slot.failure}" for slot in slots if slot.failure is not None)
-    return Run(Report(tool=TOOL, findings=findings, summary={"files": len(slots)}), failures)
+    return Run(Report(tool=TOOL, findings=findings, summary={"files": len(slots)}))
+
+
+def _failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(finding for finding in findings if finding.code == FAILED_CODE)
 
 
 def _wanted(findings: Iterable[Finding], settings: Settings) -> tuple[Finding, ...]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.config import Settings, SettingsFinder
 from gradcheck_lint.engine import inspect_source
+from gradcheck_lint.failures import Failures
 from gradcheck_lint.fixes import edited, fix_source
 from gradcheck_lint.inspection import Inspected, Inspection
-from gradcheck_lint.noqa import with_noqa
+from gradcheck_lint.noqa import NOT_SILENCED, with_noqa
 from gradcheck_lint.notebooks import CellModule
 from gradcheck_lint.parsing import decode, encode
 from gradcheck_lint.runner import is_excluded
-from gradcheck_lint.unreadable import UNREADABLE_CODE
 from gradcheck_suite import catalogue
 from gradcheck_suite._version import __version__
 from gradcheck_suite.errors import UsageError
@@ -131,6 +131,12 @@ class Server(LanguageServer):
             self._seen[uri] = seen
         return seen
 
+    def tell(self, uri: str, failures: Failures) -> None:
+        """Write what failed into the editor's log."""
+        for finding in failures.findings(to_fs_path(uri) or uri):
+            text = f"{_NAME}: {uri}: {finding.message}; {finding.hint}"
+            self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, text))
+
     def forget(self, uri: str) -> None:
         """Drop what is known of a document."""
         self._seen.pop(uri, None)
@@ -236,10 +242,15 @@ def _actions(server: Server, params: lsp.CodeActionParams) -> Iterator[lsp.CodeA
     seen = server.look_at(uri)
     only = params.context.only
     if only is None or any(_is_below(lsp.CodeActionKind.QuickFix.value, kind) for kind in only):
+        failures = Failures()
         for item in seen.inspection.items:
             document, diagnostic = _diagnostic(item.finding, seen)
             if document.uri == uri and _overlap(diagnostic.range, params.range):
-                yield from _quick_fixes(item, diagnostic, seen)
+                with failures.costing(f"the fix of {item.finding.rule}"):
+                    yield from _fix_alone(item, diagnostic, seen)
+                with failures.costing(f"silencing {item.finding.rule}"):
+                    yield from _silencing(item, diagnostic, seen)
+        server.tell(seen.uri, failures)
     if only is None or any(_is_below(_FIX_ALL, kind) for kind in only):
         path = to_fs_path(seen.uri) or seen.uri
         if any(item.safe for item in seen.inspection.items):
@@ -251,7 +262,7 @@ def _actions(server: Server, params: lsp.CodeActionParams) -> Iterator[lsp.CodeA
             )
 
 
-def _quick_fixes(
+def _fix_alone(
     item: Inspected, diagnostic: lsp.Diagnostic, seen: _Seen
 ) -> Iterator[lsp.CodeAction]:
     new = edited(seen.inspection, item)
@@ -263,7 +274,12 @@ def _quick_fixes(
             is_preferred=item.safe,
             edit=_edit(seen, new),
         )
-    if item.finding.code != UNREADABLE_CODE:
+
+
+def _silencing(
+    item: Inspected, diagnostic: lsp.Diagnostic, seen: _Seen
+) -> Iterator[lsp.CodeAction]:
+    if item.finding.code not in NOT_SILENCED:
         yield lsp.CodeAction(
             title=f"Silence {item.finding.code} on this line",
             kind=lsp.CodeActionKind.QuickFix,

@@ -2,8 +2,9 @@
 
 ``# noqa`` silences every finding of its line, ``# noqa: GCS301, E501`` those codes (in any case,
 separated by commas or spaces; other tools' codes are left to them).
-``# gradcheck: ignore[missing-zero-grad] reason`` names rules by slug or code. A comment counts on
-the line that a finding names, and on the first and the last line of the statement it's in.
+``# gradcheck: ignore[missing-zero-grad]`` names rules by slug or code. What follows either, up to
+the next ``#``, is the reason. A comment counts on the line that a finding names, and on the first
+and the last line of the statement it's in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import libcst as cst
 
@@ -23,7 +24,8 @@ UNUSED_CODE: Final = "GCS001"
 UNUSED_SLUG: Final = "unused-suppression"
 
 _NOQA = re.compile(
-    r"#\s*noqa(?P<codes>\s*:\s*(?P<list>[A-Z][A-Z]*[0-9]+(?:[\s,]+[A-Z][A-Z]*[0-9]+)*))?",
+    r"#\s*noqa(?P<codes>\s*:\s*(?P<list>[A-Z][A-Z]*[0-9]+(?:[\s,]+[A-Z][A-Z]*[0-9]+)*))?"
+    r"(?P<reason>[^#]*)",
     re.IGNORECASE,
 )
 _OWN = re.compile(r"#\s*gradcheck:\s*ignore\[(?P<list>[^\]]*)\](?P<reason>[^#]*)", re.IGNORECASE)
@@ -77,8 +79,8 @@ class Suppression:
 
     def without(self, unwanted: frozenset[str]) -> str:
         """Return the comment without some of its names; empty if nothing is left to say."""
-        text = _OWN.sub(lambda match: _thinned_own(match, unwanted), self.comment.value)
-        text = _NOQA.sub(lambda match: _thinned_noqa(match, unwanted), text).rstrip()
+        text = _OWN.sub(lambda match: _thinned(match, unwanted, _folded), self.comment.value)
+        text = _NOQA.sub(lambda match: _thinned(match, unwanted, str.upper), text).rstrip()
         return text if text.strip("# \t") else ""
 
 
@@ -148,23 +150,16 @@ def _listed(names: frozenset[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-def _thinned_own(match: re.Match[str], unwanted: frozenset[str]) -> str:
-    kept = [name for name in _split(match["list"]) if _folded(name) not in unwanted]
-    if not kept:
-        return ""
-    start, end = match.span("list")
-    whole = match.group()
-    at = match.start()
-    return whole[: start - at] + ", ".join(kept) + whole[end - at :]
-
-
-def _thinned_noqa(match: re.Match[str], unwanted: frozenset[str]) -> str:
+def _thinned(match: re.Match[str], unwanted: frozenset[str], folded: Callable[[str], str]) -> str:
+    """Return a suppression without some of its names; with the last one goes the reason."""
     if match["list"] is None:
         return match.group()
-    kept = [code for code in _split(match["list"]) if code.upper() not in unwanted]
-    if len(kept) == len(_split(match["list"])):
+    names = _split(match["list"])
+    kept = [name for name in names if folded(name) not in unwanted]
+    if len(kept) == len(names):
         return match.group()
-    return match.group()[: match.start("list") - match.start()] + ", ".join(kept) if kept else ""
+    (start, end), at, whole = match.span("list"), match.start(), match.group()
+    return whole[: start - at] + ", ".join(kept) + whole[end - at :] if kept else ""
 
 
 def _split(text: str) -> list[str]:

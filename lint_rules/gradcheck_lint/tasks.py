@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from gradcheck_lint.failures import WHOLE_FILE, Failures
 from gradcheck_suite.findings import Finding
 
 What: TypeAlias = Literal["lint", "fix", "fix-unsafe"]
@@ -22,29 +23,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a task: the findings that are left, and for a fix the new source.
-
-    ``failure`` says that the linter itself failed, and how.
-    """
+    """What came of a task: the findings that are left, and for a fix the new source."""
 
     findings: tuple[Finding, ...] = ()
     source: bytes | None = None
     fixed: tuple[Finding, ...] = ()
-    failure: str | None = None
 
 
 def perform(task: Task) -> Outcome:
-    """Do a task; whatever a rule raises is an outcome, so that the other files are linted."""
-    try:
+    """Do a task; an error of ours is a finding, so that the other files are linted."""
+    failures = Failures()
+    with failures.costing(WHOLE_FILE):
         return _perform(task)
-    except MemoryError:
-        return Outcome(failure="there is not enough memory for it")
-    except Exception as error:
-        import os  # noqa: PLC0415 - rare path
-
-        if os.environ.get("GRADCHECK_SUITE_TRACEBACK"):
-            raise
-        return Outcome(failure=f"{type(error).__name__}: {error}")
+    return Outcome(failures.findings(task.path))
 
 
 def _perform(task: Task) -> Outcome:

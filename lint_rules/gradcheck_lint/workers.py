@@ -18,6 +18,7 @@ import sys
 import threading
 from typing import IO, TYPE_CHECKING, Final
 
+from gradcheck_lint.failures import WHOLE_FILE, failed
 from gradcheck_lint.tasks import Outcome, Task, perform
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ class _Worker:
             _send(process.stdin, task)
             outcome, memory = _receive(process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
-            return Outcome(failure=f"the process that read it {self._end()}")
+            end = f"the process that read it {self._end()}"
+            return Outcome((failed(task.path, end, WHOLE_FILE),))
         assert isinstance(memory, int)
         if memory > _BYTES_BEFORE_RENEWAL:
             self.kill()

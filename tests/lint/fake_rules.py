@@ -33,6 +33,7 @@ _EDITS = {
     "rewrite": lambda _, statement: (Replacement(statement, "x = 1\ny = 2"),),
     "stranger": lambda *_: (Replacement(cst.Name("elsewhere"), "x"),),
     "breaks": lambda call, _: (Replacement(call, cst.Name("class")),),
+    "bursts": lambda call, _: (Insertion(call, 1),),
     "endless": lambda call, _: (Replacement(call, f"endless({len(call.args)} * 1, *a)"),),
 }
 

@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import libcst as cst
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gradcheck_lint.engine import inspect_source
+from gradcheck_lint.fixes import fix_source
+from gradcheck_lint.rules import SLUGS
+from gradcheck_lint.suppressions import Suppressions
 
 
 def _count(lint, comment):
@@ -79,3 +87,46 @@ def test_one_comment_does_not_silence_the_next_line(lint):
         """
     )
     assert finding.location.line == 4
+
+
+_REASONS = (": zeroed in the engine", "- reason", " - reason", " (reason)", "(reason)", ". reason",
+            "; x", ":GCS201", " # hello", "# hello", ", foo bar", " because", ",", ":", "  ", "\t!",
+            " \u2014 why", "GCS", "[x]", " noqa", " #noqa: E501", "\x0cwhy")  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", _REASONS)
+@pytest.mark.parametrize("form", ["noqa: GCS301", "gradcheck: ignore[missing-zero-grad]"])
+def test_unused_suppression_goes_whatever_stands_behind_it(form, reason):
+    source = f"import torch\ny = 1  # {form}{reason}\n".encode()
+    (finding,) = inspect_source(source, "a.py").findings
+    assert finding.code == "GCS001"
+    fixed = fix_source(source, "a.py")
+    assert fixed.left == ()
+    _, hash_sign, kept = reason.partition("#")
+    line = f"y = 1  {hash_sign}{kept}" if hash_sign else "y = 1"
+    assert fixed.source.decode() == f"import torch\n{line}\n"
+
+
+_WORDS = st.sampled_from(
+    ["#", "# ", "noqa", ":", ": ", "GCS301", "gcs101", "E501", ", ", " ", "gradcheck: ignore[",
+     "]", "missing-zero-grad", "no-such-rule", "leaf-inplace", "because", "(",
+      ")", ";", "-", "GCS", "\t",
+     "\xe9", "\x0c", "\u2028"]
+)  # fmt: skip
+
+
+@given(st.lists(_WORDS, max_size=12).map("".join) | st.text(max_size=20), st.booleans())
+@example("# noqa: GCS301: reason", False)
+@settings(max_examples=500, deadline=None)
+def test_what_is_left_of_a_comment_is_a_comment_and_silences_no_more(text, is_used):
+    comment = "#" + text.replace("\n", " ").replace("\r", " ")
+    suppressions = Suppressions([(1, 1, cst.Comment(comment))])
+    for own in suppressions._by_line.get(1, ()):
+        own.used.update({"GCS101", "leaf-inplace"} & (own.names or set()) if is_used else ())
+    for unused in suppressions.unused(SLUGS.values(), SLUGS):
+        gone = unused.idle | unused.unknown
+        left = unused.suppression.without(gone)
+        assert not left or cst.Comment(left).value == left
+        names = suppressions._by_line[1][0].names
+        after = Suppressions([(1, 1, cst.Comment(left or "#"))])._by_line.get(1, ())
+        assert frozenset().union(*(own.names for own in after)) == names - gone
