@@ -237,7 +237,8 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "nothing": "pass model.parameters() anew, or keep a list of them",
         "others": "pass the parameters that the optimizer owns",
         "each": f"call {function} once, right before step()",
-        "scaled": "call scaler.unscale_(optimizer) right before clipping",
+        "scaled": "call scaler.unscale_(optimizer) once, after the last backward() and before "
+        "clipping; if it comes after clipping now, move it",
     }[occurrence.kind]
     step = location_of(occurrence.step_site)
     entry = (

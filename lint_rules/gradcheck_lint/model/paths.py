@@ -58,10 +58,10 @@ def _is_act(word: str) -> bool:
 
 _OTHER_ACTS: Final = frozenset({"unscale_", "update", "setattr", "getattr"})
 _PARTS_OF_ACTS: Final = ("backward", "grad", "zero")
-_ACTS: Final = Sought(_is_act)
+ACTS: Final = Sought(_is_act)
 """What is named wherever such an event is, save for what is written in place."""
 
-_EFFECTS: Final = (*PROTOCOL, Jump, Return)
+EFFECTS: Final = (*PROTOCOL, Jump, Return)
 
 _WORDS: Final = re.compile(r"\w+")
 _MOST_PATHS: Final = 64
@@ -167,7 +167,7 @@ class _Walk:
 def matters(function: FunctionModel) -> bool:
     """Tell whether a function has events of a training step itself; few by words need reading."""
     scope = function.scope
-    may_act = Part.WRITE in scope.parts or function.module.near.has_itself(scope, _ACTS)
+    may_act = Part.WRITE in scope.parts or function.module.near.has_itself(scope, ACTS)
     return may_act and any(isinstance(event, PROTOCOL) for event in function.events())
 
 
@@ -395,7 +395,7 @@ def _is_effect(item: Event | Branch | Loop, walk: _Walk) -> bool:
         return bool(_effects(item.body, walk))
     if isinstance(item, Call):
         return item.function is not None or _is_unclear(item, walk)
-    return isinstance(item, _EFFECTS)
+    return isinstance(item, EFFECTS)
 
 
 def _inner_loop(loop: Loop, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:

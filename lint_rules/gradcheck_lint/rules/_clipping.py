@@ -94,11 +94,15 @@ def _scaled_clip(path: Path, index: int) -> Problem | None:
         return None
     if any(other.is_unclear or isinstance(other.event, Unscale) for other in before[last:]):
         return None
+    late: tuple[Unscale, ...] = ()
     for other in after:
         if other.is_unclear:
             return None
-        if isinstance(other.event, Step):
+        if isinstance(other.event, Unscale):
+            late = (*late, other.event)
+        elif isinstance(other.event, Step):
             if not other.event.scaler:
                 return None
-            return Problem("GCS305", "scaled", item.event, item.owner, (backward, other.event))
+            others = (backward, other.event, *late)
+            return Problem("GCS305", "scaled", item.event, item.owner, others)
     return None

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import StoreKind
-from gradcheck_lint.model.syntax import dotted_name
+from gradcheck_lint.model.flow import Call, StoreKind
+from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._graph_proofs import always_meets
 from gradcheck_lint.rules._outliving import is_known_container
@@ -16,6 +16,8 @@ from gradcheck_lint.rules._text import source_of
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gradcheck_lint.model.flow import Backward, Store
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.rules._keepers import Keeper
@@ -30,7 +32,8 @@ def kept_by_store(
     if isinstance(proof.node, cst.Return):
         met = "the engine calls backward() on what is returned here"
     is_error = certain and always_meets(proof, store) and is_known_container(store)
-    fix = _detached(function, store, safe=is_error) if certain else None
+    is_safe = is_error and _is_unread_until_freed(function, store, proof)
+    fix = _detached(function, store, safe=is_safe) if certain else None
     return _kept(function, store, (proof.node, met), fix, is_error=is_error)
 
 
@@ -113,6 +116,35 @@ def kept_by_callee(
             (backward, f"it has a graph: backward() {met} here"),
         ),
     )
+
+
+def _is_unread_until_freed(function: FunctionModel, store: Store, proof: Backward) -> bool:
+    """Tell whether nothing can differentiate what is kept before backward() frees its graph."""
+    if proof.retains_graph:
+        return False
+    nodes = list(walk(function.scope.node))
+    places = {id(node): place for place, node in enumerate(nodes)}
+    start = _end(store.node, places)
+    between = range(start, max(start, _end(proof.node, places)))
+    name = store.target.partition("[")[0]
+    last = name.rpartition(".")[2]
+    if any(_is_named(nodes[place], last) for place in between):
+        return False
+    # What is no variable of this function's own can be read by those that it calls.
+    is_own = name == last and name in function.bindings
+    return is_own or not any(
+        places.get(id(event.node)) in between
+        for event in function.events()
+        if isinstance(event, Call) and event.function is not None
+    )
+
+
+def _end(node: cst.CSTNode, places: Mapping[int, int]) -> int:
+    return max(places.get(id(inner), 0) for inner in walk(node)) + 1
+
+
+def _is_named(node: cst.CSTNode, name: str) -> bool:
+    return isinstance(node, cst.Name) and node.value == name
 
 
 _TENSOR_NODES = (cst.Name, cst.Attribute, cst.BinaryOperation, cst.UnaryOperation, cst.Call)
