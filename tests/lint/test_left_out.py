@@ -28,6 +28,14 @@ class Frozen(nn.Module):
         self.critic = nn.Linear(3, 3)
         self.critic.requires_grad_(False)
 
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = nn.DataParallel(inner)
+
+    def forward(self, x):
+        return self.inner(x)
+
 def train(loader, device, load, make):
     encoder = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     decoder = nn.Linear(3, 3)
@@ -108,6 +116,50 @@ _GIVEN = {
         "pair.critic(pair.actor(x))",
     ),
 }
+
+
+_WRAPPERS = [
+    "DDP(encoder, device_ids=[device])",
+    "nn.DataParallel(encoder)",
+    "nn.parallel.DistributedDataParallel(pair.actor)",
+    "FSDP(encoder)",
+    "torch.compile(encoder)",
+    "load.prepare(encoder)",
+    "make(encoder)",
+    "Wrapper(encoder)",
+    "nn.Sequential(encoder, nn.ReLU())",
+]
+
+
+@pytest.mark.parametrize("wrapper", _WRAPPERS)
+def test_wrapper_has_the_parameters_of_what_it_wraps(wrapper):
+    head = (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    )
+    made = (
+        f"pair = Pair()\n{_SGD.format('[*encoder.parameters(), *pair.actor.parameters()]')}\n"
+        f"wrapped = {wrapper}"
+    )
+    assert lint_source((head + _source(made, "wrapped(x)")).encode(), "train.py") == ()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "nn.Linear(3, 3)",
+        "nn.DataParallel(nn.Linear(3, 3))",
+        "nn.Sequential(encoder, nn.Linear(3, 3))",
+        "Pair()",
+    ],
+)
+def test_new_layer_beside_a_wrapper_is_left_out(layer):
+    made = (
+        f"{_SGD.format('encoder.parameters()')}\nwrapped = nn.DataParallel(encoder)\nhead = {layer}"
+    )
+    (found,) = lint_source(_source(made, "head(wrapped(x))").encode(), "train.py")
+    assert found.code == "GCS307"
+    assert "`head`" in found.message
 
 
 def _source(made, goes):

@@ -121,6 +121,10 @@ def _produced(node: cst.BaseExpression) -> list[cst.BaseExpression]:
     return []
 
 
+_HOLDERS = re.compile(r"torch\.nn\.(?:Sequential$|DataParallel$|parallel\.)")
+"""What torch puts layers into that has no weights but theirs."""
+
+
 def kind_of(  # noqa: PLR0911 - one answer for each way to make one
     node: cst.BaseExpression, function: FunctionModel, depth: int = 0
 ) -> str | None:
@@ -136,7 +140,8 @@ def kind_of(  # noqa: PLR0911 - one answer for each way to make one
     last = qualified.rpartition(".")[2]
     if qualified in PARAMETER_CLASSES:
         return "parameter"
-    if qualified == "torch.nn.Sequential":
+    if _HOLDERS.match(qualified):
+        # A layer under a name has been made before.
         inner = {kind_of(layer, function, depth) for layer in _layers(node, function)}
         return "module" if "module" in inner else "likely" if "likely" in inner else None
     if qualified.startswith("torch.nn.") and last[:1].isupper():
@@ -156,7 +161,7 @@ def kind_of(  # noqa: PLR0911 - one answer for each way to make one
 
 
 def _layers(node: cst.Call, function: FunctionModel) -> list[cst.BaseExpression]:
-    """Return what a Sequential is made of, also where that is a list with a name."""
+    """Return what is put into a Sequential or the like, also where that is a list with a name."""
     found = positional(node)
     starred = {dotted_name(argument.value) for argument in node.args if argument.star}
     for other in body_of(function.scope):
