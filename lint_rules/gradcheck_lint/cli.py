@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     if words and words[0] in _WORDS and not os.path.lexists(words[0]):
         return _WORDS[words[0]](words[1:])
+    if words:
+        _refuse_misspelt_use(words[0])
     arguments = build_parser().parse_args(words)
     if not arguments.paths:
         # Whoever says which file standard input stands for means standard input, as in ruff.
@@ -63,6 +65,20 @@ def _run(words: list[str]) -> int:
     with writing_output():
         _tell(run, arguments, on_stdin=_STDIN in paths)
     return status
+
+
+def _refuse_misspelt_use(word: str) -> None:
+    """Tell a path that does not exist from another use of the command that was meant."""
+    if not word.isidentifier() or os.path.lexists(word):
+        return
+    import difflib  # noqa: PLC0415 - rare path
+
+    close = difflib.get_close_matches(word.lower(), _WORDS, n=1)
+    meant = f"did you mean `gradcheck-lint {close[0]}`? " if close else ""
+    raise UsageError(
+        f"there is no file or directory {word!r}; {meant}gradcheck-lint lints the paths that it is "
+        f"given; its other uses are {', '.join(_WORDS)}"
+    )
 
 
 def _refuse_contradictions(arguments: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from gradcheck_suite.errors import UsageError
 
 _TABLE = "tool.gradcheck-suite.lint"
 _TABLES: Final = ("lint", "pytest")
-_MARK = b"gradcheck-suite"
+_MARK = re.compile(rb"grad[-_ ]?check|tool[\s.\[\]\"']+grad|\x00", re.IGNORECASE)
+"""What a file has that may hold settings of ours: our name, one like it, or another encoding."""
 
 _SLUGS: Final = rules.SLUGS | {UNREADABLE_SLUG: UNREADABLE_CODE, UNUSED_SLUG: UNUSED_CODE}
 ALL_CODES: Final = frozenset(_SLUGS.values())
@@ -153,26 +155,34 @@ def read_settings(path: Path, *, required: bool) -> Settings | None:
         if required:
             raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
         return None
-    if _MARK not in source:
-        return Settings(path.parent) if required else None
-    table = _our_table(_parse(path, source), path)
-    if table is None:
-        return Settings(path.parent) if required else None
-    return _settings(table, path)
+    table = _our_table(_parse(path, source), path) if _MARK.search(source) else None
+    if table is not None:
+        return _settings(table, path)
+    if required:
+        raise UsageError(f"{path} has no table [{_TABLE}], which settings of the linter are in")
+    return None
 
 
 def _parse(path: Path, source: bytes) -> Mapping[str, object]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        document: Mapping[str, object] = toml.loads(source.decode("utf-8"))
+        if b"\0" in source:
+            raise UsageError(f"{path} is not UTF-8 but seems to be UTF-16; save it as UTF-8")
+        document: Mapping[str, object] = toml.loads(source.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise UsageError(
+            f"{path} is not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8"
+        ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     return document
 
 
 def _our_table(document: Mapping[str, object], path: Path) -> Mapping[str, object] | None:
+    tools = document.get("tool", {})
+    for tables, prefix in ((document, ""), (tools, "tool.")):
+        if isinstance(tables, Mapping):
+            _refuse_near_misses(tables, prefix, path)
     current: object = document
     seen: list[str] = []
     for key in _TABLE.split("."):
@@ -202,6 +212,23 @@ _KEYS = (
     "baseline",
 )
 _SEVERITIES = ("error", "warning", "note")
+
+
+def _refuse_near_misses(tables: Mapping[str, object], prefix: str, path: Path) -> None:
+    """Refuse a table whose name is nearly that of ours: what is in it would count for nothing."""
+    import difflib  # noqa: PLC0415 - only for a file that names us
+
+    for name in tables:
+        if f"{prefix}{name}" == "tool.gradcheck-suite":
+            continue
+        if difflib.get_close_matches(name.lower().replace("_", "-"), _NEAR_MISSES, cutoff=0.85):
+            raise UsageError(
+                f"{path}: [{prefix}{name}] is read by nobody; did you mean [{_TABLE}]? "
+                "Settings of the linter are there"
+            )
+
+
+_NEAR_MISSES: Final = ("gradcheck-suite", "gradcheck-lint", "gradcheck", "gradcheck-suite-lint")
 
 
 def _refuse_unknown_tables(tables: Mapping[str, object], path: Path) -> None:

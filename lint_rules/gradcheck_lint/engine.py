@@ -28,11 +28,17 @@ if TYPE_CHECKING:
 
 MARK = b"torch"
 """Source without this word is none of our business."""
+_MARK_IN_UTF_16 = b"t\0o\0r\0c\0h"
+"""The same in UTF-16 of either byte order, which Python does not read."""
 
 
 def concerns(source: bytes) -> bool:
     """Tell by its words whether source can have a finding at all."""
-    return MARK in source or mentions_us(source)
+    return _names_torch(source) or mentions_us(source)
+
+
+def _names_torch(source: bytes) -> bool:
+    return MARK in source or _MARK_IN_UTF_16 in source
 
 
 def lint_source(
@@ -188,7 +194,7 @@ def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tu
     tells_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
     problem = check_source(source, path, parsed_next=bool(applied or tells_unused))
     if problem is not None:
-        return (problem,) if MARK in source else ()
+        return (problem,) if _names_torch(source) else ()
     if not applied and not tells_unused:
         return ()
     return _Plan(applied if MARK in source else (), wanted if tells_unused else None)

@@ -11,18 +11,23 @@ from typing import Final
 _LARGEST_READ: Final = 64 << 20
 
 
+class TooLargeError(OSError):
+    """A file has more bytes than are worth reading."""
+
+
 def read_source(path: str) -> bytes:
     """Return the bytes of a regular file.
 
     Raises:
-        OSError: it can't be read, is no regular file, or has more than 64 MiB.
+        TooLargeError: it has more than 64 MiB.
+        OSError: it can't be read, or is no regular file.
     """
     with open(path, "rb", opener=_open_without_waiting) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "it is not a regular file")
         if status.st_size > _LARGEST_READ:
-            raise OSError(0, f"it has {status.st_size:,} bytes")
+            raise TooLargeError(0, f"it has {status.st_size:,} bytes")
         return stream.read()
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gradcheck_suite._version import __version__
 
-FORMATS: Final = ("full", "concise", "json", "sarif", "github", "gitlab", "junit")
+FORMATS: Final = ("full", "concise", "json", "sarif", "github", "gitlab", "junit", "html")
 _SEVERITIES = ("error", "warning", "note")
 _EPILOG = """\
 other uses:
@@ -40,7 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_file_options(parser.add_argument_group("files"))
     _add_run_options(parser.add_argument_group("run"))
     _add_report_options(parser.add_argument_group("report"))
-    parser.add_argument("--version", action="version", version=f"gradcheck-lint {__version__}")
+    version = f"gradcheck-lint {__version__}"
+    parser.add_argument("-V", "--version", action="version", version=version)
     return parser
 
 

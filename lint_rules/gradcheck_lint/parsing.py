@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import codecs
 import re
 import symtable
 import warnings
@@ -11,6 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.unreadable import unreadable
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,20 +48,52 @@ def check_source(source: bytes, path: str, *, parsed_next: bool = False) -> Find
     if len(source) > MAX_BYTES:
         if not parsed_next:
             return None
-        return unreadable(path, f"it has {len(source):,} bytes, more than {MAX_BYTES:,}")
+        reason = f"it has {len(source):,} bytes, more than {MAX_BYTES:,}"
+        return unreadable(path, reason, severity=Severity.WARNING)
+    undecodable = _undecodable(source, path)
     shallow = _is_shallow(source)
-    if shallow and (parsed_next or _has_symbols(source)):
-        return None
+    if undecodable is not None or (shallow and (parsed_next or _has_symbols(source))):
+        return undecodable
     try:
         tree = _python_tree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SyntaxError) and shallow and not _libcst_refuses(source):
             return None
         return _refusal(error, path)
-    excess = None if shallow else _excess(tree)
-    if excess is None and not shallow and len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH:
-        excess = _TOO_DEEP
-    return None if excess is None else unreadable(path, excess)
+    return None if shallow else _excess(tree, source, path)
+
+
+def _undecodable(source: bytes, path: str) -> Finding | None:
+    """Return the finding for text that Python would not decode; ``ast`` lets comments pass."""
+    if source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (
+        source.count(b"\0") > len(source) // 3
+    ):
+        return unreadable(path, "it is not UTF-8 but seems to be UTF-16; save it as UTF-8")
+    if source.isascii():
+        return None
+    declared = _declared_encoding(source)
+    try:
+        source.decode(declared or "utf-8")
+    except LookupError:
+        return None  # the parser tells
+    except UnicodeDecodeError as error:
+        where = source.count(b"\n", 0, error.start) + 1
+        missing = "it is not UTF-8, and its first two lines declare no other encoding"
+        reason = missing if declared is None else f"it is not {declared}, which it declares"
+        return unreadable(path, reason, line=where)
+    return None
+
+
+def _declared_encoding(source: bytes) -> str | None:
+    """Return the encoding that a comment in the first two lines names (PEP 263)."""
+    for line in source.split(b"\n", 2)[:2]:
+        found = _CODING.match(line)
+        if found is not None:
+            return found[1].decode()
+    return None
+
+
+_CODING: Final = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.ASCII)
 
 
 def _has_symbols(source: bytes) -> bool:
@@ -203,21 +237,23 @@ def _nests_little(brackets: bytes) -> bool:
     return max(depths, default=0) < _MOST_NESTED
 
 
-def _excess(tree: ast.AST) -> str | None:
+def _excess(tree: ast.AST, source: bytes, path: str) -> Finding | None:
     """Return why libcst can't safely parse source that has this tree, or None if it can."""
     level: list[ast.AST] = [tree]
     for _ in range(_MAX_DEPTH):
         below: list[ast.AST] = []
         for node in level:
             if isinstance(node, ast.BoolOp) and len(node.values) > _MAX_DEPTH:
-                return _TOO_DEEP
+                return unreadable(path, _TOO_DEEP)
             if isinstance(node, _SEQUENCES) and len(node.elts) > _MAX_ELEMENTS:
-                return f"it has a literal of {len(node.elts):,} elements at line {node.lineno}"
+                reason = f"it has a literal of {len(node.elts):,} elements at line {node.lineno}"
+                return unreadable(path, reason, severity=Severity.WARNING)
             below.extend(_children(node))
         if not below:
-            return None
+            has_many_strings = len(_ADJACENT_STRINGS.findall(source)) > 4 * _MAX_DEPTH
+            return unreadable(path, _TOO_DEEP) if has_many_strings else None
         level = below
-    return _TOO_DEEP
+    return unreadable(path, _TOO_DEEP)
 
 
 _SEQUENCES = (ast.List, ast.Tuple, ast.Set)

@@ -11,12 +11,13 @@ from gradcheck_lint.cache import Cache
 from gradcheck_lint.discovery import Found, find_files, is_hidden
 from gradcheck_lint.engine import concerns
 from gradcheck_lint.failures import FAILED_CODE
-from gradcheck_lint.files import read_source, replace_source
+from gradcheck_lint.files import TooLargeError, read_source, replace_source
 from gradcheck_lint.gitignore import GitIgnored
 from gradcheck_lint.tasks import Outcome, Task, What, perform
 from gradcheck_lint.unreadable import UNREADABLE_CODE, unreadable
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from gradcheck_lint.config import Settings
@@ -230,7 +231,9 @@ def _read(slot: _Slot) -> bytes | None:
     try:
         return read_source(slot.path)
     except OSError as error:
-        slot.findings = (unreadable(slot.path, error.strerror or str(error)),)
+        severity = Severity.WARNING if isinstance(error, TooLargeError) else Severity.ERROR
+        reason = error.strerror or str(error)
+        slot.findings = (unreadable(slot.path, reason, severity=severity),)
         return None
 
 

@@ -19,12 +19,24 @@ def unreadable(
     column: int | None = None,
     undone: str = "linted",
     subject: str = "this file",
+    severity: Severity = Severity.ERROR,
 ) -> Finding:
-    """Return the finding for a file that can't be read or parsed; ``undone`` is what it was not."""
+    """Return the finding for a file that can't be read or parsed.
+
+    Args:
+        path: the file.
+        reason: why not.
+        line: where, from 1.
+        column: where in the line, from 1.
+        undone: what was not done with the file.
+        subject: what was not, where it is a part of the file.
+        severity: an error where something is wrong with the file, a warning where it may be right
+            and is merely too large.
+    """
     return Finding(
         code=UNREADABLE_CODE,
         rule=UNREADABLE_SLUG,
-        severity=Severity.ERROR,
+        severity=severity,
         message=f"{subject} was not {undone}: {reason}",
         detector="lint",
         location=Location(path, line or 1, column),

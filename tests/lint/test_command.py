@@ -234,3 +234,39 @@ def test_traceback_of_an_internal_error_can_be_had(linting_raises, monkeypatch, 
     monkeypatch.setenv("GRADCHECK_SUITE_TRACEBACK", "1")
     assert main(["pkg/bad.py"]) == 2
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["explian", "GCS301"], "did you mean `gradcheck-lint explain`?"),
+        (["Rules"], "did you mean `gradcheck-lint rules`?"),
+        (["rulse", "--output-format", "table"], "did you mean `gradcheck-lint rules`?"),
+        (["sever"], "did you mean `gradcheck-lint server`?"),
+        (["check", "."], "lints the paths that it is given; its other uses are explain, rules"),
+    ],
+)
+def test_misspelt_use_is_told_from_a_missing_file(command, words, meant):
+    done = command(*words)
+    assert done.returncode == 2
+    assert f"there is no file or directory {words[0]!r}; " in done.stderr
+    assert meant in done.stderr
+    assert done.stdout == ""
+
+
+def test_name_of_a_missing_file_is_no_misspelt_use(command):
+    assert "did you mean" not in command("explain.py").stderr
+
+
+def test_short_option_tells_the_version(command):
+    assert command("-V").stdout == command("--version").stdout != ""
+
+
+def test_report_can_be_a_page(command, tmp_path, buggy):
+    (tmp_path / "a.py").write_text(buggy)
+    page = command("--output-format", "html")
+    assert page.returncode == 1
+    assert page.stdout.startswith("<!doctype html>")
+    assert "GCS301" in page.stdout
+    assert command("--output-format", "html", "--output-file", "r.html").stdout == ""
+    assert (tmp_path / "r.html").read_text() == page.stdout

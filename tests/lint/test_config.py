@@ -142,3 +142,72 @@ def test_names_of_rules():
     assert expand(["GCS"], "x") == ALL_CODES
     assert expand(["Leaf-Inplace"], "x") == {"GCS101"}
     assert expand([], "x") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "tool.gradcheck-lint",
+        "tool.gradcheck_lint",
+        "tool.gradcheck_suite.lint",
+        'tool."gradcheck_suite".lint',
+        "tool.gradcheck",
+        "tool.gradcheck.lint",
+        "tool.gradchek-suite.lint",
+        "tool.GradCheck-Suite.lint",
+        "gradcheck-suite.lint",
+        "gradcheck-lint",
+    ],
+)
+def test_table_with_nearly_our_name_is_refused_and_ours_is_named(command, tmp_path, table):
+    (tmp_path / "pyproject.toml").write_text(f'[{table}]\nignore = ["GCS301"]\n')
+    done = command()
+    assert done.returncode == 2
+    assert "is read by nobody; did you mean [tool.gradcheck-suite.lint]?" in done.stderr
+    assert str(tmp_path / "pyproject.toml") in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool.gradle]\nx = 1\n",
+        "[tool.graduate]\nx = 1\n",
+        '[project]\nname = "gradcheck-lint"\ndependencies = ["gradcheck-suite"]\n',
+        '[tool.ruff]\nexternal = ["GCS"]  # of gradcheck-lint\n',
+        "[tool.gradcheck-suite.pytest]\n",
+    ],
+)
+def test_tables_of_others_are_left_alone(command, tmp_path, text):
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert command().returncode == 0
+
+
+_TABLE_TEXT = '[tool.gradcheck-suite.lint]\nignore = ["GCS301"]\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (_TABLE_TEXT.encode("utf-16"), "is not UTF-8 but seems to be UTF-16; save it as UTF-8"),
+        (_TABLE_TEXT.encode("utf-16-be"), "is not UTF-8 but seems to be UTF-16"),
+        (f"# caf\xe9\n{_TABLE_TEXT}".encode("latin-1"), "is not UTF-8: invalid continuation byte"),
+    ],
+)
+def test_settings_in_another_encoding_are_told(command, tmp_path, source, words):
+    (tmp_path / "pyproject.toml").write_bytes(source)
+    done = command()
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_byte_order_mark_of_utf_8_does_no_harm(command, tmp_path, buggy):
+    (tmp_path / "a.py").write_text(buggy)
+    (tmp_path / "pyproject.toml").write_bytes(_TABLE_TEXT.encode("utf-8-sig"))
+    assert command().returncode == 0
+
+
+def test_file_that_is_named_must_have_our_table(command, tmp_path):
+    (tmp_path / "lint.toml").write_text('ignore = ["GCS301"]\n')
+    done = command("--config", "lint.toml")
+    assert done.returncode == 2
+    assert "lint.toml has no table [tool.gradcheck-suite.lint]" in done.stderr

@@ -18,6 +18,10 @@ _REFUSED = {
     "NUL": b"import torch\nx = 1\x00\n",
     "Python 2": b"import torch\nprint 'x'\n",
     "keyword that was a name": b"import torch\nx.cuda(async=True)\n",
+    "not UTF-8 in a comment": b"import torch  # caf\xe9\n",
+    "UTF-16": "import torch\n".encode("utf-16"),
+    "UTF-16 without a mark": "import torch\n".encode("utf-16-be"),
+    "not what it declares": b"# coding: ascii\nimport torch\nx = 'caf\xe9'\n",
     "unclosed": b"import torch\nx = (\n",
     "parentheses": b"torch = " + b"(" * 5000 + b"1" + b")" * 5000,
     "parentheses in an invalid file": b"torch = $" + b"(" * 50000,
@@ -27,6 +31,8 @@ _REFUSED = {
     "elif": b"if torch: pass\n" + b"elif b: pass\n" * 20000,
     "and": b"torch = " + b" and ".join([b"a"] * 20000),
     "strings": b"torch = (" + b"'a' " * 20000 + b")",
+}
+_TOO_LARGE = {
     "long list": b"torch = [" + b"1,\n" * 20000 + b"]",
     "1 MB line": b"torch = [" + b"1," * (1 << 19) + b"]\nopt.step()",
     "10 MB line": b"torch = [" + b"1," * (5 << 20) + b"]\nopt.step()",
@@ -44,6 +50,39 @@ def test_unreadable_source_is_one_error(source):
     assert finding.message.startswith("this file was not linted: ")
     assert finding.location.path == "bad.py"
     assert finding.location.line >= 1
+
+
+@pytest.mark.parametrize("source", _TOO_LARGE.values(), ids=_TOO_LARGE)
+def test_source_that_is_too_large_is_a_warning(source):
+    (finding,) = lint_source(source, "large.py")
+    assert (finding.code, finding.severity.value) == ("GCS000", "warning")
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "words"),
+    [
+        ("# é\nimport torch\n".encode("latin-1"), 1, "it is not UTF-8, and its first two lines"),
+        ("import torch\n\nx = 'é'\n".encode("latin-1"), 3, "declare no other encoding"),
+        ("# coding: ascii\nimport torch  # é\n".encode(), 2, "not ascii, which it declares"),
+        ("import torch\n".encode("utf-16"), 1, "seems to be UTF-16; save it as UTF-8"),
+    ],
+)
+def test_text_that_python_can_not_decode_is_told(command, tmp_path, source, line, words):
+    (tmp_path / "a.py").write_bytes(source)
+    done = command("--no-cache")
+    assert done.returncode == 1
+    assert f"a.py:{line}" in done.stdout
+    assert words in done.stdout
+
+
+def test_too_large_file_alone_is_no_reason_to_fail(command, tmp_path):
+    (tmp_path / "a.py").write_bytes(b"import torch\nopt.step()\n" + b"#" * MAX_BYTES)
+    (tmp_path / "b.py").write_bytes(b"x = 1\n" + b"#" * MAX_BYTES)
+    done = command("--no-cache")
+    assert done.returncode == 0
+    assert "a.py:1: GCS000 [warning] this file was not linted: it has 524," in done.stdout
+    assert "b.py" not in done.stdout
+    assert command("--no-cache", "--fail-on", "warning").returncode == 1
 
 
 def test_syntax_error_is_placed_where_python_places_it():
