@@ -121,6 +121,9 @@ def test_layers_of_other_files_are_likely(body):
         "self.layers = dict(a=1, b=2)",
         "self.layers = list(map(lambda i: i + 1, range(2)))",
         "self.layers = [nn.Linear(1, 1)]\nself.layers = nn.ModuleList(self.layers)",
+        "self.layers = dict(a=nn.Linear(1, 1))\nself.a = nn.ModuleList(list(self.layers.values()))",
+        "self.layers = {'a': nn.Linear(1, 1)}\nself.all = nn.ModuleList(self.layers.values())",
+        "self.layers = [nn.Linear(1, 1)]\nself.all = nn.Sequential(*reversed(self.layers))",
         (
             "if deep:\n    self.layers = []\n    self.layers.append(nn.Linear(1, 1))\n"
             "else:\n    self.layers = []\nself.layers = nn.ModuleList(self.layers)"
@@ -129,6 +132,19 @@ def test_layers_of_other_files_are_likely(body):
 )
 def test_lists_without_weights_or_registered_otherwise_are_left_alone(body):
     assert _reported(body) == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "self.count = len(list(self.layers.values()))",
+        "self.names = nn.ModuleList(self.layers.keys())",
+        "self.all = nn.ModuleList(self.others.values())",
+    ],
+)
+def test_dict_whose_layers_go_nowhere_is_reported(use):
+    body = f"self.layers = {{'a': nn.Linear(1, 1)}}\nself.others = {{}}\n{use}"
+    assert _reported(body) == [("GCS404", "error")]
 
 
 def test_a_list_of_blocks_that_nobody_calls_is_left_alone():

@@ -71,7 +71,7 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
                 ):
                     return True
                 for argument in node.args:
-                    if dotted_name(argument.value) == path and name not in _ITERATORS:
+                    if _is_whole(argument.value, path) and name not in _ITERATORS:
                         return True
                     if isinstance(argument.value, cst.StarredElement):
                         return True
@@ -81,6 +81,21 @@ def is_registered(  # noqa: PLR0911 - one answer for each way to register
         if method_name in owner.methods:
             return True
     return _is_asked_for_parameters(attribute, function)
+
+
+def _is_whole(node: cst.BaseExpression, path: str) -> bool:
+    """Tell whether an expression is a container, or a list or view of all that is in it."""
+    while isinstance(node, cst.Call):
+        if dotted_name(node.func) in _ITERATORS and len(node.args) == 1:
+            node = node.args[0].value
+        elif isinstance(node.func, cst.Attribute) and node.func.attr.value in _VIEWS:
+            node = node.func.value
+        else:
+            return False
+    return dotted_name(node) == path
+
+
+_VIEWS = frozenset({"values", "items"})
 
 
 def has_other_base(owner: ClassScope, function: FunctionModel) -> bool:
