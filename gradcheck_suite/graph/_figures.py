@@ -26,6 +26,7 @@ from gradcheck_suite._memory import copy_of_memory, memory_of_size
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     flattened,
+    function_mode_is_active,
     without_dispatch_modes,
     without_torch_function,
     without_transforms,
@@ -150,8 +151,9 @@ class Figures:
         """
         copies, hold = self._copies, self._hold
         plain, strided = torch.Tensor, torch.strided
+        is_seen = function_mode_is_active
 
-        def take(node: int, gradients: _Gradients, _given: _Gradients = ()) -> None:
+        def take(node: int, gradients: _Gradients) -> None:
             last = dtype = numbers = None
             copied = 0
             for index, gradient in enumerate(gradients):
@@ -181,7 +183,15 @@ class Figures:
             if self.copied_bytes > MOST_COPIED:
                 self._work_copies_out()
 
-        return take
+        def take_unseen(node: int, gradients: _Gradients, _given: _Gradients = ()) -> None:
+            # Before torch 2.11, a torch-function mode of the user's is in force in backward.
+            if is_seen():
+                with without_torch_function():
+                    take(node, gradients)
+            else:
+                take(node, gradients)
+
+        return take_unseen
 
     def _hold(self, node: int, index: int, gradient: torch.Tensor) -> None:
         """Hold a gradient for a while."""

@@ -20,6 +20,7 @@ from gradcheck_suite._torch_compat import (
     node_sequence_number,
     sequence_numbers,
     transform_is_active,
+    without_torch_function,
 )
 from gradcheck_suite.graph._deep import release_without_recursion
 from gradcheck_suite.graph._figures import MOST_COPIED, Figures
@@ -235,7 +236,7 @@ class BackwardWatch:
                 if self._ahead is not None:
                     self._do_not_look_ahead()
                 return original(outputs, *args, **kwargs)
-            with collector_paused():
+            with collector_paused(), without_torch_function():
                 watched = self._prepare(outputs, args)
                 unhook = self._hook(watched) if watched is not None else None
             if watched is None or unhook is None:
@@ -246,7 +247,7 @@ class BackwardWatch:
                 watched.failed = True
                 raise
             finally:
-                with collector_paused():
+                with collector_paused(), without_torch_function():
                     unhook()
                     watched.figures.finish()
                 self._keep(watched)

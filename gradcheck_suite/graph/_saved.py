@@ -61,9 +61,9 @@ class SavedReader:
                 places = places + len(raw.tensors) if places is not None and raw.tensors else None
             many = len(raw.tensors) > 1
             for index, tensor in enumerate(raw.tensors):
-                if tensor is not None:
+                modified = index in raw.modified
+                if tensor is not None or modified:
                     name = f"{raw.name}[{index}]" if many else raw.name
-                    modified = index in raw.modified
                     saved.append(self._describe(name, tensor, node_id, modified=modified))
         return tuple(saved), freed, places if freed else None
 
@@ -86,8 +86,11 @@ class SavedReader:
         return tuple(saved)
 
     def _describe(
-        self, name: str, tensor: torch.Tensor | HookedType, node_id: int, *, modified: bool
+        self, name: str, tensor: torch.Tensor | HookedType | None, node_id: int, *, modified: bool
     ) -> SavedTensor:
+        if tensor is None:
+            # Torch says that it was overwritten, and no more.
+            return SavedTensor(name=name, type=None, storage_bytes=None, modified=modified)
         if not isinstance(tensor, torch.Tensor):
             return SavedTensor(name=name, type=None, storage_bytes=None, hooked=True)
         key = storage_key(tensor)

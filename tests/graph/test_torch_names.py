@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from gradcheck_suite._torch_compat import (
     HOOKED,
     add_post_hooks,
+    answering,
     custom_function_class,
     flattened,
     hooks_registered,
@@ -62,10 +64,11 @@ class TestPresent:
         assert read_saved(node, name).modified == (0,)
 
     def test_what_hooks_packed_can_be_unwrapped(self):
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: ("mine", t), lambda p: p[1]):
+        unpack = answering(lambda packed: packed.tensor)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: SimpleNamespace(tensor=t), unpack):
             node = torch.ones(3, requires_grad=True).exp().grad_fn
 
-        raw = read_saved(node, "_raw_saved_result", lambda packed: (packed[1], True))
+        raw = read_saved(node, "_raw_saved_result", lambda packed: (packed.tensor, True))
         assert isinstance(raw.tensors[0], torch.Tensor)
         assert raw.modified == (0,)
 
