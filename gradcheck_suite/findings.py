@@ -174,6 +174,7 @@ class Report:
         Raises:
             FindingsError: with the whole report as its message.
         """
+        __tracebackhide__ = True  # pytest then shows the line that asked
         if self.at_least(fail_on):
             raise FindingsError(self)
 
@@ -191,16 +192,24 @@ class Report:
 class FindingsError(AssertionError):
     """A report holds findings that its reader asked to fail on.
 
+    The first line of its message, which is all that summaries show, counts the findings and tells
+    the most severe one; the whole report follows.
+
     Attributes:
         report: the whole report, for programs.
     """
+
+    # What users write, and short: in pytest's summary it stands before the message.
+    __module__ = "gradcheck_suite"
 
     def __init__(self, report: Report) -> None:
         super().__init__(report)
         self.report = report
 
     def __str__(self) -> str:
-        return "\n" + str(self.report)
+        from gradcheck_suite.reporting import report_headline  # noqa: PLC0415 - drawn on demand
+
+        return f"{report_headline(self.report)}\n\n{self.report}"
 
 
 def merge_reports(tool: str, reports: Iterable[Report]) -> Report:

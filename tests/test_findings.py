@@ -60,6 +60,18 @@ def test_raise_for_findings_carries_the_report_and_its_text():
     assert isinstance(caught.value, AssertionError)
 
 
+def test_a_findings_error_begins_with_its_most_severe_finding_on_one_line():
+    mild = finding(catalogue.LEAF_REBOUND)
+    several = Report("t", (mild, Finding.of(catalogue.WRONG_GRADIENT, "a\nb", detector="verify")))
+    assert str(FindingsError(several)).split("\n\n", 1) == [
+        "1 error, 1 warning, first GCS601 wrong-gradient: a b",
+        str(several),
+    ]
+    alone = FindingsError(Report("t", (mild,)))
+    assert str(alone).startswith("1 warning: GCS102 leaf-rebound: a message\n\n")
+    assert str(pickle.loads(pickle.dumps(alone))) == str(alone)
+
+
 def test_raise_for_findings_respects_the_threshold():
     report = Report("t", (finding(severity=Severity.WARNING),))
     report.raise_for_findings()

@@ -20,6 +20,7 @@ __all__ = [
     "OUTPUT_FORMATS",
     "ColorChoice",
     "OutputFormat",
+    "report_headline",
     "report_renderables",
     "report_to_text",
     "write_report",
@@ -68,6 +69,13 @@ def write_report(
         )
     stream.write(encodable(text, getattr(stream, "encoding", None)))
     stream.flush()
+
+
+def report_headline(report: Report) -> str:
+    """Return one line that counts the findings and tells the most severe of them."""
+    from gradcheck_suite.reporting.conclusion import headline  # noqa: PLC0415 - on demand
+
+    return headline(report)
 
 
 def report_to_text(report: Report) -> str:

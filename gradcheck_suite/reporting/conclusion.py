@@ -18,6 +18,7 @@ __all__ = [
     "conclusion",
     "count_findings",
     "count_verdicts",
+    "headline",
     "sentences_covered",
     "verdict_and_remarks",
 ]
@@ -61,6 +62,22 @@ def verdict_and_remarks(report: Report) -> tuple[str, str]:
     if report.not_covered:
         remarks.append(f"{plural(len(report.not_covered), 'thing')} not covered")
     return f"{one_line(report.tool)}: {sentence}", "; ".join(remarks)
+
+
+def headline(report: Report) -> str:
+    """Return the number of findings and the first of the most severe ones, on one line.
+
+    >>> from gradcheck_suite import catalogue
+    >>> from gradcheck_suite.findings import Finding, Report
+    >>> found = Finding.of(catalogue.LEAF_REBOUND, "`w` is no leaf", detector="lint")
+    >>> headline(Report(tool="gradcheck-lint", findings=(found,)))
+    '1 warning: GCS102 leaf-rebound: `w` is no leaf'
+    """
+    if not report.findings:
+        return conclusion(report)
+    first = max(report.findings, key=lambda finding: finding.severity)
+    told = one_line(f"{first.code} {first.rule}: {first.message}")
+    return f"{count_findings(report)}{', first' if len(report.findings) > 1 else ':'} {told}"
 
 
 def sentences_covered(report: Report) -> tuple[str, ...]:

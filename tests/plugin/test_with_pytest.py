@@ -66,6 +66,24 @@ class TestInformation:
         result.stdout.fnmatch_lines(["*fixture 'gradient_check' not found"])
 
 
+def test_the_summary_of_pytest_says_what_a_report_was_raised_for(run_tests, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run_tests("""
+        import gradcheck_suite as gs
+
+        def test_asks_itself():
+            gs.check_gradients(Wrong, x()).raise_for_findings()
+    """)
+
+    result.stdout.fnmatch_lines(
+        [
+            ">       gs.check_gradients(Wrong, x()).raise_for_findings()",
+            "FAILED test_training.py::test_asks_itself - *Error: 1 error: GCS601 wrong-gradient: *",
+        ]
+    )
+    assert "findings.py" not in result.stdout.str()
+
+
 class TestReports:
     SOURCE = """
         @pytest.mark.autograd_audit
