@@ -1,4 +1,4 @@
-"""What the markers on a test ask for, refused at collection where it makes no sense."""
+"""What the markers on a test ask for; the test is an error where that makes no sense."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
     "allowed_codes",
     "audit_mark",
     "check_mark",
-    "check_marks",
     "fail_on",
     "leak_mark",
+    "what_is_wrong_with_the_marks_of",
 ]
 
 
@@ -42,14 +42,14 @@ class LeakMark:
     limit: int = 0
 
 
-def check_marks(item: pytest.Item) -> bool:
-    """Refuse wrong arguments of our markers; return whether the test has any of them.
-
-    Raises:
-        pytest.UsageError: an argument is unknown or makes no sense.
-    """
-    marks = (audit_mark(item), leak_mark(item), check_mark(item))
-    return any(mark is not None for mark in marks)
+def what_is_wrong_with_the_marks_of(item: pytest.Item) -> str | None:
+    """Say which argument of our markers on a test is unknown or makes no sense, if one is."""
+    try:
+        for read in (audit_mark, leak_mark, check_mark):
+            read(item)
+    except pytest.UsageError as error:
+        return str(error)
+    return None
 
 
 def fail_on(item: pytest.Item) -> Severity:
@@ -131,7 +131,7 @@ def _markers(
     """Return the markers of this name, closest first, each with how to speak of it."""
     found = []
     for marker in item.iter_markers(name):
-        subject = f"{item.nodeid}: @pytest.mark.{name}"
+        subject = f"@pytest.mark.{name}"
         if marker.args:
             raise pytest.UsageError(
                 f"{subject} takes keyword arguments only, as in {name}({example}); "

@@ -100,7 +100,7 @@ def pytest_report_header(config: Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: Session, config: Config, items: list[Item]) -> None:
-    """Add the examples of packages, and refuse wrong marker arguments before any test runs."""
+    """Add the examples of packages, and note whether a test has a use for this plugin."""
     asked = config.stash[_ASKED]
     if asked is not None and asked.modules:
         from pytest_gradcheck_suite.modules import collect_examples  # noqa: PLC0415 - needs torch
@@ -110,15 +110,15 @@ def pytest_collection_modifyitems(session: Session, config: Config, items: list[
         marked = any(item.get_closest_marker(name) for name in options.MARKER_NAMES)
         if marked or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             _come_into_use(config)
-        if marked:
-            from pytest_gradcheck_suite.marks import check_marks  # noqa: PLC0415 - for marked ones
-
-            check_marks(item)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_setup(item: Item) -> Generator[None, Any, Any]:
-    """Begin a test anew."""
+    """Begin a test anew, or refuse its markers.
+
+    Last of the wrappers: those of other plugins have to begin, as they end, and what pytest itself
+    does, skipping among it, comes after them.
+    """
     __tracebackhide__ = True
     if item.config.stash[options.IN_USE]:
         from pytest_gradcheck_suite.testing import begin  # noqa: PLC0415 - for runs that use us

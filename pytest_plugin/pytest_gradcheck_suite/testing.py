@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gradcheck_suite.auditing import audit_of, forget_audit
-from pytest_gradcheck_suite.marks import fail_on, leak_mark
+from pytest_gradcheck_suite.marks import fail_on, leak_mark, what_is_wrong_with_the_marks_of
 from pytest_gradcheck_suite.options import AUDIT
 from pytest_gradcheck_suite.outcomes import (
     add_to_test_report,
@@ -31,10 +31,18 @@ _READY = pytest.StashKey[bool]()
 
 
 def begin(item: pytest.Item) -> None:
-    """Begin a test anew: plugins that repeat tests call this again for the same one."""
+    """Begin a test anew: plugins that repeat tests call this again for the same one.
+
+    A marker of ours that asks for what can't be makes the test an error. This comes before
+    pytest looks at skip and xfail, which would hide it.
+    """
+    __tracebackhide__ = True
     forget(item)
     forget_audit(item)
     forget_snapshots(item)
+    wrong = what_is_wrong_with_the_marks_of(item)
+    if wrong is not None:
+        pytest.fail(wrong, pytrace=False)
     look(item, "set-up")
 
 

@@ -172,23 +172,23 @@ class TestMarker:
 
         result.assert_outcomes(passed=1)
 
-    def test_wrong_arguments_stop_at_collection(self, run_tests):
+    def test_wrong_arguments_make_that_test_an_error(self, run_tests):
         for arguments, message in [
-            (
-                "fail_on='fatal'",
-                "*fail_on of *test_it: @pytest.mark.autograd_audit must be one of*",
-            ),
-            ("'warning'", "*test_it: @pytest.mark.autograd_audit takes keyword arguments only*"),
-            ("level='error'", "*test_it: @pytest.mark.autograd_audit has no argument 'level'*"),
+            ("fail_on='fatal'", "fail_on of @pytest.mark.autograd_audit must be one of*"),
+            ("'warning'", "@pytest.mark.autograd_audit takes keyword arguments only*"),
+            ("level='error'", "@pytest.mark.autograd_audit has no argument 'level'*"),
         ]:
             result = run_tests(f"""
                 @pytest.mark.autograd_audit({arguments})
                 def test_it():
                     raise SystemExit("ran")
+
+                def test_other():
+                    pass
             """)
 
-            assert result.ret == 4
-            result.stderr.fnmatch_lines([message])
+            result.assert_outcomes(errors=1, passed=1)
+            result.stdout.fnmatch_lines(["*ERROR at setup of test_it*", message])
 
 
 class TestFailOn:

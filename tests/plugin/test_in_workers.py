@@ -65,6 +65,10 @@ SOURCE = """
     def test_leaves_grad_mode_off(gradient_check):
         torch.set_grad_enabled(False)
 
+    @pytest.mark.autograd_audit(alow=[])
+    def test_misspelt():
+        pass
+
     @pytest.mark.anyio
     async def test_coroutine(autograd_audit, anyio_backend_name):
         if anyio_backend_name == "asyncio":
@@ -98,7 +102,7 @@ def test_every_feature(write_tests, run_tests, pytester):
     }
     cases = list(ElementTree.parse(pytester.path / "r.xml").iter("testcase"))
     assert {case.get("name") for case in cases if case.find("failure") is not None} == failed
-    result.assert_outcomes(passed=7, failed=7, xfailed=1)
+    result.assert_outcomes(passed=7, failed=7, xfailed=1, errors=1)
     document = json.loads((pytester.path / "out" / "r.json").read_text())
     tests = {
         finding["rule"]: {name.rpartition("::")[2] for name in finding["evidence"]["tests"]}
@@ -115,11 +119,12 @@ def test_every_feature(write_tests, run_tests, pytester):
     assert {"test_leaks"} in tests.values()
     assert len(list((pytester.path / "out").glob("*test_picture*.html"))) == 1
     text = result.stdout.str()
+    assert "@pytest.mark.autograd_audit has no argument 'alow'; did you mean 'allow'?" in text
     assert text.count("findings that failed no test") == 1
     assert text.count("left behind or left out") == 1
     assert "test_leaves_grad_mode_off: left grad mode disabled; it was put back" in text
     assert len(list((pytester.path / "__gradients__").rglob("*.json"))) == 3
-    run_tests(SOURCE, "-k", "test_snapshot").assert_outcomes(passed=3, deselected=12)
+    run_tests(SOURCE, "-k", "test_snapshot").assert_outcomes(passed=3, deselected=13)
 
 
 @pytest.mark.parametrize("where", ["here", "in workers"])

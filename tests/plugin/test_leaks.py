@@ -276,8 +276,8 @@ def test_graphs_that_are_meant_to_live_and_those_that_end_are_no_leaks(run_tests
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("steps=0", "*steps of *must be a whole number of at least 1; got 0"),
-        ("limit=True", "*limit of *must be a whole number of at least 0; got True"),
+        ("steps=0", "steps of *must be a whole number of at least 1; got 0"),
+        ("limit=True", "limit of *must be a whole number of at least 0; got True"),
         ("stepz=2", "*has no argument 'stepz'; did you mean 'steps'?"),
     ],
 )
@@ -288,8 +288,8 @@ def test_wrong_arguments(run_tests, arguments, message):
             pass
     """)
 
-    assert result.ret == 4
-    result.stderr.fnmatch_lines([message])
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([message])
     gc.collect()
 
 

@@ -340,10 +340,36 @@ class TestFixtures:
             @pytest.mark.{marker}
             def test_it():
                 pass
+
+            def test_other():
+                pass
         """)
 
-        assert result.ret == 4
-        result.stderr.fnmatch_lines([message])
+        result.assert_outcomes(errors=1, passed=1)
+        result.stdout.fnmatch_lines(["*ERROR at setup of test_it*", message])
+
+    def test_neither_xfail_nor_skip_hides_a_wrong_marker(self, run_tests):
+        result = run_tests("""
+            @pytest.mark.xfail(strict=True)
+            @pytest.mark.gradient_check(ordr=2)
+            def test_known():
+                assert False
+
+            @pytest.mark.skip(reason="slow")
+            @pytest.mark.gradient_check(ordr=2)
+            def test_skipped():
+                pass
+        """)
+
+        result.assert_outcomes(errors=2)
+
+    def test_a_wrong_setting_ends_the_run_before_any_test(self, run_tests):
+        flag = run_tests("def test_it(): pass", "--gradcheck-suite-seed=x")
+        assert flag.ret == pytest.ExitCode.USAGE_ERROR
+        flag.stderr.fnmatch_lines(["ERROR: --gradcheck-suite-seed must be an integer*"])
+        ini = run_tests("def test_it(): pass", gradcheck_suite_fail_on="fatal")
+        assert ini.ret == pytest.ExitCode.USAGE_ERROR
+        ini.stderr.fnmatch_lines(["ERROR: gradcheck_suite_fail_on * must be one of *"])
 
 
 def test_the_options_that_are_known_without_torch_are_those_of_check_gradients():
