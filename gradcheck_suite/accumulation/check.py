@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite.accumulation.batches import micro_batches as cut
 from gradcheck_suite.accumulation.comparison import Comparison
-from gradcheck_suite.accumulation.states import States
+from gradcheck_suite.accumulation.signatures import refuse_maker, refuse_signature
+from gradcheck_suite.accumulation.states import States, is_made_by
 from gradcheck_suite.accumulation.subject import Subject
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.randomness import preserved_randomness
@@ -90,6 +91,9 @@ def check_accumulation(
     for name, value in (("train", train), ("loss", loss), ("split", split)):
         if not callable(value) and (name == "train" or value is not None):
             raise UsageError(f"check_accumulation: {name} must be a function, got {value!r}")
+    refuse_signature(train)
+    if is_made_by(make):
+        refuse_maker(make)
     with preserved_randomness():
         comparison = Comparison(
             Subject(

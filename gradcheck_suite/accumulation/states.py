@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["State", "States"]
+__all__ = ["State", "States", "is_made_by"]
 
 _DEEPEST = 4
 
@@ -98,9 +98,8 @@ class States:
     """
 
     def __init__(self, make: Any, seed: int) -> None:
-        is_made = callable(make) and not isinstance(make, (nn.Module, Optimizer))
-        given: Any = make  # Any, as asking what it is has narrowed it
-        self._make: Callable[[], Any] = given if is_made else partial(_same, given)
+        is_made = is_made_by(make)
+        self._make: Callable[[], Any] = make if is_made else partial(_same, make)
         self._random = RandomState.from_seed(seed)
         self._first = self._made()
         self.values = self._first.values()
@@ -128,6 +127,11 @@ class States:
     def _made(self) -> State:
         self._random.restore()
         return State(self._make())
+
+
+def is_made_by(make: Any) -> bool:
+    """Return whether what a loop trains is to be made by a call, and not this itself."""
+    return callable(make) and not isinstance(make, (nn.Module, Optimizer))
 
 
 def _dense_copy(gradient: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradcheck_suite.accumulation.batches import copied
 from gradcheck_suite.accumulation.runs import Recording, gradient_of, run_loop
+from gradcheck_suite.accumulation.signatures import mistaken_argument
 from gradcheck_suite.accumulation.states import States
 from gradcheck_suite.verification.randomness import RandomState
 
@@ -68,7 +69,7 @@ class Subject:
         """Run over one batch, which is a window."""
         whole = copied(batch)
         if self.loss is None:
-            return self._run(start, lambda given: self.train(given, [whole], 1))
+            return self._run(start, lambda given: self._train(given, [whole], 1))
         loss = self.loss
         recording = self._run(start, lambda given: loss(given, whole).backward())
         recording.steps.append(gradient_of(recording))
@@ -79,8 +80,17 @@ class Subject:
         batches = [copied(part) for _ in range(windows) for part in self.parts]
         number = len(self.parts)
         return self._run(
-            Start(self.states.values, force), lambda given: self.train(given, batches, number)
+            Start(self.states.values, force), lambda given: self._train(given, batches, number)
         )
+
+    def _train(self, given: Any, batches: list[Any], number: int) -> None:
+        try:
+            self.train(given, batches, number)
+        except (AttributeError, TypeError) as error:
+            mistake = mistaken_argument(error, self.train, (given, batches, number))
+            if mistake is None:
+                raise
+            raise mistake from error
 
     def _run(self, start: Start, loop: Callable[[Any], object]) -> Recording:
         state = self.states.new()

@@ -564,6 +564,81 @@ def test_wrong_arguments_are_refused(arguments, options, said):
         gs.check_accumulation(*arguments, **options)
 
 
+def usual(model, optimizer, batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def clears(model, optimizer, batches):
+    optimizer.zero_grad()
+
+
+def prepares(model, batches, steps):
+    model.train()
+
+
+def calls_the_state(model, batches, steps):
+    return model(batches[0][0])
+
+
+def takes_two(model, optimizer):
+    pass
+
+
+def needs_a_width(width):
+    return make()
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (
+            usual,
+            r"and usual\(model, optimizer, batches\) took the number of steps to accumulate for",
+        ),
+        (
+            usual,
+            r"TypeError: .*'int'.* as in lambda state, batches, steps: train\(\*state, batches",
+        ),
+        (clears, "took the list of batches for something else: AttributeError: 'list' object has"),
+        (
+            prepares,
+            r"took what make\(\) returned for something else: AttributeError: 'tuple' object",
+        ),
+        (calls_the_state, r"took what make\(\) returned for .*: 'tuple' object is not callable"),
+        (takes_two, r"which takes_two\(model, optimizer\) can't be: too many positional arguments"),
+    ],
+)
+def test_a_loop_of_another_shape_is_told_the_expected_one(train, said):
+    shape = r"the loop is called as train\(state, batches, accumulation_steps\), .*"
+    with pytest.raises(gs.UsageError, match=shape + said):
+        gs.check_accumulation(make, train, data())
+
+
+def test_a_maker_that_needs_arguments_is_told_so():
+    with pytest.raises(
+        gs.UsageError, match=r"made by make\(\), which needs_a_width\(width\) can't"
+    ):
+        gs.check_accumulation(needs_a_width, right, data())
+
+
+def test_errors_of_the_loop_that_are_not_about_its_arguments_arrive_as_they_are():
+    def misspells(state, batches, steps):
+        return state[0].no_such
+
+    def calls_a_list(state, batches, steps):
+        layers = []
+        return layers(batches)
+
+    with pytest.raises(AttributeError, match="no_such"):
+        gs.check_accumulation(make, misspells, data())
+    with pytest.raises(TypeError, match="'list' object is not callable") as raised:
+        gs.check_accumulation(make, calls_a_list, data())
+    assert not isinstance(raised.value, gs.UsageError)
+
+
 def test_a_loop_that_trains_something_else_is_refused_before_it_does():
     model, optimizer = make()
     before = [each.detach().clone() for each in model.parameters()]
