@@ -10,13 +10,21 @@ from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import CodeType, TracebackType
+    from types import CodeType
 
-__all__ = ["Owner", "definition_line", "folder_prefix", "is_ours", "owner_of_file"]
+__all__ = [
+    "Owner",
+    "definition_line",
+    "folder_prefix",
+    "is_ours",
+    "owner_of_file",
+    "without_ours",
+]
 
 
 class Owner(Enum):
@@ -98,3 +106,16 @@ def definition_line(code: CodeType) -> int:
 def is_ours(traceback: TracebackType) -> bool:
     """Return whether this entry of a traceback is a frame of gradcheck-suite."""
     return owner_of_file(traceback.tb_frame.f_code.co_filename) is Owner.US
+
+
+def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of gradcheck-suite."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        if not is_ours(entry):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite._exit import exit_status
 from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite._version import __version__
-from gradcheck_suite.commands import audit, demo, explain, graph, rules, verify
+from gradcheck_suite.commands import audit, demo, explain, graph, localize, rules, verify
 from gradcheck_suite.commands._user_errors import user_traceback
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.paths import display_path
@@ -67,7 +67,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gradcheck-suite {__version__}")
     subparsers = parser.add_subparsers(title="commands", dest="command", required=True)
-    for command in (audit, verify, graph, demo, explain, rules):
+    for command in (audit, verify, localize, graph, demo, explain, rules):
         command.add_parser(subparsers)
     return parser
 

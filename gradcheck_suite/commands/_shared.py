@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from gradcheck_suite._exit import CLEAN, FINDINGS, own_output, reader_may_leave, stop_writing
+from gradcheck_suite._exit import (
+    CLEAN,
+    FINDINGS,
+    INTERRUPTED,
+    own_output,
+    reader_may_leave,
+    stop_writing,
+)
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
+from gradcheck_suite.reporting.progress import progress
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from gradcheck_suite.findings import Report
+    from gradcheck_suite.verification.watching import Watcher
 
 # argparse gives this type no public name.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
@@ -56,6 +66,45 @@ def add_report_options(
         default="auto",
         help="colour the report (default: auto, which colours a terminal)",
     )
+
+
+def seconds(text: str) -> float:
+    """Read a time, such as 90, 90s, 1.5m or 1h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    read = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if read <= 0.0:
+        raise argparse.ArgumentTypeError(
+            f"expected a time of more than 0, such as 90, 90s, 2m or 1h, got {text!r}"
+        )
+    return read
+
+
+def run_check(arguments: argparse.Namespace, check: Callable[[], Report]) -> int:
+    """Run a check that says how far it is, write its report, and return the exit status.
+
+    After Ctrl-C the report is on what was concluded until then.
+    """
+    from gradcheck_suite.verification.watching import (  # noqa: PLC0415 - needs torch
+        Watcher,
+        watched_by,
+    )
+
+    what = f"Checking {arguments.target}"
+    watcher: Watcher | None = None
+    try:
+        with progress(what) as bar:
+            watcher = Watcher(lambda doing: bar.describe(f"{what}: {doing}"))
+            with watched_by(watcher):
+                report = check()
+    except KeyboardInterrupt:
+        partial = None if watcher is None else watcher.report()
+        if watcher is None or partial is None:
+            raise
+        emit(partial, arguments)
+        sys.stdout.flush()
+        sys.stderr.write(f"gradcheck-suite: interrupted at: {watcher.doing}\n")
+        return INTERRUPTED
+    return emit(report, arguments)
 
 
 def emit(

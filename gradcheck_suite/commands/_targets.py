@@ -1,4 +1,4 @@
-"""Find what ``FILE.py:name`` names."""
+"""Find what ``FILE.py:name`` names, and what a check is to be given."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import difflib
 import importlib.util
 import inspect
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite._frames import definition_line
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:
+    import argparse
     from types import ModuleType
 
+_ARGS_AND_KWARGS = 2
 _FORM = "FILE.py:name, such as model.py:attention or model.py:Net.loss"
 
 
@@ -47,6 +51,105 @@ def load_target(target: str) -> object:
             raise UsageError(_no_such_name(file, part, owner=owner, names=dir(value)))
         value = getattr(value, part)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a check is made of: a function or module, and its inputs as the checks take them."""
+
+    target: Any
+    inputs: Any
+    kwargs: dict[str, Any] | None
+
+
+def add_subject_options(parser: argparse.ArgumentParser, *, target: str) -> None:
+    """Add the target, ``--inputs`` and ``--seed``; ``target`` says what the first may be."""
+    parser.add_argument("target", metavar="FILE.py:TARGET", help=target)
+    parser.add_argument(
+        "--inputs",
+        required=True,
+        metavar="FILE.py:INPUTS",
+        help="a function without arguments that makes the inputs",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of what your files draw, of probes and random draws (default: 0)",
+    )
+
+
+def load_subject(arguments: argparse.Namespace) -> Subject:
+    """Load what ``add_subject_options`` asks for; the files draw the same numbers in every run.
+
+    Where the target is a module class or a function that makes a module, it is called first.
+
+    Raises:
+        UsageError: one of the names is wrong, or names something that can't be checked.
+    """
+    from gradcheck_suite.verification.randomness import RandomState  # noqa: PLC0415 - needs torch
+
+    # The check itself tells of a seed that can be none.
+    if arguments.seed in range(2**32):
+        RandomState.from_seed(arguments.seed).restore()
+    target = load_target(arguments.target)
+    refuse_coroutine(target, arguments.target)
+    made: Any = made_by(arguments.inputs)
+    inputs, kwargs = made, None
+    if (
+        type(made) is tuple
+        and len(made) == _ARGS_AND_KWARGS
+        and type(made[0]) is tuple
+        and type(made[1]) is dict
+    ):
+        inputs, kwargs = made
+    return Subject(_made_module(target, arguments.target, inputs, kwargs), inputs, kwargs)
+
+
+def _made_module(
+    target: Any, name: str, inputs: object, kwargs: dict[str, object] | None
+) -> object:
+    """Return the module that a factory makes; anything else as it is.
+
+    A factory can be called without arguments and returns a module. What takes the inputs as well
+    as no arguments at all, such as ``def make(width=64)``, is one if such a call succeeds.
+    """
+    from torch.nn import Module  # noqa: PLC0415 - loads torch
+
+    from gradcheck_suite.verification.arguments import split_arguments  # noqa: PLC0415 - as above
+
+    is_class = isinstance(target, type)
+    if isinstance(target, Module) or (is_class and not issubclass(target, Module)):
+        return target
+    refusal = _refusal(target)
+    if is_class:
+        if refusal is not None:
+            raise UsageError(
+                f"{name} is a module class that can't be made without arguments: {refusal}; name "
+                f"a function that makes one, such as: def make(): return {target.__name__}(...)"
+            )
+        return target()
+    if not callable(target) or refusal is not None:
+        return target
+    positional, keyword = split_arguments(inputs, kwargs)
+    made: object = None
+    if _refusal(target, *positional, **keyword) is not None:
+        made = target()
+    else:
+        with suppress(Exception):
+            made = target()
+    return made if isinstance(made, Module) else target
+
+
+def _refusal(function: Any, *args: object, **kwargs: object) -> TypeError | None:
+    """Return why a call with these arguments fails before it begins, as far as that is known."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return error
+    except ValueError as error:  # built in, without a signature
+        return TypeError(str(error))
+    return None
 
 
 def refuse_coroutine(function: object, target: str) -> None:

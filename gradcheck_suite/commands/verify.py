@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import INTERRUPTED
-from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
-from gradcheck_suite.commands._targets import load_target, made_by, refuse_coroutine
-from gradcheck_suite.reporting.progress import progress
+from gradcheck_suite.commands._shared import Subparsers, add_report_options, run_check, seconds
+from gradcheck_suite.commands._targets import Subject, add_subject_options, load_subject
 
 if TYPE_CHECKING:
     from gradcheck_suite.findings import Report
-    from gradcheck_suite.verification.watching import Watcher
 
 _DESCRIPTION = """\
 Compare the gradients of a function, module or autograd.Function with central
@@ -28,7 +25,6 @@ exit status: 0 nothing wrong, 1 findings at or above --fail-on, 2 if the check
 could not be done, 130 after Ctrl-C, with a report of what was concluded until
 then.
 """
-_ARGS_AND_KWARGS = 2
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -40,28 +36,16 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "target",
-        metavar="FILE.py:TARGET",
-        help="a function, a module instance or an autograd.Function class",
-    )
-    parser.add_argument(
-        "--inputs",
-        required=True,
-        metavar="FILE.py:INPUTS",
-        help="a function without arguments that makes the inputs",
+    add_subject_options(
+        parser,
+        target="a function, a module instance or a function that makes one, or an "
+        "autograd.Function class",
     )
     parser.add_argument(
         "--dtype",
         choices=("native", "float32", "float64"),
         default="native",
         help="type that inputs, parameters and buffers are cast to (default: native, no cast)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="seed of what your files draw, of probes and random draws (default: 0)",
     )
     parser.add_argument(
         "--probes",
@@ -113,7 +97,7 @@ def _add_depth_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="begin nothing more after so long; 90, 90s, 2m and 1h are times",
     )
@@ -124,17 +108,6 @@ def _add_depth_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory that --full may take at a time; 512M and 2G are sizes (default: 1G)",
     )
-
-
-def _seconds(text: str) -> float:
-    """Read a time, such as 90, 90s, 1.5m or 1h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
-    if seconds <= 0.0:
-        raise argparse.ArgumentTypeError(
-            f"expected a time of more than 0, such as 90, 90s, 2m or 1h, got {text!r}"
-        )
-    return seconds
 
 
 def _bytes(text: str) -> int:
@@ -151,61 +124,39 @@ def _bytes(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the gradients, write the report and return the exit status."""
-    from gradcheck_suite.verification.randomness import RandomState  # noqa: PLC0415 - needs torch
-    from gradcheck_suite.verification.watching import Watcher  # noqa: PLC0415 - needs torch
-
-    # The inputs and weights that the files draw are the same in every run; the check itself tells
-    # of a seed that can be none.
-    if arguments.seed in range(2**32):
-        RandomState.from_seed(arguments.seed).restore()
-    target = load_target(arguments.target)
-    refuse_coroutine(target, arguments.target)
-    inputs, kwargs = _make_inputs(arguments.inputs)
-    watcher: Watcher | None = None
-    try:
-        with progress(f"Checking {arguments.target}") as bar:
-            watcher = Watcher(lambda doing: bar.describe(f"Checking {arguments.target}: {doing}"))
-            report = _check(target, inputs, kwargs, arguments, watcher)
-    except KeyboardInterrupt:
-        partial = None if watcher is None else watcher.report()
-        if watcher is None or partial is None:
-            raise
-        emit(partial, arguments)
-        sys.stdout.flush()
-        sys.stderr.write(f"gradcheck-suite: interrupted at: {watcher.doing}\n")
-        return INTERRUPTED
-    return emit(report, arguments)
+    subject = load_subject(arguments)
+    return run_check(arguments, lambda: _check(subject, arguments))
 
 
-def _check(
-    target: object,
-    inputs: object,
-    kwargs: dict[str, Any] | None,
-    arguments: argparse.Namespace,
-    watcher: Watcher,
-) -> Report:
-    from gradcheck_suite.verification import check_gradients  # noqa: PLC0415 - needs torch
-    from gradcheck_suite.verification.watching import watched_by  # noqa: PLC0415 - as above
+def _check(subject: Subject, arguments: argparse.Namespace) -> Report:
+    from gradcheck_suite.verification.check import check_with  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.verification.options import CheckOptions  # noqa: PLC0415 - as above
 
-    with watched_by(watcher):
-        return check_gradients(
-            target,
-            inputs,
-            kwargs=kwargs,
-            parameters=arguments.parameters,
-            dtype=arguments.dtype,
-            probes=arguments.probes,
-            seed=arguments.seed,
-            skip_outputs=arguments.skip_output,
-            order=arguments.order,
-            full=arguments.full,
-            variations=_names(arguments.variations),
-            forward_mode=arguments.forward_mode,
-            batched=arguments.batched,
-            compiled=arguments.compiled,
-            time_limit=arguments.time_limit,
-            max_memory=arguments.max_memory,
-        )
+    options = CheckOptions.validated(
+        parameters=arguments.parameters,
+        dtype=arguments.dtype,
+        probes=arguments.probes,
+        seed=arguments.seed,
+        skip_outputs=arguments.skip_output,
+        order=arguments.order,
+        full=arguments.full,
+        variations=_names(arguments.variations),
+        forward_mode=arguments.forward_mode,
+        batched=arguments.batched,
+        compiled=arguments.compiled,
+        time_limit=arguments.time_limit,
+        max_memory=arguments.max_memory,
+        localize_by=_localize_by(arguments),
+    )
+    return check_with(subject.target, subject.inputs, subject.kwargs, options)
+
+
+def _localize_by(arguments: argparse.Namespace) -> str:
+    """Return the command that looks for the wrong call inside of the target."""
+    seed = ["--seed", str(arguments.seed)] if arguments.seed else []
+    return shlex.join(
+        ["gradcheck-suite", "localize", arguments.target, "--inputs", arguments.inputs, *seed]
+    )
 
 
 def _names(listed: str | None) -> list[str] | None:
@@ -214,15 +165,3 @@ def _names(listed: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in listed.split(",") if name.strip()]
     return [] if names == ["none"] else names
-
-
-def _make_inputs(name: str) -> tuple[Any, dict[str, Any] | None]:
-    made: Any = made_by(name)
-    if (
-        type(made) is tuple
-        and len(made) == _ARGS_AND_KWARGS
-        and type(made[0]) is tuple
-        and type(made[1]) is dict
-    ):
-        return made
-    return made, None

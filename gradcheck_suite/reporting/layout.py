@@ -109,7 +109,8 @@ def paragraph(
 ) -> Iterator[Text]:
     """Yield the lines of ``text`` in the page's body, indented by a ``label`` before the first.
 
-    What stands between backticks is set apart as code.
+    What stands between backticks is set apart as code. A line that is indented is code as well,
+    and stays whole, so that it can be copied.
     """
     hang = " " * cell_len(label)
     lead = Text(" " * page.indent).append(label, label_style)
@@ -117,7 +118,8 @@ def paragraph(
         # Quotes that do not pair up quote nothing.
         quotes = part.count("`") % 2 == 0
         inside = False
-        for line in wrap(part, max(page.prose_width - lead.cell_len, _NARROWEST // 2)):
+        width = max(page.prose_width - lead.cell_len, _NARROWEST // 2)
+        for line in (part,) if part.startswith(" ") else wrap(part, width):
             for index, piece in enumerate(line.split("`")):
                 if index > 0:
                     lead.append("`", style)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.findings import JSON, Finding, Report, Verdict, VerdictStatus
+from gradcheck_suite.findings import JSON, Finding, Report, Severity, Verdict, VerdictStatus
 from gradcheck_suite.verification import wording
 from gradcheck_suite.verification.batched import check_batched
 from gradcheck_suite.verification.building import build_subject
@@ -26,6 +26,7 @@ from gradcheck_suite.verification.options import CheckOptions, DTypeOption, prec
 from gradcheck_suite.verification.randomness import preserved_randomness
 from gradcheck_suite.verification.second_order import check_second_order
 from gradcheck_suite.verification.stages import Deadline, Known, Stage
+from gradcheck_suite.verification.stairs import has_any_effect
 from gradcheck_suite.verification.survey import Survey
 from gradcheck_suite.verification.variations import chosen_variations, vary_inputs
 from gradcheck_suite.verification.watching import tell
@@ -80,6 +81,11 @@ _IN_FLOAT32 = (
 
 
 _IN_PART = "{0} computes in {1} in part: its gradients were checked to as many digits as that has"
+
+
+# One wrong call inside of a module spoils what lies before it: from here on that is likely.
+_MANY = 3
+_INSIDE = "{} gradients are wrong; to find the call inside that makes them so:\n  {}"
 
 
 _ON_REQUEST = {
@@ -169,6 +175,7 @@ def check_gradients(
         compiled=compiled,
         time_limit=time_limit,
         max_memory=max_memory,
+        localize_by="gs.localize(model, inputs)",
     )
     return check_with(fn_or_module, inputs, kwargs, options)
 
@@ -248,7 +255,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
         findings = list(find_mistakes(survey, conclusions))
         verdicts += _empty_verdicts(survey)
-        covered += survey.covered
+        covered += [*survey.covered, *_independences(survey, conclusions)]
         lines += [*_masked_outputs(survey), *survey.not_covered]
         if not survey.deterministic:
             lines.append(
@@ -340,11 +347,29 @@ def _report(
         summary["covered"] = tuple(covered)
     return Report(
         tool=_TOOL,
-        findings=tuple(findings),
+        findings=tuple(_pointing_inside(findings, verdicts, subject, options)),
         verdicts=tuple(verdicts),
         summary=summary,
         not_covered=tuple(not_covered),
     )
+
+
+def _pointing_inside(
+    findings: Sequence[Finding],
+    verdicts: Sequence[Verdict],
+    subject: Subject,
+    options: CheckOptions,
+) -> Iterator[Finding]:
+    """Yield the findings; the first error names ``localize`` if much of a module is wrong."""
+    wrong = {verdict.input for verdict in verdicts if verdict.status == "fail"}
+    helps = len(wrong) >= _MANY and any(known.kind == "parameter" for known in subject.variables)
+    for finding in findings:
+        if options.localize_by and helps and finding.severity is Severity.ERROR:
+            helps = False
+            words = _INSIDE.format(len(wrong), options.localize_by)
+            yield replace(finding, hint="\n".join(filter(None, (finding.hint, words))))
+        else:
+            yield finding
 
 
 def _interrupted_survey(
@@ -484,6 +509,26 @@ def _masked_outputs(survey: Survey) -> Iterator[str]:
                 f"{count} of {finite.numel()} values of `{output.name}` "
                 f"{'is not finite and was' if count == 1 else 'are not finite and were'} left out"
             )
+
+
+def _independences(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[str]:
+    """Say of which inputs an output does not depend, and that their gradients are rightly zero."""
+    unneeded: dict[int, list[str]] = {}
+    for (output, variable), conclusion in conclusions.items():
+        gradient = survey.gradients.rows[output][variable]
+        if (
+            conclusion.status == "pass"
+            and (gradient is None or not bool(gradient.any()))
+            and not survey.deadline.passed
+            and not has_any_effect(survey, output, variable)
+        ):
+            name = survey.subject.variables[variable].name
+            unneeded.setdefault(output, []).append(name)
+    for output, names in unneeded.items():
+        yield (
+            f"`{survey.point.outputs[output].name}` does not depend on {wording.listed(names)}: "
+            "the gradient is zero, as it should be"
+        )
 
 
 def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:

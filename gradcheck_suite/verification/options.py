@@ -142,6 +142,8 @@ class CheckOptions:
         max_memory: bytes that the comparison of a whole Jacobian may take at a time.
         closures: whether parameters that a function reads without being given them are checked as
             those of a module are.
+        localize_by: what to write to look for the wrong call inside of what is checked; None where
+            a report is not to name it.
     """
 
     cast: torch.dtype | None = None
@@ -158,6 +160,7 @@ class CheckOptions:
     time_limit: float | None = None
     max_memory: int = 2**30
     closures: bool = True
+    localize_by: str | None = None
 
     @classmethod
     def validated(
@@ -171,6 +174,7 @@ class CheckOptions:
         variations: object = None,
         time_limit: object = None,
         max_memory: object = 2**30,
+        localize_by: str | None = None,
         **switches: object,
     ) -> CheckOptions:
         """Make options of what a caller gave.
@@ -184,6 +188,7 @@ class CheckOptions:
             variations: any collection of names, or None.
             time_limit: as the attribute.
             max_memory: as the attribute.
+            localize_by: as the attribute.
             switches: the attributes that are True or False.
 
         Raises:
@@ -221,6 +226,7 @@ class CheckOptions:
             ),
             time_limit=None if time_limit is None else float(cast("float", time_limit)),
             max_memory=cast("int", max_memory),
+            localize_by=localize_by,
             **cast("dict[str, bool]", switches),
         )
 

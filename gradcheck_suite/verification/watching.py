@@ -46,8 +46,8 @@ _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Let the checks of this block tell the watcher."""
+def watched_by(watcher: Watcher | None) -> Iterator[None]:
+    """Let the checks of this block tell the watcher; nobody, if it is None."""
     token = _watcher.set(watcher)
     try:
         yield

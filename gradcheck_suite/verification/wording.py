@@ -23,6 +23,7 @@ __all__ = [
     "Broken",
     "detached_output",
     "grad_output_modified",
+    "listed",
     "measurement_evidence",
     "nondeterministic_gradient",
     "nonlinear_backward",
@@ -113,7 +114,7 @@ def wrong_gradient(
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
     if also:
         more = "one more gradient is" if len(also) == 1 else f"{len(also)} more gradients are"
-        message += f"; {more} wrong with it: {_listed(also)}"
+        message += f"; {more} wrong with it: {listed(also)}"
     evidence: dict[str, JSON] = {
         "output": output,
         "input": variable,
@@ -177,7 +178,7 @@ def detached_output(
 
     Beside outputs that do carry a gradient it may be a metric, detached on purpose: a warning.
     """
-    names = _listed(variables)
+    names = listed(variables)
     return Finding.of(
         catalogue.DETACHED_OUTPUT,
         f"`{output}` does not require grad, yet it depends on {names} (numeric derivative "
@@ -418,7 +419,8 @@ def _named(path: GraphPath) -> str:
     return f"; made by {path.functions[0].__qualname__}.backward"
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return the names in backquotes, separated by commas; of many, the first and a number."""
     shown = ", ".join(f"`{name}`" for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._frames import is_ours, without_ours
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import pytest
 
 __all__ = ["without_us"]
@@ -18,20 +19,9 @@ def without_us(error: BaseException, item: pytest.Item) -> TracebackType | None:
 
     They stay where ``--full-trace`` asks for all of them, and where what raised is ours.
     """
-    whole = error.__traceback__
-    entries = []
-    entry = whole
-    while entry is not None:
-        entries.append(entry)
-        entry = entry.tb_next
-    if item.config.getoption("fulltrace", False) or not entries or _is_ours(entries[-1]):
-        return whole
-    kept: TracebackType | None = None
-    for entry in reversed(entries):
-        if not _is_ours(entry):
-            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return kept
-
-
-def _is_ours(entry: TracebackType) -> bool:
-    return owner_of_file(entry.tb_frame.f_code.co_filename) is Owner.US
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if item.config.getoption("fulltrace", False) or last is None or is_ours(last):
+        return error.__traceback__
+    return without_ours(error.__traceback__)

@@ -38,7 +38,9 @@ def run(*arguments, **options):
     )
 
 
-@pytest.mark.parametrize("command", ["audit", "verify", "graph", "demo", "explain", "rules"])
+@pytest.mark.parametrize(
+    "command", ["audit", "verify", "localize", "graph", "demo", "explain", "rules"]
+)
 def test_each_command_has_help_that_fits_80_columns(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
@@ -49,7 +51,7 @@ def test_each_command_has_help_that_fits_80_columns(command, capsys, monkeypatch
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", ["audit", "verify", "graph", "demo"])
+@pytest.mark.parametrize("command", ["audit", "verify", "localize", "graph", "demo"])
 def test_a_command_that_may_fail_on_findings_tells_its_exit_statuses(command, capsys):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

@@ -14,7 +14,8 @@ import time
 import pytest
 
 from gradcheck_suite.cli import main
-from gradcheck_suite.commands.verify import _bytes, _names, _seconds
+from gradcheck_suite.commands._shared import seconds as read_seconds
+from gradcheck_suite.commands.verify import _bytes, _names
 
 SCRIPT = """\
 import time
@@ -96,7 +97,7 @@ def verify(folder, monkeypatch, capsys):
     ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600), (" 2 m ", 120)]
 )
 def test_times_are_read(text, seconds):
-    assert _seconds(text) == seconds
+    assert read_seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_sizes_are_read(text, size):
 @pytest.mark.parametrize("text", ["0", "-1", "", "soon", "1d", "nan"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected a time of more than 0"):
-        _seconds(text)
+        read_seconds(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "", "much", "1X"])

@@ -156,6 +156,29 @@ def test_many_passes_are_one_line(make_verdicts):
     assert "gradients\n  pass  all 12 gradients\n" in text
 
 
+def test_one_reason_that_many_gradients_share_is_told_once_with_their_names(make_verdicts):
+    from gradcheck_suite.findings import Verdict
+
+    layers = [Verdict("out", f"layers.{n}.weight", "fail", "differs") for n in range(9)]
+    others = (
+        Verdict("out", "bias", "fail", "is zero"),
+        Verdict("loss", "bias", "fail", "differs"),
+        Verdict("loss", "scale", "fail", "differs"),
+    )
+    text = report_to_text(Report("t", verdicts=(*make_verdicts(passes=2), *layers, *others)))
+    assert (
+        "gradients\n"
+        "  fail  out wrt 9 tensors  differs\n"
+        "          layers.0.weight, layers.1.weight, layers.2.weight, layers.3.weight,\n"
+        "          layers.4.weight, layers.5.weight, layers.6.weight, layers.7.weight,\n"
+        "          layers.8.weight\n"
+        "  fail  out wrt bias       is zero\n"
+        "  fail  loss wrt bias      differs\n"
+        "  fail  loss wrt scale     differs\n"
+        "  pass  2 gradients\n"
+    ) in text
+
+
 @pytest.fixture
 def make_verdicts():
     from gradcheck_suite.findings import Verdict

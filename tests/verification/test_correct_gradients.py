@@ -199,3 +199,31 @@ def test_a_function_with_other_values_under_no_grad_is_checked_as_it_trains():
     report = check_gradients(two_faces, drawn(6, dtype=torch.float64))
     assert report.findings == ()
     assert [verdict.status for verdict in report.verdicts] == ["pass"]
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.forgotten = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (lambda x: torch.ones(3, dtype=x.dtype), "`x`"),
+        (lambda x: x * 0, "`x`"),
+        (Unused(), "`forgotten.weight`, `forgotten.bias`"),
+        (torch.round, None),  # changes in steps
+        (lambda x: torch.relu(x - 4), None),  # dead here, alive elsewhere
+        (torch.sin, None),
+    ],
+)
+def test_what_an_output_does_not_depend_on_is_said(function, names):
+    report = check_gradients(function, drawn(3, dtype=torch.float32))
+    assert report.ok
+    said = [line for line in report.summary["covered"] if "does not depend" in line]
+    told = f"`output` does not depend on {names}: the gradient is zero, as it should be"
+    assert said == ([told] if names else [])

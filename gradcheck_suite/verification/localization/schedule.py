@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -36,6 +37,7 @@ from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.randomness import RandomState, preserved_randomness
 from gradcheck_suite.verification.stages import Deadline
 from gradcheck_suite.verification.trees import replace_leaves
+from gradcheck_suite.verification.watching import tell, watched_by
 
 __all__ = ["Level", "localize"]
 
@@ -136,6 +138,11 @@ def _eagerly() -> Iterator[None]:
 def _validate(model: object, level: object, seed: object, time_limit: object, loss: object) -> None:
     if not callable(model) or (isinstance(model, type) and issubclass(model, nn.Module)):
         raise UsageError(f"expected a module or another callable, got {describe(model)}")
+    if isinstance(model, type) and issubclass(model, torch.autograd.Function):
+        raise UsageError(
+            f"{model.__name__} is an autograd.Function, and nothing inside of it has a gradient of "
+            "its own; check it as a whole: gs.check_gradients or gradcheck-suite verify"
+        )
     if isinstance(model, nn.DataParallel):
         raise UsageError(
             "localize can't look into nn.DataParallel, which copies the model on every call; give "
@@ -189,9 +196,19 @@ class _Run:
                     f"{_FORWARDS[name] * forward:.0f} s (level={name!r})"
                 )
                 continue
+            tell(_goal(name), functools.partial(self._so_far, interrupted=name))
             seconds = _Pass(self, name).run()
             forward = forward or seconds
             self.passes.append(name)
+        return self._so_far()
+
+    def _so_far(self, interrupted: str | None = None) -> Report:
+        """Tell what was found; ``interrupted`` is the pass that is not at its end."""
+        not_covered = list(self.not_covered)
+        if interrupted is not None:
+            not_covered.append(
+                f"interrupted: {_goal(interrupted)} were not all probed, nor what comes after them"
+            )
         self.examined.sort(key=lambda known: (self.order.index(known.call.kind), known.call.number))
         findings = []
         told: set[tuple[str, str, Kind]] = set()
@@ -208,9 +225,9 @@ class _Run:
                 ]
                 findings.append(finding_of(known, repeats))
         for kind, count in self.left.items():
-            self.not_covered.append(f"{count} calls of {kind} were left when the time was up")
+            not_covered.append(f"{count} calls of {kind} were left when the time was up")
         for kind, count in self.without_gradient.items():
-            self.not_covered.append(
+            not_covered.append(
                 f"{count} calls of {kind} have no input or output that requires grad"
             )
         kinds = Counter(_WHAT[known.call.kind] for known in self.examined)
@@ -224,18 +241,18 @@ class _Run:
         if isinstance(self.model, nn.Module) and any(
             map(_torch_compat.is_compiled, self.model.modules())
         ):
-            self.not_covered.append(
+            not_covered.append(
                 "compiled modules ran as they were written; whether the compiled code has the same "
                 "gradients, check_gradients(..., compiled=True) says"
             )
-        if not self.examined:
-            self.not_covered.append("nothing in this model carries a gradient")
+        if not self.examined and interrupted is None:
+            not_covered.append("nothing in this model carries a gradient")
         return Report(
             tool="gradcheck-suite localize",
             findings=tuple(findings),
             verdicts=tuple(map(verdict_of, self.examined)),
             summary=summary,
-            not_covered=tuple(self.not_covered),
+            not_covered=tuple(not_covered),
         )
 
 
@@ -420,7 +437,8 @@ class _Pass:
             options = CheckOptions(
                 seed=self._run.seed, variations=frozenset(), order=1, closures=False
             )
-            report = check_with(target, again.args, again.kwargs, options)
+            with watched_by(None):  # whoever watches is told of the whole search
+                report = check_with(target, again.args, again.kwargs, options)
         except Exception as error:  # noqa: BLE001 - told as the reason
             reason = f"it can't be checked by itself: {type(error).__name__}: {error}"
             return Examined(call, "inconclusive", reason, None, None)
