@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import exit_status
+from gradcheck_suite._completion import add_completion_option
+from gradcheck_suite._exit import USAGE, exit_status
 from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite._version import __version__
 from gradcheck_suite.commands import audit, demo, explain, graph, localize, rules, verify
@@ -18,15 +20,45 @@ from gradcheck_suite.reporting.paths import display_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_DESCRIPTION = """\
+Find the autograd mistakes that raise nothing in PyTorch code: gradients that
+are wrong, lost, added up twice or kept for ever while all seems to go well.
+"""
 _EPILOG = """\
+examples:
+  gradcheck-suite demo
+  gradcheck-suite audit train.py --epochs 1
+  gradcheck-suite verify ops.py:MyFunction --inputs ops.py:make_inputs
+
+read on: gradcheck-suite COMMAND --help; gradcheck-suite explain CODE, for what
+a finding means; gradcheck-lint --help, for mistakes that the source shows.
+
 exit status: 0 nothing found, 1 findings at or above --fail-on, 2 usage,
 configuration or internal failure. audit keeps the script's own status.
 """
 
 
+_COMMANDS = {
+    "audit": audit,
+    "verify": verify,
+    "localize": localize,
+    "graph": graph,
+    "demo": demo,
+    "explain": explain,
+    "rules": rules,
+}
+_FOR_THE_LINTER = ("lint", "check", "fix", "format", "server")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gradcheck-suite`` with these arguments and return its exit status."""
-    arguments = _build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return USAGE
+    _refuse_unknown_command(words[0], parser)
+    arguments = parser.parse_args(words)
     # The user's code may put another in its place.
     arguments.stdout = sys.stdout
     return exit_status(
@@ -58,16 +90,32 @@ def _last_of_the_user(error: BaseException) -> str:
     return places[-1] if places else ""
 
 
+def _refuse_unknown_command(word: str, parser: argparse.ArgumentParser) -> None:
+    if word.startswith("-") or word in _COMMANDS:
+        return
+    if word in _FOR_THE_LINTER:
+        advice = "source is linted by a command of its own: gradcheck-lint PATH..."
+    else:
+        near = difflib.get_close_matches(word, _COMMANDS, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(_COMMANDS)}"
+    parser.error(f"there is no command {word!r}; {advice}")
+
+
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gradcheck-suite",
-        description="Find the autograd mistakes that raise nothing.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"gradcheck-suite {__version__}")
-    subparsers = parser.add_subparsers(title="commands", dest="command", required=True)
-    for command in (audit, verify, localize, graph, demo, explain, rules):
+    parser.add_argument(
+        "-V", "--version", action="version", version=f"gradcheck-suite {__version__}"
+    )
+    add_completion_option(parser)
+    subparsers = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
+    for command in _COMMANDS.values():
         command.add_parser(subparsers)
     return parser
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
+from gradcheck_suite._completion import add_completion_option
 from gradcheck_suite._version import __version__
 
 FORMATS: Final = ("full", "concise", "json", "sarif", "github", "gitlab", "junit", "html")
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report_options(parser.add_argument_group("report"))
     version = f"gradcheck-lint {__version__}"
     parser.add_argument("-V", "--version", action="version", version=version)
+    add_completion_option(parser)
     return parser
 
 

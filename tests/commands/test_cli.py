@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import gradcheck_suite as gs
+from gradcheck_lint.cli import main as lint
 from gradcheck_suite import cli
 from gradcheck_suite.commands import explain
 
@@ -59,12 +61,105 @@ def test_a_command_that_may_fail_on_findings_tells_its_exit_statuses(command, ca
     assert "--fail-on" in " ".join(statuses.split())
 
 
-@pytest.mark.parametrize("arguments", [[], ["adult"], ["explain"], ["rules", "--no-such-option"]])
+@pytest.mark.parametrize("arguments", [["adult"], ["explain"], ["rules", "--no-such-option"]])
 def test_misuse_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2
     assert "usage: gradcheck-suite" in capsys.readouterr().err
+
+
+def test_the_bare_command_prints_a_page_that_says_where_to_begin():
+    done = run(env={**os.environ, "COLUMNS": "80"})
+    assert (done.returncode, done.stdout) == (2, "")
+    page = done.stderr
+    assert max(map(len, page.splitlines())) <= 80
+    assert "Find the autograd mistakes that raise nothing in PyTorch code" in page
+    for command in ("audit", "verify", "localize", "graph", "demo", "explain", "rules"):
+        assert f"\n    {command} " in page
+    assert page.count("\n  gradcheck-suite ") == 3
+    assert "read on: gradcheck-suite COMMAND --help" in page
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("audti", "did you mean 'audit'?"),
+        ("explian", "did you mean 'explain'?"),
+        ("lint", "source is linted by a command of its own: gradcheck-lint PATH..."),
+        ("xyz", "expected audit, verify, localize, graph, demo, explain, rules"),
+    ],
+)
+def test_a_word_that_is_no_command_is_answered_with_one(word, advice, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([word, "."])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith(f"there is no command {word!r}; {advice}\n")
+
+
+@pytest.mark.parametrize("main", [cli.main, lint])
+def test_the_version_has_a_short_option(main, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["-V"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.strip().endswith(gs.__version__)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        ("gradcheck-suite", "lo", {"localize"}),
+        ("gradcheck-suite", "verify --inp", {"--inputs"}),
+        ("gradcheck-suite", "verify mod", {"model.py"}),
+        ("gradcheck-suite", "explain leaf-", {"leaf-inplace", "leaf-rebound"}),
+        ("gradcheck-suite", "audit --output-format js", {"json"}),
+        ("gradcheck-lint", "--unsafe", {"--unsafe-fixes"}),
+        ("gradcheck-lint", "mod", {"model.py"}),
+    ],
+)
+def test_bash_completes_commands_options_files_and_rules(tmp_path, command, words, expected):
+    (tmp_path / "model.py").touch()
+    module = {"gradcheck-suite": "gradcheck_suite", "gradcheck-lint": "gradcheck_lint"}[command]
+    script = subprocess.run(
+        [sys.executable, "-m", module, "--print-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    line = f"{command} {words}"
+    asks = (
+        f"{script}\nCOMP_WORDS=({line}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
+        f"_shtab_{command.replace('-', '_')}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", asks], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+@pytest.mark.parametrize("main", [cli.main, lint])
+def test_other_shells_have_scripts_too(main, shell, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--print-completion", shell])
+    assert stop.value.code == 0
+    script = capsys.readouterr().out
+    assert "AUTOMATICALLY GENERATED" in script
+    assert "--print-completion" in script
+
+
+@pytest.mark.parametrize("main", [cli.main, lint])
+def test_completion_without_shtab_says_what_to_install(main, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as stop:
+        main(["--print-completion", "bash"])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith(
+        "error: --print-completion needs shtab, which is not installed here; install it with: "
+        "pip install 'gradcheck-suite[completion]'\n"
+    )
 
 
 def test_ctrl_c_is_told_in_one_line(monkeypatch, capsys):
