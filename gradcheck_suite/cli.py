@@ -121,13 +121,13 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _not_our_fault(error: Exception, command: str) -> str | None:
-    theirs = user_traceback(error)
-    if theirs is not None:
-        sys.stderr.write(theirs)
-        return f"{command} stopped at the {type(error).__name__} above, raised by your code"
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return (
             f"{command} needs PyTorch, which is not installed here; "
             "install it with: pip install 'gradcheck-suite[torch]'"
         )
+    theirs = user_traceback(error)
+    if theirs is not None:
+        sys.stderr.write(theirs)
+        return f"{command} stopped at the {type(error).__name__} above, raised by your code"
     return None

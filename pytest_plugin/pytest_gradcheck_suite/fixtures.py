@@ -75,4 +75,4 @@ def _load(request: pytest.FixtureRequest) -> None:
     from pytest_gradcheck_suite.runtime import runtime  # noqa: PLC0415 - on first use
 
     request.config.stash[IN_USE] = True
-    runtime()
+    runtime(f"the fixture {request.fixturename}")

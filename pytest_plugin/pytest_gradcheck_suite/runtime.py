@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["runtime", "seed_for"]
 
 
-def runtime() -> ModuleType:
-    """Return ``gradcheck_suite`` with torch loaded; fail the running test if there is no torch."""
+def runtime(needed_by: str = "gradcheck-suite") -> ModuleType:
+    """Return ``gradcheck_suite`` with torch loaded; fail the running test if there is no torch.
+
+    Args:
+        needed_by: what of ours the test uses, for the message.
+    """
     __tracebackhide__ = True
-    try:
+    with suppress(MissingDependencyError):
         gradcheck_suite.audit  # noqa: B018 - loads it
-    except MissingDependencyError as error:
-        pytest.fail(f"gradcheck-suite: {error}", pytrace=False)
-    return gradcheck_suite
+        return gradcheck_suite
+    pytest.fail(
+        f"{needed_by} needs PyTorch, which is not installed here; install it with: "
+        "pip install 'gradcheck-suite[torch]'",
+        pytrace=False,
+    )
 
 
 def seed_for(item: pytest.Item) -> int:

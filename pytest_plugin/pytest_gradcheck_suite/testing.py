@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gradcheck_suite.auditing import audit_of, forget_audit
 from pytest_gradcheck_suite.marks import fail_on, leak_mark, what_is_wrong_with_the_marks_of
-from pytest_gradcheck_suite.options import AUDIT
+from pytest_gradcheck_suite.options import AUDIT, LEAK
 from pytest_gradcheck_suite.outcomes import (
     add_to_test_report,
     fail_on_findings,
@@ -53,7 +53,7 @@ def around_body(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         if not _wants_an_audit(item):
             return (yield from _counting_graphs(item))
-        runtime()
+        runtime(f"@pytest.mark.{AUDIT}")
         if settings_of(item.config).audit is not None:
             _keep_ready(item.config)
         audit = audit_of(item)
@@ -109,7 +109,7 @@ def _counting_graphs(item: pytest.Item) -> Generator[None, Any, Any]:
     mark = leak_mark(item)
     if mark is None:
         return (yield)
-    runtime()
+    runtime(f"@pytest.mark.{LEAK}")
     from pytest_gradcheck_suite.leaks import GraphCensus, leak_report  # noqa: PLC0415 - needs torch
 
     census = GraphCensus()

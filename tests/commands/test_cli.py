@@ -226,6 +226,36 @@ def test_a_file_that_does_not_parse_is_shown_at_its_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "graph plain.py:make",
+        "graph model.py:make",
+        "verify model.py:make --inputs plain.py:make",
+        "localize plain.py:make --inputs plain.py:make",
+        "audit model.py",
+    ],
+)
+def test_without_torch_a_command_says_so_in_one_line(tmp_path, words):
+    (tmp_path / "plain.py").write_text("def make():\n    return 1\n")
+    (tmp_path / "model.py").write_text("import torch\n\n\ndef make():\n    return 1\n")
+    # Python takes such an entry for a module that is not there.
+    program = (
+        "import sys; sys.modules['torch'] = None; from gradcheck_suite.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == (
+        f"gradcheck-suite: error: {words.split()[0]} needs PyTorch, which is not installed here; "
+        "install it with: pip install 'gradcheck-suite[torch]'\n"
+    )
+
+
 def test_a_module_that_the_users_file_lacks_is_not_blamed_on_torch(tmp_path):
     file = tmp_path / "model.py"
     file.write_text("import no_such_module_of_theirs\n")
