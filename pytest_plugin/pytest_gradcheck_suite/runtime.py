@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,14 +23,19 @@ def runtime(needed_by: str = "gradcheck-suite") -> ModuleType:
         needed_by: what of ours the test uses, for the message.
     """
     __tracebackhide__ = True
-    with suppress(MissingDependencyError):
+    try:
         gradcheck_suite.audit  # noqa: B018 - loads it
+    except MissingDependencyError as error:
+        complaint = (
+            f"{needed_by} needs PyTorch, which is not installed here; install it with: "
+            "pip install 'gradcheck-suite[torch]'"
+            if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch"
+            else f"{needed_by} can't be used: {error}"
+        )
+    else:
         return gradcheck_suite
-    pytest.fail(
-        f"{needed_by} needs PyTorch, which is not installed here; install it with: "
-        "pip install 'gradcheck-suite[torch]'",
-        pytrace=False,
-    )
+    # Out here, so that pytest shows no chain.
+    pytest.fail(complaint, pytrace=False)
 
 
 def seed_for(item: pytest.Item) -> int:

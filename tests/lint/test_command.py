@@ -76,20 +76,6 @@ def test_misuse_has_status_2_and_no_traceback(command, project, words, message):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("explian", "GCS301"), "explian does not exist; did you mean gradcheck-lint explain?"),
-        (("check", "src"), "check does not exist; to lint, give paths alone: gradcheck-lint src"),
-        (("lint",), "lint does not exist; to lint, give paths alone: gradcheck-lint PATH..."),
-    ],
-)
-def test_a_word_that_is_no_path_is_answered_with_what_was_meant(command, project, words, message):
-    done = command(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"gradcheck-lint: error: {message}\n"
-
-
 def test_unknown_option_has_status_2(command, tmp_path):
     assert command("--no-such-option").returncode == 2
 
