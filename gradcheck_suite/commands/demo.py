@@ -176,10 +176,11 @@ def _call(target: str) -> Any:
 
 
 def _rule(title: str, stream: TextIO, color: ColorChoice) -> None:
-    from rich.console import Console  # noqa: PLC0415 - on demand
     from rich.text import Text  # noqa: PLC0415 - on demand
 
-    console = Console(file=stream, force_terminal=True if color == "always" else None)
+    from gradcheck_suite.reporting.console import open_console  # noqa: PLC0415 - on demand
+
+    console = open_console(stream, force_terminal=True if color == "always" else None)
     if color == "never":
         console.no_color = True
     # Where the reader has gone, rich would end the process with a status of its own.

@@ -286,13 +286,12 @@ def _inputs(target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def print_graph(graph: AutogradGraph, stream: TextIO, *, color: ColorChoice) -> None:
     """Draw ``graph`` for ``stream``: as wide, and in the signs and colours, as that can show."""
-    from rich.console import Console  # noqa: PLC0415 - loads rich
-
     from gradcheck_suite.graph.render_text import graph_renderables  # noqa: PLC0415 - loads rich
+    from gradcheck_suite.reporting.console import open_console  # noqa: PLC0415 - as above
     from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - on demand
 
-    console = Console(
-        file=stream,
+    console = open_console(
+        stream,
         highlight=False,
         markup=False,
         emoji=False,

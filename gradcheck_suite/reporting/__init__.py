@@ -7,10 +7,12 @@ package costs next to nothing, and only the "full" format needs rich.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
+    from collections.abc import Iterable, Mapping
 
     from rich.console import RenderableType
 
@@ -20,10 +22,12 @@ __all__ = [
     "OUTPUT_FORMATS",
     "ColorChoice",
     "OutputFormat",
+    "format_of_file",
     "report_headline",
     "report_renderables",
     "report_to_text",
     "write_report",
+    "write_report_file",
 ]
 
 OutputFormat: TypeAlias = Literal[
@@ -34,6 +38,32 @@ ColorChoice: TypeAlias = Literal["auto", "always", "never"]
 # Each has a module of its name here, whose ``render(report)`` returns the text; "full" is for
 # terminals and takes more.
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
+
+_FORMAT_OF_SUFFIX: Mapping[str, OutputFormat] = {
+    ".txt": "full",
+    ".sarif.json": "sarif",
+    ".sarif": "sarif",
+    ".json": "json",
+    ".xml": "junit",
+    ".html": "html",
+}
+
+
+def format_of_file(path: str) -> OutputFormat:
+    """Return the format that the suffix of a report's file stands for.
+
+    >>> format_of_file("runs/audit.html"), format_of_file("audit.sarif.json")
+    ('html', 'sarif')
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    for suffix, output_format in _FORMAT_OF_SUFFIX.items():
+        if path.lower().endswith(suffix):
+            return output_format
+    raise ValueError(
+        f"expected a file name that ends in {', '.join(_FORMAT_OF_SUFFIX)}, which says the format"
+    )
 
 
 def write_report(
@@ -76,6 +106,27 @@ def report_headline(report: Report) -> str:
     from gradcheck_suite.reporting.conclusion import headline  # noqa: PLC0415 - on demand
 
     return headline(report)
+
+
+def write_report_file(
+    report: Report,
+    path: str | os.PathLike[str],
+    *,
+    output_format: OutputFormat,
+    color: ColorChoice = "auto",
+) -> None:
+    """Write ``report`` to the file ``path``, in UTF-8, in place of what is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with Path(path).open("w", encoding="utf-8", newline="\n") as stream:
+        write_report(
+            report,
+            output_format=output_format,
+            stream=stream,
+            color="never" if color == "auto" else color,
+        )
 
 
 def report_to_text(report: Report) -> str:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COVERED",
-    "TOLD",
+    "NOT_SHOWN",
+    "TRAINING_SEEN",
     "conclusion",
     "count_findings",
     "count_verdicts",
@@ -28,8 +29,20 @@ _WATCHED = (
     ("steps", "step", "watched"),
     ("files", "file", "checked"),
 )
-# The keys of a summary that the conclusion tells.
-TOLD = frozenset({"steps_passed_over", *(key for key, _, _ in _WATCHED)})
+TRAINING_SEEN = "training_seen"
+"""The key of a summary that holds whether an audit had anything to watch."""
+NOT_SHOWN = frozenset(
+    {
+        "steps_passed_over",
+        TRAINING_SEEN,
+        *(key for key, _, _ in _WATCHED),
+        # How an audit works, and not what came of it.
+        "saved_tensors",
+        "saved_tensors_checked",
+        "saved_tensors_checksummed",
+    }
+)
+"""The keys of a summary that people are not shown: the conclusion tells them, or programs ask."""
 COVERED = "covered"
 """The key of a summary that holds sentences on what was looked at."""
 _VERDICT_ORDER: tuple[VerdictStatus, ...] = ("pass", "fail", "inconclusive", "not covered")
@@ -41,6 +54,8 @@ def conclusion(report: Report) -> str:
     >>> from gradcheck_suite.findings import Report
     >>> conclusion(Report(tool="gradcheck-suite audit", summary={"steps": 12}))
     'gradcheck-suite audit: nothing found (12 steps watched)'
+    >>> conclusion(Report(tool="gradcheck-suite audit", summary={"training_seen": False}))
+    'gradcheck-suite audit: no training seen: 0 steps, 0 backwards in this process'
     """
     sentence, remarks = verdict_and_remarks(report)
     return f"{sentence} ({remarks})" if remarks else sentence
@@ -54,9 +69,11 @@ def verdict_and_remarks(report: Report) -> tuple[str, str]:
         sentence = found + _where(report)
     elif failed:
         sentence = f"{plural(failed, 'gradient')} failed"
+    elif report.summary.get(TRAINING_SEEN) is False:
+        sentence = "no training seen: 0 steps, 0 backwards in this process"
     else:
         sentence = "nothing found"
-    remarks = _watched(report)
+    remarks = [] if report.summary.get(TRAINING_SEEN) is False else _watched(report)
     if report.verdicts:
         remarks.append(f"gradients: {count_verdicts(report)}")
     if report.not_covered:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.conclusion import (
-    TOLD,
+    NOT_SHOWN,
     conclusion,
     sentences_covered,
     verdict_and_remarks,
@@ -33,19 +34,30 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import JSON, Finding, Report
     from gradcheck_suite.reporting import ColorChoice
 
-__all__ = ["render_for", "render_plain", "renderables"]
+__all__ = ["open_console", "render_for", "render_plain", "renderables"]
 
 _PLAIN_WIDTH = 80
 
 
 def render_for(report: Report, *, stream: TextIO, color: ColorChoice = "auto") -> str:
     """Return the report as text for ``stream``: as wide and as colourful as that can show."""
-    target = Console(file=stream)
+    target = open_console(stream)
     page = Page.of(target.width, encoding=getattr(stream, "encoding", None))
     # The consoles of old Windows systems are coloured by calls, which text cannot hold.
     shows_color = target.color_system is not None and not target.legacy_windows
     wanted = color == "always" or (color == "auto" and shows_color and not target.no_color)
     return (_colored if wanted else _plain)(_draw(report, page))
+
+
+def open_console(stream: TextIO, **options: Any) -> Console:
+    """Return a console of rich's on ``stream``, as wide as that is.
+
+    Some programs leave ``COLUMNS=0`` behind, which rich takes for the width.
+    """
+    surroundings = dict(os.environ)
+    if not surroundings.get("COLUMNS", "").strip("0"):
+        surroundings.pop("COLUMNS", None)
+    return Console(file=stream, _environ=surroundings, **options)
 
 
 def render_plain(report: Report) -> str:
@@ -120,10 +132,11 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
 
 
 def _figures(report: Report, page: Page) -> Iterator[Text]:
-    figures = [_figure(key, value) for key, value in report.summary.items() if key not in TOLD]
-    shown = [page.safe(figure) for figure in figures if figure]
+    shown = {key: value for key, value in report.summary.items() if key not in NOT_SHOWN}
+    figures = [_figure(key, value) for key, value in shown.items()]
+    told = [page.safe(figure) for figure in figures if figure]
     # A comma after all but the last; a figure stays on one line with its name.
-    words = [f"{figure}," for figure in shown[:-1]] + shown[-1:]
+    words = [f"{figure}," for figure in told[:-1]] + told[-1:]
     for line in fill(words, page.prose_width - page.indent) if words else ():
         yield Text(" " * page.indent).append(line, page.style("faint"))
 
@@ -144,12 +157,12 @@ def _figure(key: str, value: JSON) -> str:
 
 
 def _pointer(findings: Iterable[Finding], page: Page) -> Iterator[Text]:
-    for finding in findings:
-        entry = catalogue.find(finding.code)
-        if entry is not None:
-            sentence = f"Why it matters and what to write: gradcheck-suite explain {entry.code}"
-            yield from paragraph(sentence, page, style=page.style("faint"))
-            return
+    """Name the command that explains all that was found, the worst first."""
+    codes = [each.code for each in findings if catalogue.find(each.code) is not None]
+    if codes:
+        command = f"gradcheck-suite explain {' '.join(dict.fromkeys(codes))}"
+        sentence = f"Why it matters and what to write: {command}"
+        yield from paragraph(sentence, page, style=page.style("faint"))
 
 
 def _conclusion(report: Report, page: Page) -> Iterator[Text]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.concise import place
-from gradcheck_suite.reporting.conclusion import COVERED, TOLD, conclusion, sentences_covered
+from gradcheck_suite.reporting.conclusion import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
 
@@ -167,7 +167,7 @@ def _sentences(heading: str, sentences: Sequence[str]) -> Iterator[str]:
 
 
 def _summary(summary: Mapping[str, JSON]) -> Iterator[str]:
-    figures = {key: value for key, value in summary.items() if key not in {*TOLD, COVERED}}
+    figures = {key: value for key, value in summary.items() if key not in {*NOT_SHOWN, COVERED}}
     if figures:
         yield f"<h2>figures</h2>{_figures(figures)}"
 

@@ -147,8 +147,7 @@ class _Tolerant:
 
 
 def _drawing(stream: TextIO, *, counted: bool) -> Progress:
-    from rich.console import Console  # noqa: PLC0415 - only once there is something to draw
-    from rich.progress import (  # noqa: PLC0415 - as above
+    from rich.progress import (  # noqa: PLC0415 - only once there is something to draw
         BarColumn,
         MofNCompleteColumn,
         Progress,
@@ -156,13 +155,15 @@ def _drawing(stream: TextIO, *, counted: bool) -> Progress:
         TimeElapsedColumn,
     )
 
+    from gradcheck_suite.reporting.console import open_console  # noqa: PLC0415 - as above
+
     columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)]
     if counted:
         columns.append(MofNCompleteColumn())
     columns.append(TimeElapsedColumn())
     return Progress(
         *columns,
-        console=Console(file=cast("TextIO", _Tolerant(stream))),
+        console=open_console(cast("TextIO", _Tolerant(stream))),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,

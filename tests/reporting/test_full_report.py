@@ -48,10 +48,56 @@ def test_the_end_of_a_report(reports_of_each_kind):
         "  - the fused optimizer: its reads cannot be seen",
         "",
         "  seed 1234567, peak 3.0 MiB",
-        "  Why it matters and what to write: gradcheck-suite explain GCS301",
+        "  Why it matters and what to write: gradcheck-suite explain GCS301 GCS201 GCS203",
         "  " + LOOKED_AT.strip("()"),
         "gradcheck-suite audit: 2 errors, 1 warning in train.py",
     ]
+
+
+@pytest.mark.parametrize("columns", ["0", ""])
+def test_a_width_of_zero_is_none(reports_of_each_kind, monkeypatch, columns):
+    def written():
+        stream = io.StringIO()
+        write_report(reports_of_each_kind["audit"], output_format="full", stream=stream)
+        return stream.getvalue()
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    unset = written()
+    assert max(map(len, unset.splitlines())) > 60
+    monkeypatch.setenv("COLUMNS", columns)
+    assert written() == unset
+
+
+NO_TRAINING = Report(
+    "gradcheck-suite audit",
+    summary={"steps": 0, "backwards": 0, "training_seen": False, "saved_tensors_checked": 0},
+    not_covered=("gradients: no backward() ran inside the audit",),
+)
+
+
+def test_no_training_is_a_verdict_of_its_own():
+    lines = report_to_text(NO_TRAINING).splitlines()
+    assert lines[-2:] == [
+        "  1 thing not covered",
+        "gradcheck-suite audit: no training seen: 0 steps, 0 backwards in this process",
+    ]
+    for output_format in ("html", "concise"):
+        stream = io.StringIO()
+        write_report(NO_TRAINING, output_format=output_format, stream=stream)
+        assert "no training seen: 0 steps, 0 backwards in this process" in stream.getvalue()
+        assert "nothing found" not in stream.getvalue()
+
+
+def test_findings_without_a_step_are_findings(reports_of_each_kind):
+    report = replace(reports_of_each_kind["audit"], summary=NO_TRAINING.summary)
+    assert report_to_text(report).splitlines()[-1].startswith("gradcheck-suite audit: 2 errors")
+
+
+def test_how_the_audit_worked_is_for_programs_alone():
+    text = report_to_text(NO_TRAINING)
+    assert "backwards 0" in text
+    assert "saved tensors" not in text
+    assert "training seen no" not in text
 
 
 def test_what_was_covered_is_told_before_what_was_not(reports_of_each_kind):
