@@ -155,7 +155,10 @@ def run_loop(
     witness = _Witness(state)
     recorder = _StepRecorder(state, recording, witness, force)
     session = Session(
-        None, None, AuditOptions(name_writers=False), make=lambda _recorder, _names: (witness,)
+        None,
+        None,
+        AuditOptions(name_writers=False, report=False),
+        make=lambda _recorder, _names: (witness,),
     )
     random.restore()
     with (

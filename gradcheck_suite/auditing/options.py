@@ -6,11 +6,20 @@ import difflib
 import os
 import sys
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.reporting import format_of_file
 
-__all__ = ["AuditOptions", "options_from"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gradcheck_suite.findings import Report
+
+__all__ = ["AuditOptions", "ReportTarget", "options_from"]
+
+ReportTarget: TypeAlias = "bool | str | os.PathLike[str] | Callable[[Report], object]"
+"""Where the report of an audit goes when it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +46,9 @@ class AuditOptions:
             all.
         stream: a file that each finding is appended to the moment it is known, as one line of
             JSON, so that a process that is killed loses none.
+        report: where the report goes when the audit ends: True, to standard error, if there is
+            something to say; False, nowhere; a function, which is given it; or a file, in the
+            format of its suffix.
     """
 
     checksum_first_steps: int = 3
@@ -47,6 +59,7 @@ class AuditOptions:
     graph_limit: int = 3
     max_steps: int | None = None
     stream: str | os.PathLike[str] | None = None
+    report: ReportTarget = True
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -72,12 +85,27 @@ class AuditOptions:
         path: object = self.stream
         if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
             raise UsageError(f"audit: stream must be the path of a file, got {path!r}")
+        self._check_report()
         target: object = self.overhead
         is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
         if not is_number or not self.overhead >= 0:
             raise UsageError(
                 f"audit: overhead must be a number of per cent, 0 or more, got {target!r}"
             )
+
+    def _check_report(self) -> None:
+        target: object = self.report
+        if isinstance(target, bool) or (callable(target) and not isinstance(target, os.PathLike)):
+            return
+        if not (isinstance(target, (str, os.PathLike)) and os.fspath(target)):
+            raise UsageError(
+                "audit: report must be a bool, a function that takes the report, or the path of a "
+                f"file, got {target!r}"
+            )
+        try:
+            format_of_file(os.fspath(target))
+        except ValueError as error:
+            raise UsageError(f"audit: report={str(target)!r}: {error}") from None
 
     def checksums_from(self, step: int, *, last: int) -> int:
         """Return the first step, after this one, on which saved tensors may be checksummed.

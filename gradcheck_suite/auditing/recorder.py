@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager
 from functools import cache, partial
 from time import perf_counter
@@ -93,6 +93,7 @@ class Recorder:
         frozen: what was declared to stay as it is.
         module_calls: who listens to the calls of which module.
         is_aside: whether hooks on saved tensors are to be put back when the backward has ended.
+        children: how many child processes were started, by what started them.
         left_hooks: why saved tensors are not audited; None where they are.
         running: whether the audit watches now.
         resting: for how many more steps it does not, of its own accord.
@@ -118,6 +119,7 @@ class Recorder:
         self.hook_regions = 0
         self.transform_regions = 0
         self.backwards_elsewhere = 0
+        self.children: Counter[str] = Counter()
         self.left_hooks: str | None = None
         self.generations = Generations(self.clock)
         self.optimizers = Optimizers(model, optimizers)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
-import signal
 import sys
 import traceback
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from gradcheck_suite._patches import Patches
+from gradcheck_suite.auditing.delivery import say
+from gradcheck_suite.auditing.notebooks import Notebook, read_notebook
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.session import Session
 from gradcheck_suite.auditing.signals import reporting_signals
@@ -23,7 +24,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 
@@ -53,8 +54,17 @@ class _Program:
     name: str
     file: str
     first_on_path: str
-    source: bytes | CodeType
+    source: bytes | CodeType | Notebook
     spec: importlib.machinery.ModuleSpec | None
+
+    def compiled(self) -> Iterator[CodeType]:
+        """Yield the code to run, one after another."""
+        if isinstance(self.source, CodeType):
+            yield self.source
+        elif isinstance(self.source, Notebook):
+            yield from self.source.compiled()
+        else:
+            yield compile(self.source, self.file, "exec", dont_inherit=True)
 
 
 def audit_script(
@@ -69,27 +79,31 @@ def audit_script(
 ) -> ScriptOutcome:
     """Run ``target`` as ``python target arguments`` would, and watch it.
 
+    The code cells of a notebook run as one script, without what only IPython can run.
+
     The script finds its own ``sys.argv``, ``sys.path[0]`` and ``__main__``, all put back at the
     end. What it raises is shown on standard error as Python shows it, through ``sys.excepthook``,
     and without frames of ours.
 
     Args:
-        target: the path of a script, or a module's name.
+        target: the path of a script or of a notebook (``.ipynb``), or a module's name.
         arguments: the script's own.
         as_module: ``target`` is a module, to be run as by ``python -m``.
         options: what to look at.
         on_abrupt_exit: called with the outcome so far when the script calls ``os._exit`` or is
-            ended by SIGTERM, neither of which returns here; the status that it returns is used
-            where the script asked for 0.
+            ended by SIGTERM, SIGHUP or SIGQUIT, none of which returns here; the status that it
+            returns is used where the script asked for 0.
         on_request: called with the report so far at each SIGUSR1; then, or if ``on_abrupt_exit``
-            is given, a script that handles SIGTERM or SIGUSR1 itself still does.
+            is given, a script that handles any of these signals itself still does.
         show_status: while the script runs, say on the terminal how far it has come, where there is
             one and the script leaves it alone.
 
     Raises:
-        UsageError: there is no such script or module, or it is a directory.
+        UsageError: there is no such script or module, or it is a directory, or no notebook of
+            Python's.
     """
-    session = Session(None, None, options or AuditOptions())
+    # Its report is the outcome's, whatever is made of that.
+    session = Session(None, None, replace(options or AuditOptions(), report=False), of_script=True)
     main = ModuleType("__main__")
     patches = Patches()
     line = None
@@ -102,6 +116,9 @@ def audit_script(
         sys.path[:] = [program.first_on_path, *kept_path[1:]]
         sys.modules["__main__"] = main
         _dress(main, program)
+        if isinstance(program.source, Notebook):
+            session.place = program.source.placed
+            _show_cells(main, program.source)
         if on_abrupt_exit is not None:
             patches.replace(os, "_exit", _reporting_exit(session, on_abrupt_exit))
         if show_status:
@@ -119,26 +136,45 @@ def audit_script(
 
 def _run(program: _Program, main: ModuleType, session: Session) -> int:
     try:
-        code = program.source
-        if not isinstance(code, CodeType):
-            code = compile(code, program.file, "exec", dont_inherit=True)
+        codes = list(program.compiled())
         with session:
-            exec(code, main.__dict__)
+            for code in codes:
+                exec(code, main.__dict__)
     except SystemExit as stop:
         return _status_of(stop)
     except BaseException as error:  # noqa: BLE001 - Python would show it and end, so do we
-        _show(error)
+        _show(error, in_cells=isinstance(program.source, Notebook))
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
     return 0
 
 
-def _show(error: BaseException) -> None:
+def _show_cells(main: ModuleType, notebook: Notebook) -> None:
+    """Let the cells be read, and find what Jupyter gives them."""
+    notebook.show_source()
+    left_out = notebook.left_out()
+    if left_out is not None:
+        say(f"note: {left_out}")
+    # Outside of a shell, IPython's own returns None too.
+    main.__dict__.update(display=_display, get_ipython=lambda: None)
+
+
+def _display(*things: object, **_options: object) -> None:
+    for thing in things:
+        print(thing)  # noqa: T201 - what display does where there is no page
+
+
+def _show(error: BaseException, *, in_cells: bool) -> None:
     clean_exception(error)
     _flush()
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
+        if in_cells and sys.excepthook is sys.__excepthook__:
+            # Before Python 3.13, this hook knows the source of files alone.
+            traceback.print_exception(error)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001 - a hook of the user's that fails itself
-        traceback.print_exception(error)
+        with suppress(OSError, ValueError):  # there is nowhere to show it
+            traceback.print_exception(error)
     _flush()
 
 
@@ -148,7 +184,8 @@ def _status_of(stop: SystemExit) -> int:
     if isinstance(stop.code, int):
         return stop.code & 0xFF
     _flush()
-    print(stop.code, file=sys.stderr)  # noqa: T201 - what Python does with sys.exit("text")
+    with suppress(OSError, ValueError):
+        print(stop.code, file=sys.stderr)  # noqa: T201 - what Python does with sys.exit("text")
     return _FAILED
 
 
@@ -168,7 +205,7 @@ def _reporting_exit(
     def _exit(status: int) -> NoReturn:
         # Forked children, such as the workers of a DataLoader, end this way too.
         if os.getpid() == process:
-            session.__exit__(None, None, None)
+            session.end_with_those_inside()
             asked = _asked_by(on_abrupt_exit, ScriptOutcome(session.report, status))
             _flush()
             leave(status or asked)
@@ -185,10 +222,10 @@ def _signals(
     if on_abrupt_exit is None and on_request is None:
         return nullcontext()
 
-    def terminate() -> None:
-        session.__exit__(None, None, None)
+    def terminate(number: int) -> None:
+        session.end_with_those_inside()
         if on_abrupt_exit is not None:
-            _asked_by(on_abrupt_exit, ScriptOutcome(session.report, 128 + signal.SIGTERM))
+            _asked_by(on_abrupt_exit, ScriptOutcome(session.report, 128 + number))
         _flush()
 
     def answer() -> None:
@@ -225,11 +262,13 @@ def _find_script(target: str) -> _Program:
         ) from None
     except OSError as error:
         raise UsageError(f"audit: cannot read {target}: {error.strerror or error}") from error
+    file = os.path.abspath(target)  # noqa: PTH100 - Python keeps symlinks in __file__
+    is_notebook = path.suffix.lower() == ".ipynb"
     return _Program(
         name="",
-        file=os.path.abspath(target),  # noqa: PTH100 - Python keeps symlinks in __file__
+        file=file,
         first_on_path=str(path.resolve().parent),
-        source=source,
+        source=read_notebook(source, target, file) if is_notebook else source,
         spec=None,
     )
 

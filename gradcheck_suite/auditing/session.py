@@ -7,12 +7,15 @@ import inspect
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
 
+from gradcheck_suite._exit import internal_error
+from gradcheck_suite.auditing.delivery import deliver, in_a_test, say
 from gradcheck_suite.auditing.detectors._all import Unmade, all_detectors
 from gradcheck_suite.auditing.detectors.declared_frozen import DeclaredFrozenDetector
 from gradcheck_suite.auditing.events import SessionEnded
@@ -21,7 +24,7 @@ from gradcheck_suite.auditing.names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions, options_from
 from gradcheck_suite.auditing.recorder import Recorder
 from gradcheck_suite.auditing.status_line import status_line
-from gradcheck_suite.auditing.streaming import FindingStream
+from gradcheck_suite.auditing.streaming import FindingStream, subject_of
 from gradcheck_suite.auditing.tracebacks import hide_own_frames
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
@@ -42,7 +45,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _OPEN: list[Session] = []
-_LOCK = threading.Lock()
+# A signal's handler may end an audit while the program begins or ends one.
+_LOCK = threading.RLock()
 
 
 def open_sessions() -> tuple[Session, ...]:
@@ -118,6 +122,12 @@ class Session:
 
     It may be entered several times, one after another, and then adds up. While a second audit
     runs inside this one, this one rests, and says so in its report.
+
+    When it ends, it hands over its report as the option ``report`` says. The audit of a whole
+    script tells of what those inside find, and they keep quiet.
+
+    Attributes:
+        place: moves the places of a finding to where its reader looks for them, or None.
     """
 
     def __init__(
@@ -126,6 +136,8 @@ class Session:
         optimizers: tuple[Optimizer, ...] | None,
         options: AuditOptions,
         make: Callable[[Recorder, ParameterNames], tuple[Detector, ...]] = all_detectors,
+        *,
+        of_script: bool = False,
     ) -> None:
         self._recorder = Recorder(options, model, optimizers)
         self._make = make
@@ -142,12 +154,25 @@ class Session:
             )
         self._depth = 0
         self._rested = 0
+        self._of_script = of_script
+        self.place: Callable[[Finding], Finding] | None = None
+        self._script: Session | None = None
+        self._inside: dict[object, Report] = {}
+        self._key = object()
+        target = options.report
+        # The program may change its working directory.
+        self._target = os.path.abspath(target) if isinstance(target, (str, os.PathLike)) else target  # noqa: PTH100 - links stay as they are
+        self._process = 0
+        self._in_a_test = False
+        self._told: frozenset[object] = frozenset()
 
     def __enter__(self) -> Session:
         with _LOCK:
             self._depth += 1
             if self._depth > 1:
                 return self
+            self._process, self._in_a_test = os.getpid(), in_a_test()
+            self._script = self._script_around()
             if _OPEN:
                 _OPEN[-1]._rest()  # noqa: SLF001 - another session
             _OPEN.append(self)
@@ -171,8 +196,14 @@ class Session:
     def __call__(self, func: Callable[_P, _T]) -> Callable[_P, _T]:
         """Audit each call of ``func``; of a generator or a coroutine, from its start to its end.
 
-        What runs while a generator waits for its next turn is audited too.
+        What runs while a generator waits for its next turn is audited too. What is returned has
+        this session as ``audit_session``.
         """
+        run = self._around(func)
+        vars(run)["audit_session"] = self
+        return run
+
+    def _around(self, func: Callable[_P, _T]) -> Callable[_P, _T]:
         if inspect.isasyncgenfunction(func):
             return cast("Callable[_P, _T]", self._around_items_to_come(func))
         if inspect.iscoroutinefunction(func):
@@ -228,6 +259,7 @@ class Session:
                 self._recorder.emit(SessionEnded(failed=error is not None))
             finally:
                 self._close()
+        self._hand_over(failing=error is not None)
 
     def _close(self) -> None:
         self._unmade = None
@@ -240,6 +272,49 @@ class Session:
             self._recorder.writers.on_indexed = None
         if last and _OPEN:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
+
+    def end_with_those_inside(self) -> None:
+        """End this audit and all that were opened since, where the process ends abruptly."""
+        for session in reversed(_OPEN[_OPEN.index(self) :] if self in _OPEN else ()):
+            while session in _OPEN:
+                session.__exit__(None, None, None)
+
+    def _script_around(self) -> Session | None:
+        """Return the audit of the script that this one runs in, which tells of it."""
+        if self._target is False:
+            return None
+        around = (each for each in _OPEN if each._of_script and each._process == self._process)  # noqa: SLF001 - other sessions
+        return next(around, None)
+
+    def _hand_over(self, *, failing: bool) -> None:
+        """Hand the report to whom the options name."""
+        target = self._target
+        # A forked child that leaves the block has nothing to say of its parent's audit.
+        if target is False or os.getpid() != self._process:
+            return
+        try:
+            report = self.report
+            news = self._to_tell(report)
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            say(internal_error(f"an audit has lost its report: {type(error).__name__}: {error}"))
+            return
+        if self._script is not None:
+            self._script._inside[self._key] = report  # noqa: SLF001 - another session
+        if target is True:
+            if self._script is not None or self._in_a_test or news <= self._told:
+                return
+            self._told |= news
+        deliver(report, target, failing=failing)
+
+    def _to_tell(self, report: Report) -> frozenset[object]:
+        """Return what there is to say: a session that ends again repeats nothing."""
+        recorder = self._recorder
+        told: set[object] = {(*subject_of(each), each.severity) for each in report.findings}
+        told.update(recorder.failures)
+        told.add(recorder.left_hooks)
+        if not report.summary["training_seen"]:
+            told.add("no training")
+        return frozenset(told - {None})
 
     def __del__(self) -> None:
         # One that could not be made has no recorder.
@@ -303,7 +378,27 @@ class Session:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is certain by now, in the order of the detectors."""
-        return tuple(finding for detector in self._detectors for finding in detector.findings())
+        found = self._found()
+        for report in self._reports_inside():
+            known = {subject_of(each) for each in found}
+            found += [each for each in report.findings if subject_of(each) not in known]
+        return tuple(found if self.place is None else map(self.place, found))
+
+    def _found(self) -> list[Finding]:
+        found: list[Finding] = []
+        for detector in self._detectors:
+            try:
+                found += detector.findings()
+            except Exception as error:  # noqa: BLE001, PERF203 - what the others found stands
+                self._recorder.note_failure(type(detector).__name__, error)
+        return found
+
+    def _reports_inside(self) -> list[Report]:
+        """Return the reports of the audits inside a script, those that still run included."""
+        if not self._of_script:
+            return []
+        running = {each._key: each.report for each in _OPEN if each._script is self}  # noqa: SLF001 - other sessions
+        return list({**self._inside, **running}.values())
 
     @property
     def report(self) -> Report:
@@ -312,21 +407,27 @@ class Session:
             tool=TOOL,
             findings=self.findings,
             summary=self._summary(),
-            not_covered=tuple(self._not_covered()),
+            not_covered=tuple(dict.fromkeys(self._not_covered())),
         )
 
     def _summary(self) -> dict[str, JSON]:
-        saved = self._recorder.saved_tensors
-        passed_over = self._recorder.passed_over
-        rests: dict[str, JSON] = {"steps_passed_over": passed_over} if passed_over else {}
-        return {
-            "steps": self._recorder.step,
-            **rests,
-            "backwards": self._recorder.backwards,
-            "saved_tensors": saved.saved,
-            "saved_tensors_checked": saved.used,
-            "saved_tensors_checksummed": saved.fingerprinted,
-        }
+        recorder = self._recorder
+        saved = recorder.saved_tensors
+        figures = Counter(
+            steps=recorder.step,
+            steps_passed_over=recorder.passed_over,
+            backwards=recorder.backwards,
+            saved_tensors=saved.saved,
+            saved_tensors_checked=saved.used,
+            saved_tensors_checksummed=saved.fingerprinted,
+        )
+        for report in self._reports_inside():
+            for figure in figures:
+                figures[figure] += cast("int", report.summary.get(figure, 0))
+        seen = bool(figures["steps"] or figures["backwards"])
+        if not figures["steps_passed_over"]:
+            del figures["steps_passed_over"]
+        return {**figures, "training_seen": seen}
 
     def _not_covered(self) -> list[str]:
         recorder = self._recorder
@@ -357,21 +458,67 @@ class Session:
                 f"{reasons}"
             )
         lines.extend(recorder.watch.not_covered())
-        if not recorder.backwards:
-            lines.append("gradients: no backward() ran inside the audit")
-        elif not recorder.step:
-            lines.append("steps: no optimizer of torch.optim stepped inside the audit")
+        inside = self._reports_inside()
+        seen_inside = any(report.summary["training_seen"] for report in inside)
+        if not seen_inside:
+            lines.extend(_unseen(recorder))
+        seen = bool(seen_inside or recorder.step or recorder.backwards)
+        lines.extend(_children(recorder, training_seen=seen))
         if recorder.finished:
             lines.append(f"what ran after the first {_count(recorder.step, 'step')}")
         lines.extend(_rests(recorder))
         if self._rested:
-            lines.append(f"what ran inside {_count(self._rested, 'audit')} opened within this one")
+            beyond = ", beyond what that saw itself" if inside else ""
+            lines.append(
+                f"what ran inside {_count(self._rested, 'audit')} opened within this one{beyond}"
+            )
         if self._stream is not None and self._stream.trouble is not None:
             lines.append(self._stream.trouble)
         for detector in self._detectors:
-            lines.extend(getattr(detector, "not_covered", list)())
+            try:
+                lines.extend(getattr(detector, "not_covered", list)())
+            except Exception as error:  # noqa: BLE001, PERF203 - what the others say stands
+                recorder.note_failure(type(detector).__name__, error)
+        for report in inside:
+            lines.extend(line for line in report.not_covered if line not in _UNSEEN)
         lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in recorder.failures)
         return lines
+
+
+_UNSEEN = (
+    "gradients: no backward() ran inside the audit",
+    "steps: no optimizer of torch.optim stepped inside the audit",
+)
+
+
+def _unseen(recorder: Recorder) -> list[str]:
+    """Say what of a training step did not happen at all."""
+    if not recorder.backwards:
+        return [_UNSEEN[0]]
+    return [] if recorder.step else [_UNSEEN[1]]
+
+
+def _children(recorder: Recorder, *, training_seen: bool) -> list[str]:
+    """Say that child processes are not watched, and how they can be.
+
+    Where training was seen here, a program that is run beside it, such as git, is no part of it.
+    """
+    counts = {
+        starter: number
+        for starter, number in sorted(recorder.children.items())
+        if not (training_seen and starter == "subprocess")
+    }
+    if not counts:
+        return []
+    children = _plural(sum(counts.values()), "child process", "child processes")
+    started = ", ".join(f"{number:,} by {starter}" for starter, number in counts.items())
+    return [_UNWATCHED.format(f"{children} ({started})")]
+
+
+_UNWATCHED = (
+    "{}, which this audit does not watch: audit each rank (`torchrun --no-python gradcheck-suite "
+    "audit train.py`), or write `with gs.audit():` in the function that each process runs"
+)
 
 
 def _rests(recorder: Recorder) -> list[str]:
@@ -385,4 +532,8 @@ def _rests(recorder: Recorder) -> list[str]:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return _plural(number, noun, f"{noun}s")
+
+
+def _plural(number: int, noun: str, nouns: str) -> str:
+    return f"{number:,} {noun if number == 1 else nouns}"

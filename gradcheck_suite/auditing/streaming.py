@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["STREAM_SCHEMA_VERSION", "FindingStream", "LineFile"]
+__all__ = ["STREAM_SCHEMA_VERSION", "FindingStream", "LineFile", "subject_of"]
 
 STREAM_SCHEMA_VERSION = 1
 
@@ -192,7 +192,7 @@ class FindingStream:
     def _tell(self, *, last: bool) -> None:
         known: dict[tuple[object, ...], int] = {}
         for finding in self._findings():
-            subject = _subject(finding)
+            subject = subject_of(finding)
             known[subject] = known.get(subject, 0) + 1
             self._consider((*subject, known[subject]), finding, last=last)
         if sum(known.values()) < len(self._told):
@@ -241,7 +241,7 @@ class FindingStream:
         )
 
 
-def _subject(finding: Finding) -> tuple[object, ...]:
+def subject_of(finding: Finding) -> tuple[object, ...]:
     """Return what stays the same of a finding while its counts grow."""
     place = finding.location
     where = None if place is None else (place.path, place.line, place.function)

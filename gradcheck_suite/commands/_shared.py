@@ -17,7 +17,7 @@ from gradcheck_suite._exit import (
     stop_writing,
 )
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report
+from gradcheck_suite.reporting import OUTPUT_FORMATS, write_report, write_report_file
 from gradcheck_suite.reporting.progress import progress
 from gradcheck_suite.severity import Severity
 
@@ -119,7 +119,8 @@ def emit(
 
     Raises:
         UsageError: the output file cannot be written, or standard output, as on a full disk. The
-            report then goes to standard output, or standard error, so that it is not lost.
+            report then goes to standard output, or standard error, so that it is not lost; one that
+            has a file is written there in any case.
     """
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
     with own_output(arguments.stdout):
@@ -145,9 +146,15 @@ def _write(
             sys.stdout.flush()
     except OSError as error:
         stop_writing()
+        reason = error.strerror or error
+        if path is not None:
+            _write_file(report, path, arguments)
+            raise UsageError(
+                f"cannot write to standard output: {reason}; the report is in {path}"
+            ) from error
         write_report(report, output_format="full", stream=sys.stderr, color=arguments.color)
         raise UsageError(
-            f"cannot write the report to standard output: {error.strerror or error}; it is on "
+            f"cannot write the report to standard output: {reason}; it is on "
             "standard error instead. Give --output-file a path in a folder that can be written"
         ) from error
     if path is not None:
@@ -156,13 +163,9 @@ def _write(
 
 def _write_file(report: Report, path: Path, arguments: argparse.Namespace) -> None:
     try:
-        with path.open("w", encoding="utf-8", newline="\n") as stream:
-            write_report(
-                report,
-                output_format=arguments.output_format,
-                stream=stream,
-                color="never" if arguments.color == "auto" else arguments.color,
-            )
+        write_report_file(
+            report, path, output_format=arguments.output_format, color=arguments.color
+        )
     except OSError as error:
         write_report(report, output_format="full", stream=sys.stdout, color=arguments.color)
         raise UsageError(

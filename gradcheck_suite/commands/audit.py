@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
@@ -16,14 +18,16 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Run SCRIPT unchanged, as `python SCRIPT ARGS` would, and report what corrupted,
-kept or misordered its gradients. The report follows the script's own output;
---output-file keeps the two apart. Options after SCRIPT are the script's. On a
-terminal, a status line tells how far it has come.
+kept or misordered its gradients. Of a notebook (.ipynb), the code cells run.
+The report follows the script's own output; --output-file keeps the two apart.
+Options after SCRIPT are the script's. On a terminal, a status line tells how
+far it has come.
 """
 _EPILOG = """\
 exit status: the script's own if it is not 0, else 1 if there are findings at or
 above --fail-on, else 0; 2 if SCRIPT cannot be run. SIGUSR1 asks for the report
-so far, on standard error; SIGTERM ends the script with a report.
+so far, on standard error; SIGTERM, SIGHUP and SIGQUIT end the script with a
+report.
 """
 
 
@@ -78,7 +82,9 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_false",
         help="show no status line on the terminal while SCRIPT runs",
     )
-    parser.add_argument("target", metavar="SCRIPT", help="the script (or, with -m, the module)")
+    parser.add_argument(
+        "target", metavar="SCRIPT", help="the script or notebook (or, with -m, the module)"
+    )
     own = parser.add_argument(
         "arguments",
         metavar="ARGS",
@@ -87,13 +93,18 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     # argparse would name them with SCRIPT when that is missing.
     own.required = False
-    parser.set_defaults(run=run)
+    named = (each for action in parser._actions for each in action.option_strings)  # noqa: SLF001 - argparse names them nowhere else
+    options = frozenset(each for each in named if each.startswith("--")) - {"--help"}
+    parser.set_defaults(run=run, own_options=options)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script, write the report, and return the exit status."""
     from gradcheck_suite.auditing.options import options_from  # noqa: PLC0415 - needs torch
     from gradcheck_suite.auditing.script import audit_script  # noqa: PLC0415 - needs torch
+
+    _note_misplaced(arguments)
+    process = os.getpid()
 
     def report(outcome: ScriptOutcome) -> int:
         # The script's own output comes right before.
@@ -123,8 +134,33 @@ def run(arguments: argparse.Namespace) -> int:
         on_request=report_so_far,
         show_status=arguments.status,
     )
+    if os.getpid() != process:
+        # A forked child has come to the end of the script; the report is its parent's.
+        return outcome.exit_status
     found = report(outcome)
     return outcome.exit_status or found
+
+
+def _note_misplaced(arguments: argparse.Namespace) -> None:
+    """Say that an option which stands after the script is not the audit's."""
+    words = arguments.arguments
+    given = (word.partition("=")[0] for word in words[: (*words, "--").index("--")])
+    option = next((each for each in given if each in arguments.own_options), None)
+    if option is None:
+        return
+    try:
+        source = b"" if arguments.module else Path(arguments.target).read_bytes()
+    except (OSError, ValueError):
+        return  # which is told of as soon as it is to run
+    if option.encode() in source:
+        return  # the script has one of that name itself
+    module = "-m " if arguments.module else ""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(
+            f"gradcheck-suite: note: {option} stands after {arguments.target} and goes to it; "
+            f"one for the audit stands before it: gradcheck-suite audit {option} ... {module}"
+            f"{arguments.target}\n"
+        )
 
 
 def _write_so_far(report: Report, arguments: argparse.Namespace) -> None:

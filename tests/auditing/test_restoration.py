@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import subprocess
 import weakref
 from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -26,6 +28,8 @@ NAMES = [
     (torch.autograd.graph, "disable_saved_tensors_hooks"),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     (torch.optim.lr_scheduler, "warnings"),
+    (BaseProcess, "start"),
+    (subprocess.Popen, "__init__"),
 ]
 
 

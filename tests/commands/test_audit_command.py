@@ -118,6 +118,28 @@ def test_options_after_the_script_are_the_scripts(audit):
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("arguments", [["--output-format", "json"], ["--output-format=json"]])
+def test_an_option_of_ours_after_the_script_is_told_of_and_goes_to_the_script(audit, arguments):
+    done = audit("import sys; print(sys.argv[1:])", arguments=arguments)
+    assert done.stdout.startswith(f"{arguments}\n\nnot covered\n")
+    assert done.stderr == (
+        "gradcheck-suite: note: --output-format stands after train.py and goes to it; one for the "
+        "audit stands before it: gradcheck-suite audit --output-format ... train.py\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("import sys; print('--max-steps' in sys.argv)", ["--max-steps", "3"]),
+        ("print('ran')", ["--", "--output-format", "json"]),
+        ("print('ran')", ["--epochs", "3", "-m", "output-format"]),
+    ],
+)
+def test_an_option_of_the_scripts_own_is_not_told_of(audit, source, arguments):
+    assert audit(source, arguments=arguments).stderr == ""
+
+
 def test_a_module(audit, tmp_path):
     (tmp_path / "train.py").write_text(BUGGY)
     done = subprocess.run(  # noqa: PLW1510
@@ -203,11 +225,18 @@ def test_data_loader_workers(audit, method):
 WAITING = BUGGY.replace("print", "print('ready', flush=True)\nimport time\ntime.sleep(60)\nprint")
 
 
+ENDING = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP", "SIGQUIT")]
+
+
 @pytest.fixture
 def waiting(tmp_path):
     """Start a script that stops to wait, and return its process."""
     (tmp_path / "train.py").write_text(WAITING)
     started = []
+    # A shell has its background jobs ignore some, and children inherit that.
+    ignored = [each for each in ENDING if each and signal.getsignal(each) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
 
     def start(*options):
         process = subprocess.Popen(
@@ -225,6 +254,90 @@ def waiting(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_that_ends_the_script_leaves_a_report(waiting, number):
+    process = waiting("--output-format", "concise")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert out.count("GCS301") == 1
+    assert err == ""
+    # Whoever waits for it learns of the signal.
+    assert process.returncode == -number
+
+
+@pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+def test_signals_that_come_together_leave_one_report(waiting):
+    process = waiting("--output-format", "concise")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert out.count("GCS301") == 1
+    assert process.returncode in {-signal.SIGHUP, -signal.SIGTERM}
+
+
+HANDLING = """\
+import signal, time
+signal.signal(signal.SIGHUP, lambda *_: print("mine", flush=True))
+signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+import os
+os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGQUIT)
+"""
+
+
+@pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+def test_what_the_script_makes_of_a_signal_is_respected(audit):
+    done = audit(HANDLING + CLEAN, "--output-format", "concise")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mine\ndone\n")
+    assert "3 steps watched" in done.stdout
+
+
+@pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+def test_a_script_under_nohup_runs_on(audit):
+    ignoring = "import os, signal; os.kill(os.getpid(), signal.SIGHUP)\n"
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done = audit(ignoring + CLEAN, "--output-format", "concise")
+    finally:
+        signal.signal(signal.SIGHUP, kept)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("done\n")
+
+
+@pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+def test_a_terminal_that_goes_away_leaves_the_report_in_its_file(tmp_path):
+    # What the script could not write any more is in the way of nothing.
+    unsent = WAITING.replace("import time", "import sys, time; sys.stdout.write('half a line')")
+    (tmp_path / "train.py").write_text(unsent)
+    import fcntl
+    import termios
+
+    main, terminal = os.openpty()
+    options = ["--output-format", "json", "--output-file", "report.json"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
+        cwd=tmp_path,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+    )
+    os.close(terminal)
+    said = b""
+    while b"ready" not in said:
+        said += os.read(main, 1024)
+    os.close(main)
+    process.wait(timeout=60)
+    assert process.returncode == -signal.SIGHUP
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [finding["code"] for finding in report["findings"]] == ["GCS301"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal here")
@@ -442,6 +555,137 @@ if __name__ == "__main__":
     child.join()
     print("child", child.exitcode)
 """
+
+
+CHILDREN = """\
+import os, subprocess, sys
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+def train(rank):
+    weight = torch.randn(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(3):
+        (weight ** 2).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    STARTING
+"""
+BY_MULTIPROCESSING = "mp.start_processes(train, nprocs=2, start_method=METHOD)"
+IN_ONE_CHILD = "context = mp.get_context(METHOD); p = context.Process(target=train, args=(0,))"
+STARTED = {
+    "spawn": (BY_MULTIPROCESSING.replace("METHOD", "'spawn'"), "2 child processes (2 by multip"),
+    "fork": (BY_MULTIPROCESSING.replace("METHOD", "'fork'"), "2 child processes (2 by multip"),
+    "forkserver": (
+        f"{IN_ONE_CHILD.replace('METHOD', repr('forkserver'))}; p.start(); p.join()",
+        "1 child process (1 by multiprocessing)",
+    ),
+    "subprocess": (
+        "subprocess.run([sys.executable, '-c', ''], check=True)",
+        "1 child process (1 by subprocess)",
+    ),
+    "os.fork": (
+        "os.fork() or (train(0), os._exit(0)); os.wait()",
+        "1 child process (1 by os.fork)",
+    ),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="not all of these are here")
+@pytest.mark.parametrize("how", STARTED)
+def test_training_in_child_processes_is_not_told_as_nothing_found(audit, how):
+    starting, told = STARTED[how]
+    done = audit(CHILDREN.replace("STARTING", starting), "--output-format", "json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["summary"]["training_seen"] is False
+    (line,) = [line for line in report["not_covered"] if "child process" in line]
+    assert line.startswith(told)
+    assert "`torchrun --no-python gradcheck-suite audit train.py`" in line
+    assert "`with gs.audit():` in the function" in line
+
+
+@pytest.mark.parametrize("options", [(), ("--output-format", "concise"), ("--fail-on", "note")])
+def test_a_script_that_trains_nothing_has_a_verdict_of_its_own(audit, options):
+    done = audit("print('hello')", *options)
+    assert done.returncode == 0, done.stderr
+    assert "nothing found" not in done.stdout
+    last = done.stdout.splitlines()[-1]
+    told = "gradcheck-suite audit: no training seen: 0 steps, 0 backwards in this process"
+    assert last.startswith(told)
+
+
+def test_a_script_that_only_computes_gradients_has_been_watched(audit):
+    source = "import torch\ntorch.ones(2, requires_grad=True).sum().backward()\n"
+    done = audit(source, "--output-format", "concise")
+    assert "nothing found (0 steps watched; 1 thing not covered)" in done.stdout
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_load_data_or_are_other_programs_are_no_training(audit, method):
+    source = LOADER.replace("METHOD", repr(method)).replace(
+        'print("done")', "import subprocess; subprocess.run(['true'])"
+    )
+    done = audit(source, "--output-format", "json")
+    assert json.loads(done.stdout)["not_covered"] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise SystemExit(3)", "pass", "1 / 0"])
+def test_a_forked_child_that_comes_to_the_end_leaves_the_report_to_its_parent(audit, ending):
+    forking = f"import os, sys\nif os.fork() == 0:\n    {ending}\nelse:\n    os.wait()\n"
+    done = audit(BUGGY.replace('print("done")', forking), "--output-format", "concise")
+    assert done.returncode == 1
+    assert done.stdout.count("GCS301") == 1
+    assert done.stdout.count("gradcheck-suite audit:") == 1
+    assert done.stderr.count("ZeroDivisionError") == ("/" in ending)
+
+
+NESTED = """\
+import torch
+import gradcheck_suite as gs
+
+def train():
+    weight = torch.randn(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(3):
+        (weight ** 2).sum().backward()
+        optimizer.step()
+
+with gs.audit(REPORT) as session:
+    train()
+"""
+
+
+def test_an_audit_inside_the_script_leaves_it_to_the_commands_report(audit):
+    done = audit(NESTED.replace("REPORT", ""), "--output-format", "json")
+    assert (done.returncode, done.stderr) == (1, "")
+    report = json.loads(done.stdout)
+    assert [finding["code"] for finding in report["findings"]] == ["GCS301"]
+    assert (report["summary"]["steps"], report["summary"]["training_seen"]) == (3, True)
+    (line,) = report["not_covered"]
+    assert line == "what ran inside 1 audit opened within this one, beyond what that saw itself"
+
+
+def test_an_audit_whose_report_the_script_reads_itself_is_left_to_it(audit):
+    source = NESTED.replace("REPORT", "report=False") + "print(session.report)\n"
+    done = audit(source, "--output-format", "concise")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("GCS301 missing-zero-grad") == 1
+    assert "no training seen: 0 steps, 0 backwards in this process" in done.stdout
+
+
+@pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_an_abrupt_end_loses_nothing_of_the_audits_inside(audit, ending):
+    source = NESTED.replace("REPORT", "").replace(
+        "    train()\n", f"    train()\n    import os, signal; {ending}\n"
+    )
+    done = audit(source, "--output-format", "concise")
+    assert done.returncode in {1, -signal.SIGTERM}
+    assert done.stdout.count("GCS301") == 1
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

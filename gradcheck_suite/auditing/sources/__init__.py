@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.sources._base import Source
 from gradcheck_suite.auditing.sources.backward import BackwardSource
+from gradcheck_suite.auditing.sources.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.sources.clipping import ClippingSource
 from gradcheck_suite.auditing.sources.grad_mode import GradModeSource
 from gradcheck_suite.auditing.sources.hook_regions import HookRegions
@@ -37,4 +38,5 @@ SOURCES: Sequence[type[Source]] = (
     TorchWarningSource,
     LegacyFunctionSource,
     WarningLineSource,
+    ChildProcessSource,
 )
