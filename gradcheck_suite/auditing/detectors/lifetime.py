@@ -90,10 +90,9 @@ class _Kept:
     def finding(self) -> Finding:
         """Return what there is to say of it now."""
         held, hook, owner = self._held, self._hook, self._held.owner
-        kept = (
-            f"keeps the graphs of {self.count} backwards alive, the oldest since backward "
-            f"{self._oldest}"
-        )
+        # People count from 1.
+        oldest = f"backward {self._oldest + 1:,}" if self._oldest else "the first backward"
+        kept = f"keeps the graphs of {self.count} backwards alive, the oldest since {oldest}"
         if held.saved_bytes:
             kept += f" ({byte_count(held.saved_bytes)} of saved tensors)"
         filled = "" if hook is None else f", filled by a {hook},"
