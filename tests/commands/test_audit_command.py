@@ -132,7 +132,7 @@ def test_an_option_of_ours_after_the_script_is_told_of_and_goes_to_the_script(au
     ("source", "arguments"),
     [
         ("import sys; print('--max-steps' in sys.argv)", ["--max-steps", "3"]),
-        ("print('ran')", ["--", "--output-format", "json"]),
+        ("print('ran')", ["x", "--", "--output-format", "json"]),
         ("print('ran')", ["--epochs", "3", "-m", "output-format"]),
     ],
 )
