@@ -292,6 +292,9 @@ class Session:
         # A forked child that leaves the block has nothing to say of its parent's audit.
         if target is False or os.getpid() != self._process:
             return
+        keeps_quiet = target is True and (self._script is not None or self._in_a_test)
+        if keeps_quiet and self._script is None:
+            return
         try:
             report = self.report
             news = self._to_tell(report)
@@ -300,10 +303,9 @@ class Session:
             return
         if self._script is not None:
             self._script._inside[self._key] = report  # noqa: SLF001 - another session
-        if target is True:
-            if self._script is not None or self._in_a_test or news <= self._told:
-                return
-            self._told |= news
+        if keeps_quiet or (target is True and news <= self._told):
+            return
+        self._told |= news
         deliver(report, target, failing=failing)
 
     def _to_tell(self, report: Report) -> frozenset[object]:
