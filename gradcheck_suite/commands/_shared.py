@@ -119,8 +119,7 @@ def emit(
 
     Raises:
         UsageError: the output file cannot be written, or standard output, as on a full disk. The
-            report then goes to standard output, or standard error, so that it is not lost; one that
-            has a file is written there in any case.
+            report then goes to standard output, or standard error, so that it is not lost.
     """
     fails = arguments.fail_on != NEVER and report.at_least(Severity(arguments.fail_on))
     with own_output(arguments.stdout):
@@ -146,15 +145,9 @@ def _write(
             sys.stdout.flush()
     except OSError as error:
         stop_writing()
-        reason = error.strerror or error
-        if path is not None:
-            _write_file(report, path, arguments)
-            raise UsageError(
-                f"cannot write to standard output: {reason}; the report is in {path}"
-            ) from error
         write_report(report, output_format="full", stream=sys.stderr, color=arguments.color)
         raise UsageError(
-            f"cannot write the report to standard output: {reason}; it is on "
+            f"cannot write the report to standard output: {error.strerror or error}; it is on "
             "standard error instead. Give --output-file a path in a folder that can be written"
         ) from error
     if path is not None:
