@@ -11,9 +11,10 @@ import warnings
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.reporting import notebooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Notebook", "read_notebook"]
 
 _FORMAT: Final = 4
-_PYTHON: Final = frozenset({"python", "ipython", "python3"})
 # A command of IPython's, alone or assigned: %matplotlib inline, files = !ls, ?torch.
 _COMMAND: Final = re.compile(
     r"(\s*)([^\s%!?#'\"][^%!?#'\"]*=\s*)?([%!]{1,2}|\?{1,2})\s*(\w*)\s*(.*)"
@@ -100,14 +100,16 @@ class Notebook:
         )
 
     def _in_cell(self, place: Location) -> Location:
-        if place.path != self.file or not self.cells:
+        for cell in self.cells:
+            if place.path == cell.file:
+                return replace(place, path=self.file, cell=cell.number)
+        if place.path != self.file or place.cell is not None or not self.cells:
             return place
         starts = list(accumulate((_height(cell) for cell in self.cells[:-1]), initial=0))
         index = bisect_right(starts, place.line - 1) - 1
         end = None if place.end_line is None else place.end_line - starts[index]
-        return replace(
-            place, path=self.cells[index].file, line=place.line - starts[index], end_line=end
-        )
+        line = place.line - starts[index]
+        return replace(place, cell=self.cells[index].number, line=line, end_line=end)
 
 
 def read_notebook(data: bytes, target: str, file: str) -> Notebook:
@@ -135,35 +137,19 @@ def read_notebook(data: bytes, target: str, file: str) -> Notebook:
             f"audit: {target} is a notebook of format {version}, expected {_FORMAT}; convert it: "
             f"jupyter nbconvert --to notebook --nbformat {_FORMAT} {target}"
         )
-    if not isinstance(document.get("cells"), list):
-        raise UsageError(f"audit: {target} is not a notebook: expected a list of cells in it")
-    language = _language(document.get("metadata"))
-    if language is not None and language.lower() not in _PYTHON:
-        raise UsageError(f"audit: {target} is a notebook of {language}, expected one of Python")
-    return Notebook(file, tuple(_code_cells(document["cells"], target, file)))
-
-
-def _language(metadata: Any) -> str | None:
-    for key, name in (("language_info", "name"), ("kernelspec", "language")):
-        about = metadata.get(key) if isinstance(metadata, dict) else None
-        language = about.get(name) if isinstance(about, dict) else None
-        if isinstance(language, str):
-            return language
-    return None
-
-
-def _code_cells(cells: list[Any], target: str, file: str) -> Iterator[_Cell]:
-    for number, cell in enumerate(cells, start=1):
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source")
-        lines: list[Any] = source if isinstance(source, list) else [source]
-        if not all(isinstance(line, str) for line in lines):
-            raise UsageError(
-                f"audit: {target} is not a notebook: expected text as the source of cell {number}"
-            )
-        text = "".join(lines).replace("\r\n", "\n")
-        yield _Cell(number, f"{file}:cell {number}", *_as_python(text, number))
+    try:
+        read = notebooks.read_notebook(data.decode("utf-8-sig"))
+    except ValueError as error:
+        raise UsageError(f"audit: {target} is not a notebook: {_first_line(error)}") from None
+    if not read.is_python:
+        raise UsageError(
+            f"audit: {target} is a notebook of {read.language}, expected one of Python"
+        )
+    cells = (
+        _Cell(cell.number, f"{file}:cell {cell.number}", *_as_python(cell.text, cell.number))
+        for cell in read.cells
+    )
+    return Notebook(file, tuple(cells))
 
 
 def _as_python(text: str, number: int) -> tuple[str, tuple[str, ...]]:

@@ -16,6 +16,7 @@ __all__ = ["Cell", "Notebook", "read_notebook"]
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _LINE_END = re.compile(r"\n")
 _DEPTH: Final = 3
+_PYTHON: Final = frozenset({"python", "ipython", "python3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Notebook:
-    """The code cells of a notebook in their order, and whether they are Python."""
+    """The code cells of a notebook in their order, and the language that it names, if any."""
 
     cells: tuple[Cell, ...]
-    is_python: bool
+    language: str | None
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the cells are Python, as far as the notebook says."""
+        return self.language is None or self.language.lower() in _PYTHON
 
     def cell(self, number: int) -> Cell | None:
         """Return the code cell of this number, or None."""
@@ -66,21 +72,36 @@ def read_notebook(raw: str) -> Notebook:
     """
     try:
         document = json.loads(raw)
-        cells = tuple(_code_cells(document, raw))
-        return Notebook(cells, _is_python(document))
+        _check(document)
+        return Notebook(tuple(_code_cells(document, raw)), _language(document))
     except json.JSONDecodeError:
         raise
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
-def _is_python(document: Any) -> bool:
+def _check(document: Any) -> None:
+    if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
+        raise ValueError("expected a list of cells in it")
+    for number, cell in enumerate(document["cells"], start=1):
+        if not isinstance(cell, dict):
+            raise ValueError(f"expected an object as cell {number}")  # noqa: TRY004 - of what is read
+        source = cell.get("source")
+        if cell.get("cell_type") == "code" and not (
+            isinstance(source, str)
+            or (isinstance(source, list) and all(isinstance(line, str) for line in source))
+        ):
+            raise ValueError(f"expected text as the source of cell {number}")
+
+
+def _language(document: Any) -> str | None:
     metadata = document.get("metadata", {})
     for key, name in (("language_info", "name"), ("kernelspec", "language")):
-        language = metadata.get(key, {}).get(name)
+        about = metadata.get(key) if isinstance(metadata, dict) else None
+        language = about.get(name) if isinstance(about, dict) else None
         if language is not None:
-            return bool(str(language).lower() in {"python", "ipython", "python3"})
-    return True
+            return str(language)
+    return None
 
 
 def _code_cells(document: Any, raw: str) -> Iterator[Cell]:

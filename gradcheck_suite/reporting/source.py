@@ -89,7 +89,7 @@ def _read_notebook(path: str) -> Notebook:
     try:
         return read_notebook(data.decode())
     except ValueError:
-        return Notebook((), is_python=False)
+        return Notebook((), language=None)
 
 
 def _bytes(path: str, *, most: int = _MOST_BYTES) -> bytes | None:

@@ -68,7 +68,8 @@ def test_findings_name_the_cell_and_show_its_source(notebook, capfd):
     assert outcome.exit_status == 0
     (finding,) = outcome.report.findings
     # Cells are counted as a reader does, with those of text.
-    assert finding.location.path.endswith("nb.ipynb:cell 3")
+    assert finding.location.path.endswith("nb.ipynb")
+    assert finding.location.cell == 3
     assert (finding.code, finding.location.line) == ("GCS201", 6)
     shown = report_to_text(outcome.report)
     assert "error GCS201 graph-kept  nb.ipynb:cell 3:6" in shown
@@ -88,14 +89,15 @@ def test_an_attribute_that_a_method_in_another_cell_fills(notebook):
     loop = "trainer = Trainer()\nfor _ in range(5):\n    trainer.fit()"
     (finding,) = audit_script(notebook(SET_UP, trainer, loop)).report.findings
     assert (finding.code, finding.location.line) == ("GCS201", 10)
-    assert finding.location.path.endswith("nb.ipynb:cell 3")
+    assert finding.location.path.endswith("nb.ipynb")
+    assert finding.location.cell == 3
 
 
 def test_the_command_and_its_report_in_json(notebook):
     done = run("--output-format", "json", notebook(SET_UP, TRAIN))
     assert done.returncode == 1
     (finding,) = json.loads(done.stdout)["findings"]
-    assert (finding["path"], finding["line"]) == ("nb.ipynb:cell 3", 6)
+    assert (finding["path"], finding["cell"], finding["line"]) == ("nb.ipynb", 3, 6)
 
 
 @pytest.mark.parametrize(
