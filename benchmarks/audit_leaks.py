@@ -56,7 +56,7 @@ def _bank(*, show_misses: bool) -> Scores:
             print(f"{leak.name}, repaired: {session.findings}", flush=True)
     quiet = 0
     for name, loop in LOOK_ALIKES.items():
-        session = gs.audit()
+        session = gs.audit(report=False)
         loop(session)
         quiet += not session.findings
         if show_misses and session.findings:
@@ -84,7 +84,7 @@ def _bank(*, show_misses: bool) -> Scores:
 
 
 def _of(leak: Leak, *, repaired: bool) -> Session:
-    session = gs.audit()
+    session = gs.audit(report=False)
     leak.run(session, torch.Tensor.detach if repaired else lambda tensor: tensor)
     return session
 
@@ -106,7 +106,7 @@ def _memory(steps: int) -> Scores:
         return tracemalloc.get_traced_memory()[0]
 
     rows = []
-    with gs.audit(net, optimizer) as session:
+    with gs.audit(net, optimizer, report=False) as session:
         train(_WARM_UP)
         tracemalloc.start()
         before = allocated()

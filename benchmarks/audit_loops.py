@@ -93,7 +93,7 @@ def run(loop: Callable[[], object], *, audited: bool) -> Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if audited:
-                with gs.audit() as session:
+                with gs.audit(report=False) as session:
                     raised = _exception_of(loop)
             else:
                 raised = _exception_of(loop)

@@ -151,7 +151,7 @@ def _time(name: str, *, rounds: int | None) -> Benchmark:
     step = make()
     contenders = [Contender(BARE, partial(_burst, contextlib.nullcontext(), step, steps))]
     for mode, options in OPTIONS.items():
-        session = gs.audit(**options)
+        session = gs.audit(report=False, **options)
         # Of the first steps, some are checksummed in any mode.
         _burst(session, step, before)
         contenders.append(Contender(mode, partial(_burst, session, step, steps)))
@@ -207,7 +207,7 @@ def _per_op(*, rounds: int | None) -> Benchmark:
             y.sum().backward()
 
         repeats = 6000 // ops
-        session = gs.audit()
+        session = gs.audit(report=False)
         # So many backwards of a program without steps count as its first.
         _burst(session, chain, 64)
         bare, audited = measure(
@@ -241,7 +241,9 @@ def _peak(name: str, mode: str) -> float:
 
 def _print_peak(name: str, mode: str) -> None:
     step = SUBJECTS[name][0]()
-    session = gs.audit(**OPTIONS[mode]) if mode in OPTIONS else contextlib.nullcontext()
+    session = (
+        gs.audit(report=False, **OPTIONS[mode]) if mode in OPTIONS else contextlib.nullcontext()
+    )
     _burst(session, step, 6)
     # The kernel's own mark: getrusage's is inherited from the process that started this one.
     status = Path("/proc/self/status").read_text(encoding="ascii")

@@ -41,7 +41,7 @@ def _loops() -> Subjects:
     from tests.auditing.loops.bank import BUGGY, CLEAN
 
     def audited(loop: Callable[[], object]) -> tuple[Finding, ...]:
-        with gs.audit() as session:
+        with gs.audit(report=False) as session:
             test_loop_bank.run_quietly(loop)
         return session.findings
 
@@ -59,7 +59,7 @@ def _leaks() -> Subjects:
     assert test_leak_bank
 
     def audited(run: Callable[[Any], object]) -> tuple[Finding, ...]:
-        session = gs.audit()
+        session = gs.audit(report=False)
         run(session)
         return session.findings
 
@@ -98,7 +98,7 @@ def _overwrites() -> Subjects:
     from benchmarks import audit_corruption
 
     def audited(draw: Any) -> tuple[Finding, ...]:
-        with gs.audit() as session:
+        with gs.audit(report=False) as session:
             audit_corruption._gradients(draw, edit=True)  # noqa: SLF001 - a neighbour's
         return session.findings
 

@@ -82,7 +82,7 @@ def read_notebook(raw: str) -> Notebook:
 
 def _check(document: Any) -> None:
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
-        raise ValueError("expected a list of cells in it")
+        raise ValueError("expected a list of cells in it")  # noqa: TRY004 - as below
     for number, cell in enumerate(document["cells"], start=1):
         if not isinstance(cell, dict):
             raise ValueError(f"expected an object as cell {number}")  # noqa: TRY004 - of what is read
