@@ -1,4 +1,9 @@
-"""Read the CPU's memory at an address, in as little time as Python allows."""
+"""Ask whether a tensor's memory is there, and read the CPU's in as little time as Python allows.
+
+A tensor's memory may be gone while the tensor lives: sharded training frees that of parameters
+between forward and backward. torch does not look before it reads; the process ends. Whoever reads
+values of a tensor that it has not made asks ``is_readable`` first.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,25 @@ import ctypes
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
+from gradcheck_suite._torch_compat import sparse_coo_parts
+from gradcheck_suite.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["compare_memory", "copy_of_memory", "memory_of_size"]
+    from torch import Tensor
+
+__all__ = [
+    "compare_memory",
+    "copy_of_memory",
+    "extent_of",
+    "has_room",
+    "is_readable",
+    "memory_of_size",
+    "require_memory",
+]
 
 _MOST_SIZES = 512
 """So many sizes are kept, 3 kB each."""
@@ -68,3 +88,67 @@ memory_of_size = _MemoryOfSize()
 An array type's own method copies up to some kilobytes in half the time of ``copy_of_memory``, where
 most goes into the call of a foreign function. To make the type takes 20 microseconds.
 """
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor are in memory of its own, all of them.
+
+    Not so for tensors whose storage was freed or made smaller, for those on the meta device, under
+    a transform of ``torch.func``, quantised, nested or sparse in another layout than COO, and for
+    tensors of a subclass that wraps others or has shapes alone: reading them fails, ends the
+    process, or has effects elsewhere, such as communication between ranks.
+
+    >>> import torch
+    >>> weight = torch.ones(3)
+    >>> is_readable(weight), is_readable(torch.ones(3, device="meta"))
+    (True, False)
+    >>> _ = weight.untyped_storage().resize_(0)
+    >>> is_readable(weight)
+    False
+    """
+    try:
+        if tensor.layout is not torch.strided:
+            is_coo = tensor.layout is torch.sparse_coo and not tensor.is_meta
+            return is_coo and all(map(is_readable, sparse_coo_parts(tensor.detach())))
+        if tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+            return False
+        if not tensor.numel():
+            return True
+        if not has_room(tensor, extent_of(tensor)[0] * tensor.element_size()):
+            return False
+        # Wrappers of others say that they have room, at an address that is nobody's. One that has
+        # shapes alone warns of being asked for it.
+        storage = tensor.untyped_storage()
+        return storage.device.type != "meta" and storage.data_ptr() != 0
+    except Exception:  # noqa: BLE001 - torch refuses in several ways; subclasses raise what they like
+        return False
+
+
+def has_room(tensor: Tensor, size: int) -> bool:
+    """Return whether the storage of a tensor has so many bytes from where the tensor begins."""
+    start = tensor.storage_offset() * tensor.itemsize
+    return tensor.untyped_storage().nbytes() >= start + size
+
+
+def require_memory(tensor: Tensor, name: str) -> None:
+    """Raise UsageError for a tensor whose storage has less room than its elements take."""
+    try:
+        size = extent_of(tensor)[0] * tensor.element_size() if tensor.numel() else 0
+        is_there = not size or has_room(tensor, size)
+    except Exception:  # noqa: BLE001 - sparse tensors and subclasses have no storage to ask
+        return
+    if not is_there:
+        raise UsageError(
+            f"{name} has no values: its storage was freed or made smaller (it takes {size:,} "
+            f"bytes, and there are {tensor.untyped_storage().nbytes():,}); give it values first"
+        )
+
+
+def extent_of(tensor: Tensor) -> tuple[int, int]:
+    """Return over how many elements of memory a tensor extends, and how many of them it has."""
+    span = distinct = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            span += (size - 1) * stride
+            distinct *= size
+    return span, distinct

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from gradcheck_suite._memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.trees import leaves_with_paths, replace_leaves
 
@@ -63,6 +64,7 @@ def copied(batch: Any) -> Any:
 def _copied_leaf(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    require_memory(leaf, "check_accumulation: a tensor of the batch")
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 

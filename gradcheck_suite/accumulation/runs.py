@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gradcheck_suite._memory import is_readable
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.accumulation.quiet import quiet
 from gradcheck_suite.auditing.call_sites import CallSite, exact_call_site
@@ -250,7 +251,7 @@ def _present(state: State) -> _Present:
     return {
         position: (id(tensor.grad), version_of(tensor.grad))
         for position, tensor in enumerate(state.tensors)
-        if tensor.grad is not None and bool(tensor.grad.any())
+        if tensor.grad is not None and is_readable(tensor.grad) and bool(tensor.grad.any())
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from gradcheck_suite._memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.randomness import RandomState
 
@@ -54,6 +55,8 @@ class State:
 
     def values(self) -> list[Tensor]:
         """Return copies of all tensors."""
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            require_memory(tensor, f"check_accumulation: `{name}`")
         return [tensor.detach().clone() for tensor in self.tensors]
 
     def load(self, values: Sequence[Tensor], moved_by: int | None = None) -> None:
@@ -135,6 +138,7 @@ def is_made_by(make: Any) -> bool:
 
 
 def _dense_copy(gradient: Tensor) -> Tensor:
+    require_memory(gradient, "check_accumulation: the gradient of a parameter")
     whole = gradient.detach()
     return whole.to_dense() if whole.layout != torch.strided else whole.clone()
 

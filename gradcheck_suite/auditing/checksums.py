@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
-from gradcheck_suite._memory import compare_memory, copy_of_memory
+from gradcheck_suite._memory import (
+    compare_memory,
+    copy_of_memory,
+    extent_of,
+    has_room,
+    is_readable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,9 +33,7 @@ __all__ = [
     "Columns",
     "Fingerprint",
     "columns_of",
-    "extent_of",
     "fingerprint",
-    "is_whole",
     "same_columns",
     "same_content",
     "same_fingerprint",
@@ -49,9 +53,6 @@ COPIED = 131_072
 """So many are copied while there is room. Memory that the last op has made, or the next will use,
 is copied and compared in 5 microseconds and 160 for each MB; summing up columns twice takes 60 and
 80 for each MB."""
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 class Gathered(bytes):
@@ -100,7 +101,7 @@ def fingerprint(tensor: Tensor, most_copied: int = SMALL) -> Fingerprint | None:
         nothing waits for a GPU; None where the contents can't be read (sparse, meta, quantised,
         nested, or freed storage).
     """
-    if not _is_readable(tensor):
+    if not _can_be_summed(tensor):
         return None
     copied = _copy_of(tensor, most_copied)
     if copied is not None:
@@ -115,7 +116,7 @@ def columns_of(tensor: Tensor, width: int, *, keep: bool) -> Columns | None:
         The sums; None where the memory can't be read, is not the CPU's, fills no row, or does not
         lie in one piece. ``keep`` says whether they may keep the memory, too.
     """
-    if not (tensor.is_cpu and _is_readable(tensor)):
+    if not (tensor.is_cpu and _can_be_summed(tensor)):
         return None
     words, last = _rows_in_place(tensor, width, odd=True) or (None, b"")
     if words is None:
@@ -125,7 +126,12 @@ def columns_of(tensor: Tensor, width: int, *, keep: bool) -> Columns | None:
 
 
 def same_columns(before: Columns, words: Tensor) -> bool:
-    """Return whether the memory at ``words``, which ``before`` has kept, still has these sums."""
+    """Return whether the memory at ``words``, which ``before`` has kept, still has these sums.
+
+    True where it is no longer there.
+    """
+    if not has_room(words, words.nbytes + len(before.last)):
+        return True
     sums = words.sum(0)
     last = words.data_ptr() + words.nbytes
     return (
@@ -139,7 +145,7 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
 
     True where the contents can no longer be read: nothing is known to have changed.
     """
-    if not _is_readable(tensor):
+    if not _can_be_summed(tensor):
         return True
     if isinstance(before, bytes):
         if tensor.is_cpu and tensor.nbytes == len(before) and tensor.is_contiguous():
@@ -160,31 +166,9 @@ def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
     return len(one) == len(other) and all(map(_equal, one, other))
 
 
-def is_whole(tensor: Tensor) -> bool:
-    """Return whether the storage of ``tensor`` still has room for all of it."""
-    span, _ = extent_of(tensor)
-    elements = tensor.storage_offset() + span
-    return tensor.untyped_storage().nbytes() >= elements * tensor.element_size()
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    """Return whether the contents of this tensor lie in plain memory that can be summed."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        return False
-    if type(tensor) not in _PLAIN and not _has_memory(tensor):
-        return False
-    return not (tensor.is_meta or (tensor.data_ptr() == 0 and tensor.numel()))
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor of another class has memory, and is no wrapper of others.
-
-    A ``DTensor`` says that it is the CPU's and gives an address, which is nobody's.
-    """
-    try:
-        return tensor.untyped_storage().data_ptr() != 0
-    except Exception:  # noqa: BLE001 - subclasses raise what they like
-        return False
+def _can_be_summed(tensor: Tensor) -> bool:
+    """Return whether a tensor is one piece of strided memory that may be read."""
+    return tensor.layout is torch.strided and is_readable(tensor)
 
 
 def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
@@ -201,16 +185,6 @@ def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
             tensor = tensor.detach().contiguous()
             return Gathered(copy_of_memory(tensor.data_ptr(), tensor.nbytes))
     return copy_of_memory(tensor.data_ptr(), size) if size <= most_bytes else None
-
-
-def extent_of(tensor: Tensor) -> tuple[int, int]:
-    """Return over how many elements of memory a tensor extends, and how many of them it has."""
-    span = distinct = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride:
-            span += (size - 1) * stride
-            distinct *= size
-    return span, distinct
 
 
 def _equal(old: bytes | Tensor, new: bytes | Tensor) -> bool:
@@ -230,8 +204,6 @@ def _sums_of(tensor: Tensor) -> tuple[bytes | Tensor, ...]:
 
 
 def _rows_of_copy(tensor: Tensor) -> tuple[Tensor | None, bytes]:
-    if not is_whole(tensor):
-        raise RuntimeError("the storage of this tensor has lost a part of it")
     plain = tensor.detach().resolve_conj().resolve_neg()
     rows = _rows_in_place(plain.clone(memory_format=torch.contiguous_format), BLOCK)
     return rows or (None, b"")
@@ -242,8 +214,8 @@ def _rows_in_place(
 ) -> tuple[Tensor | None, bytes] | None:
     """Return the CPU's memory of ``tensor`` as rows, None for none, and the bytes that are left.
 
-    None where it has gaps, does not begin at a word, or is not all there. An ``odd`` number of
-    rows: a change of the sign of each word, of 2**63 each, does not add up to nothing then.
+    None where it has gaps or does not begin at a word. An ``odd`` number of rows: a change of the
+    sign of each word, of 2**63 each, does not add up to nothing then.
     """
     start, unaligned = divmod(int(tensor.storage_offset()) * tensor.element_size(), _WORD)
     if unaligned:
@@ -257,8 +229,6 @@ def _rows_in_place(
             return None
         size = span * tensor.element_size()
     storage = tensor.untyped_storage()
-    if storage.nbytes() < start * _WORD + size:
-        return None
     rows = size // (_WORD * width)
     if odd and rows:
         rows = (rows - 1) | 1

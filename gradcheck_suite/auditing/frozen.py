@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradcheck_suite._memory import is_readable
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.errors import UsageError
@@ -58,7 +59,8 @@ class FrozenTensor:
         if gradient == self._gradient:
             return False
         self._gradient = gradient
-        return tensor.grad is not None and bool(tensor.grad.any())
+        latest = tensor.grad
+        return latest is not None and is_readable(latest) and bool(latest.any())
 
     def has_changed(self, *, thoroughly: bool) -> bool:
         """Return whether its contents are others; ``thoroughly`` also where nothing tells of it."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite._memory import compare_memory, memory_of_size
+from gradcheck_suite._memory import compare_memory, has_room, is_readable, memory_of_size
 from gradcheck_suite._torch_compat import (
     answering,
     current_node,
@@ -37,7 +37,6 @@ from gradcheck_suite.auditing.checksums import (
     Columns,
     columns_of,
     fingerprint,
-    is_whole,
     same_columns,
     same_content,
 )
@@ -172,6 +171,7 @@ class SavedTensors:
                 and tensor.is_cpu
                 and tensor.is_contiguous()
                 and not (tensor.is_nested or tensor.is_quantized)
+                and has_room(tensor, size)
             ):
                 # Bytes side by side in the CPU's memory: no operator is needed to copy them.
                 taken = memory_of_size[size](address).raw
@@ -281,16 +281,15 @@ class SavedTensors:
             return
         unchanged = True
         content = holder.fingerprint
-        if type(content) is bytes and in_place:
+        if type(content) is bytes and in_place and has_room(tensor, size := len(content)):
             # A copy of memory that is still at its place: no operator is needed to compare them.
-            size = len(content)
             address = holder.checked_address
             if size <= SMALL:
                 unchanged = memory_of_size[size](address).raw == content
             else:
                 unchanged = compare_memory(content, address, size) == 0
             first.proven_at = now if unchanged else None
-        elif _may_read(tensor) and (in_place or is_whole(tensor)):
+        elif _may_read(tensor) and is_readable(tensor):
             try:
                 if in_place and type(content) is Columns and content.words is not None:
                     unchanged = unseen(same_columns, content, content.words)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gradcheck_suite._memory import extent_of
 from gradcheck_suite._torch_compat import (
     function_mode_is_active,
     jit_is_tracing,
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, kind_of_file
-from gradcheck_suite.auditing.checksums import extent_of
 from gradcheck_suite.auditing.events import WriteRefused, Written
 
 if TYPE_CHECKING:

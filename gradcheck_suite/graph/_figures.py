@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from gradcheck_suite._memory import copy_of_memory, memory_of_size
+from gradcheck_suite._memory import copy_of_memory, has_room, is_readable, memory_of_size
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     flattened,
@@ -169,6 +169,10 @@ class Figures:
                     and (size := gradient.nbytes) <= _SMALL
                     and (address := gradient.data_ptr())
                 ):
+                    is_whole = has_room(gradient, size) or is_readable(gradient)
+                    if not is_whole:
+                        hold(node, index, gradient)
+                        continue
                     if gradient.is_contiguous() or _has_no_gaps(gradient):
                         numbers = memory_of_size[size](address).raw
                     else:
@@ -277,7 +281,9 @@ class Figures:
                 alone.append((row, gradient))
             else:
                 elements = gradient.numel()
-                if version is None or gradient._version == version:  # noqa: SLF001 - documented by torch
+                is_same = version is None or gradient._version == version  # noqa: SLF001 - documented by torch
+                # Its memory may have been freed while it waited.
+                if is_same and is_readable(gradient):
                     first = known.setdefault(address, (row, elements, version, gradient))
                     if (
                         first[0] != row
@@ -307,7 +313,10 @@ class Figures:
 
     def _measure_alone(self, row: int, gradient: torch.Tensor) -> None:
         """Measure a gradient without memory of its own: sparse, a subclass, under a transform."""
-        values = _values(gradient.detach())
+        whole = gradient.detach()
+        if not is_readable(whole.values() if whole.is_nested else whole):
+            return
+        values = _values(whole)
         if values.device.type == "cpu":
             self._figures[row] = figures_alone(values)
         else:

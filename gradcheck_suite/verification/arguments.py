@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradcheck_suite._memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.closures import with_read_parameters
 
@@ -83,7 +84,14 @@ def resolve_target(
 
 
 def _isolated(module: nn.Module) -> nn.Module:
-    """Copy a module, so that what its forward writes on itself is not written on the user's."""
+    """Copy a module, so that what its forward writes on itself is not written on the user's.
+
+    Raises:
+        UsageError: the memory of a parameter or buffer was freed: copying ends the process.
+    """
+    for kind, named in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+        for name, tensor in named():
+            require_memory(tensor, f"{kind} `{name}`")
     try:
         return copy.deepcopy(module)
     except Exception:  # noqa: BLE001 - anything can refuse to be copied

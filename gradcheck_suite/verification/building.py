@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite import _torch_compat
+from gradcheck_suite._memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.arguments import (
     BoundMethod,
@@ -247,6 +248,7 @@ class _Builder:
                 f"{kind} `{name}` is on the meta device, where tensors have no values; give it "
                 "values, such as by to_empty(device='cpu') and initialising it"
             )
+        require_memory(tensor, f"{kind} `{name}`")
         reason = _why_constant(tensor, cast=self._options.cast)
         if reason is None:
             self._add_variable(tensor, name, kind)

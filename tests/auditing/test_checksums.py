@@ -213,7 +213,6 @@ def test_what_has_no_readable_memory_has_no_fingerprint():
         assert fingerprint(tensor) is None
     lacking = torch.randn(200, 300)
     lacking.untyped_storage().resize_(1000)
-    with pytest.raises(RuntimeError, match="lost a part"):
-        fingerprint(lacking)
+    assert fingerprint(lacking) is None
     conjugate = torch.randn(3, dtype=torch.complex64).conj()
     assert fingerprint(conjugate) is not None

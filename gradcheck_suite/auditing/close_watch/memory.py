@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from gradcheck_suite._memory import is_readable
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     function_mode_is_active,
@@ -17,7 +18,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite
-from gradcheck_suite.auditing.checksums import is_whole, same_content, same_fingerprint
+from gradcheck_suite.auditing.checksums import same_content, same_fingerprint
 from gradcheck_suite.auditing.close_watch.places import offset_in
 
 if TYPE_CHECKING:
@@ -200,10 +201,8 @@ def _is_same(region: _Region, tensor: Tensor) -> bool | None:
     if version_of(tensor) != region.version:
         return False
     try:
-        if tensor.data_ptr() != region.address and not is_whole(tensor):
-            return None
-        return same_content(region.fingerprint, tensor)
-    except RuntimeError:  # freed, or no memory left for the sums
+        return same_content(region.fingerprint, tensor) if is_readable(tensor) else None
+    except RuntimeError:  # no memory left for the sums
         return None
 
 

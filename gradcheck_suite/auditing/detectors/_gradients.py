@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite._memory import is_readable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-__all__ = ["RESCALING", "is_nonzero", "none_left", "sample_of"]
+__all__ = ["RESCALING", "is_nonzero", "is_zero", "none_left", "sample_of"]
 
 RESCALING = frozenset(
     {
@@ -38,9 +40,21 @@ RESCALING = frozenset(
 
 
 def is_nonzero(gradient: Tensor | None) -> bool:
-    """Return whether there is a gradient with an element that is not zero."""
+    """Return whether it is known that there is a gradient with an element that is not zero."""
+    return _has_any(gradient) is True
+
+
+def is_zero(gradient: Tensor | None) -> bool:
+    """Return whether it is known that there is no gradient, or that all of it is zero."""
+    return _has_any(gradient) is False
+
+
+def _has_any(gradient: Tensor | None) -> bool | None:
+    """Return whether an element is not zero; None where the gradient can't be read."""
     if gradient is None:
         return False
+    if not is_readable(gradient):
+        return None
     gradient = gradient.detach()
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
@@ -48,15 +62,15 @@ def is_nonzero(gradient: Tensor | None) -> bool:
 
 
 def none_left(parameters: Iterable[Tensor]) -> bool:
-    """Return whether no parameter has a gradient, or only zeros."""
-    return not any(is_nonzero(parameter.grad) for parameter in parameters)
+    """Return whether no parameter is known or suspected to have a gradient other than zeros."""
+    return all(is_zero(parameter.grad) for parameter in parameters)
 
 
 def sample_of(tensor: Tensor, most: int) -> Tensor | None:
     """Copy some elements from all over a tensor; None where it has none or lies otherwise."""
-    usual = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_meta
+    usual = tensor.layout is torch.strided and tensor.is_contiguous()
     count = tensor.numel()
-    if not usual or not count:
+    if not usual or not count or not is_readable(tensor):
         return None
     if count <= most:
         return tensor.detach().reshape(-1).clone()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch.optim import Optimizer
 
+from gradcheck_suite.auditing.detectors._gradients import is_zero
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
     GradientsCleared,
@@ -284,7 +285,7 @@ class Windows:
         else:
             others = [window for window in self._windows.values() if window.fills or window.used]
         for window in others:
-            if all(_is_clear(parameter.grad) for parameter in window.parameters()):
+            if all(is_zero(parameter.grad) for parameter in window.parameters()):
                 self._discard(window, event)
 
     def _discard(self, window: Window, event: GradientsCleared) -> None:
@@ -359,10 +360,6 @@ class Windows:
         if window is not None and not event.stepped and not event.failed:
             window.empty(self._recorder.backwards)
             window.used = True
-
-
-def _is_clear(gradient: Tensor | None) -> bool:
-    return gradient is None or not bool(gradient.any())
 
 
 def _ids_of(optimizer: Optimizer) -> frozenset[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors._gradients import is_nonzero
+from gradcheck_suite.auditing.detectors._gradients import is_zero
 from gradcheck_suite.auditing.events import (
     Attention,
     GradientsClipped,
@@ -131,7 +131,7 @@ class ClippingDetector:
         if not window.fills:
             if window.used and event.gradients:
                 return "after"
-            if window.whole and not window.used and not any(map(is_nonzero, event.gradients)):
+            if window.whole and not window.used and all(map(is_zero, event.gradients)):
                 return "before"
             return None
         scale = self._scaled.scale_of(window)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
-from gradcheck_suite.auditing.detectors._gradients import is_nonzero
+from gradcheck_suite.auditing.detectors._gradients import is_zero
 from gradcheck_suite.auditing.events import (
     Attention,
     OptimizerConstructed,
@@ -119,7 +119,7 @@ class FrozenParameterDetector:
             site=event.site,
             names=tuple(name for each in moved if (name := self._names.of(each)) is not None),
             parameters=len(moved),
-            is_zero=not any(is_nonzero(each.grad) for each in moved),
+            is_zero=all(is_zero(each.grad) for each in moved),
             step=event.number,
         )
         return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._memory import is_readable
 from gradcheck_suite._patches import Patches
 from gradcheck_suite._torch_compat import (
     custom_function_class,
@@ -226,7 +227,7 @@ def _memory_of(tensor: Tensor) -> int:
 
 def _varies(tensor: Tensor) -> bool:
     """Return whether a tensor is more than a mask: it has more than a few values."""
-    if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
+    if tensor.layout is not torch.strided or not tensor.numel() or not is_readable(tensor):
         return False
     with torch.no_grad(), without_torch_function(), without_dispatch_modes():
         values: set[float] = set(tensor.detach().flatten()[:_LOOKED_AT].tolist())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._memory import is_readable
 from gradcheck_suite._torch_compat import (
     current_node,
     dispatch_mode_is_active,
@@ -155,6 +156,8 @@ class NonFiniteDetector:
         zeros = elements = 0
         for holder in holders:
             tensor = holder.tensor.detach()
+            if not is_readable(tensor):
+                continue
             elements = max(elements, tensor.numel())
             zeros = max(zeros, int((tensor == 0).sum()))
         site = holders[0].site if holders else line_near(node)
@@ -275,7 +278,7 @@ def _skips_itself(optimizer: Optimizer) -> bool:
     It hands such optimizers ``found_inf`` in place of skipping their step.
     """
     found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, torch.Tensor) and bool(found)
+    return isinstance(found, torch.Tensor) and is_readable(found) and bool(found)
 
 
 def _may_look() -> bool:
@@ -285,20 +288,18 @@ def _may_look() -> bool:
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-_READABLE = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _is_finite(tensor: Tensor | None) -> bool:
     if tensor is None:
         return True
     # What has no memory of its own, or belongs to somebody's subclass, can't be asked.
-    if type(tensor) not in _READABLE or tensor.is_meta:
+    if type(tensor) not in _PLAIN or not is_readable(tensor):
         return True
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return True
     if tensor.layout is not torch.strided:
-        if tensor.layout is not torch.sparse_coo:
-            return True
         tensor = tensor.detach().coalesce().values()
     values = tensor.detach() if tensor.requires_grad else tensor
     # A sum takes a twentieth of the time. It may overflow; one that is finite proves that
@@ -316,10 +317,10 @@ def _non_finite(optimizer: Optimizer) -> list[Tensor]:
     plain = [
         gradient
         for _, gradient in owned
-        if type(gradient) in _READABLE and gradient.layout is torch.strided
+        if type(gradient) in _PLAIN and gradient.layout is torch.strided and is_readable(gradient)
     ]
     kinds = {(gradient.dtype, gradient.device) for gradient in plain}
-    if len(plain) == len(owned) and len(kinds) == 1 and next(iter(kinds))[1].type != "meta":
+    if len(plain) == len(owned) and len(kinds) == 1:
         # A sum of finite numbers may overflow; one that is finite proves that they all are.
         with torch.no_grad():
             if cmath.isfinite(torch.stack([gradient.sum() for gradient in plain]).sum().item()):
