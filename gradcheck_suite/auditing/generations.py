@@ -48,6 +48,8 @@ class Generation:
         site: where it was called.
         freed_by: the backward that freed the buffers, after which no other can go through these
             graphs: this one or a later one that went through them; None while they last.
+        partly: whether that one was asked for the gradients of some tensors alone: it has freed
+            what leads to these, and nothing else.
         step: the number of optimizer steps finished by then.
         chain: how many earlier generations, each of an earlier step than the next, these graphs
             go back through.
@@ -55,23 +57,36 @@ class Generation:
         known: the highest sequence number of this thread's nodes that earlier backwards looked at.
     """
 
-    __slots__ = ("__weakref__", "chain", "freed_by", "index", "known", "reused", "site", "step")
+    __slots__ = (
+        "__weakref__",
+        "chain",
+        "freed_by",
+        "index",
+        "known",
+        "partly",
+        "reused",
+        "site",
+        "step",
+    )
 
     def __init__(self, index: int, site: CallSite | None, step: int = 0) -> None:
         self.index = index
         self.site = site
         self.step = step
         self.freed_by: int | None = None
+        self.partly = False
         self.chain = self.known = 0
         self.reused: list[weakref.ref[Generation]] = []
 
-    def free(self, by: int) -> None:
+    def free(self, by: int, *, partly: bool) -> None:
         """Note that a backward has freed the buffers of these graphs and of those they reach."""
-        self.freed_by = by
+        self.freed_by, self.partly = by, partly
         for reference in self.reused:
             earlier = reference()
-            if earlier is not None and earlier.freed_by is None:
-                earlier.free(by)
+            if earlier is not None and (
+                earlier.freed_by is None or (earlier.partly and not partly)
+            ):
+                earlier.free(by, partly=partly)
 
 
 class Generations:

@@ -11,18 +11,24 @@ import sys
 import types
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.autograd.graph import Node
 
-from gradcheck_suite._torch_compat import custom_function_class, node_metadata
+from gradcheck_suite._torch_compat import (
+    custom_function_class,
+    node_metadata,
+    read_saved,
+    saved_attribute_names,
+)
 from gradcheck_suite.auditing.generations import MARK, Generation
 from gradcheck_suite.auditing.owners import CACHE, Owner, RunningFrames, is_ours, owner_of
 from gradcheck_suite.auditing.packed import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeGuard
 
 __all__ = ["HeldGraphs", "Owner", "find_holders"]
 
@@ -180,31 +186,43 @@ class _Search:
             self.saved_bytes += tensor.numel() * tensor.element_size()
 
     def _generations_under(self, root: Node, known: dict[Node, set[int]]) -> set[int]:
-        """Return the generations marked on the graph under ``root``, down to the first marks."""
+        """Return the generations whose freed graphs ``root`` leads to, down to the first marks.
+
+        There is none where a backward could still go all the way from it to a leaf.
+        """
         if root in known:
             return known[root]
         found: set[int] = set()
-        seen: set[Node] = set()
-        waiting = [root]
+        # Each node with the mark, of a backward that has freed only a part, that it lies below.
+        seen: dict[Node, Generation | None] = {}
+        waiting: list[tuple[Node, Generation | None]] = [(root, None)]
         while waiting and len(seen) < _NODES:
-            node = waiting.pop()
-            if node in seen:
+            node, above = waiting.pop()
+            if node in seen and (above is None or seen[node] is not None):
                 continue
-            seen.add(node)
             marked = node_metadata(node).get(MARK)
-            if isinstance(marked, Generation):
+            if _is_partly_freed(marked):
+                above = marked
+            elif isinstance(marked, Generation):
                 # One of another audit, which may have been before, has a number too.
                 if marked in self.generations:
                     found.add(marked.index)
+                seen[node] = above
                 continue
-            if node in known:
+            seen[node] = above
+            if above is None and node in known:
                 found |= known[node]
                 continue
+            if above in self.generations and _buffers_of(node) == "freed":
+                found.add(above.index)
+                continue
             waiting.extend(
-                function
+                (function, above)
                 for function, _ in node.next_functions
                 if function is not None and function.next_functions
             )
+        if found and _leads_to_a_leaf(root):
+            found = set()
         known[root] = found
         return found
 
@@ -322,6 +340,50 @@ class _Search:
                     identity=id(function),
                 )
         return None
+
+
+def _is_partly_freed(mark: object) -> TypeGuard[Generation]:
+    return isinstance(mark, Generation) and mark.freed_by is not None and mark.partly
+
+
+def _buffers_of(node: Node) -> Literal["freed", "kept"] | None:
+    """Say what became of the tensors that a node had saved; None where it never had any."""
+    kept = False
+    for name in saved_attribute_names(type(node)):
+        saved = read_saved(node, name)
+        if saved.freed:
+            return "freed"
+        kept = kept or any(each is not None for each in saved.tensors)
+    return "kept" if kept else None
+
+
+def _leads_to_a_leaf(root: Node) -> bool:
+    """Return whether a way from ``root`` to a leaf has buffers, and all of them are still kept.
+
+    A way without any proves nothing: a bias that is added can be differentiated for ever.
+    """
+    seen: set[tuple[Node, bool]] = set()
+    waiting = [(root, False)]
+    while waiting and len(seen) < _NODES:
+        node, kept = waiting.pop()
+        if (node, kept) in seen or (node, True) in seen:
+            continue
+        seen.add((node, kept))
+        mark = node_metadata(node).get(MARK)
+        if isinstance(mark, Generation) and mark.freed_by is not None and not mark.partly:
+            continue
+        buffers = _buffers_of(node)
+        if buffers == "freed":
+            continue
+        kept = kept or buffers == "kept"
+        for function, _ in node.next_functions:
+            if function is None:
+                continue
+            if function.next_functions:
+                waiting.append((function, kept))
+            elif kept and hasattr(function, "variable"):
+                return True
+    return False
 
 
 def _kind_of(holder: Any) -> tuple[str, str | None]:

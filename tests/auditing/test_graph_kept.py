@@ -52,6 +52,41 @@ def list_inside_a_dict():
         log["train"].append(loss)  # <- here
 
 
+def losses_of_grad():
+    net, losses = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), []
+    for _ in range(20):
+        loss = net(torch.randn(3, 4)).pow(2).mean()
+        gradients = torch.autograd.grad(loss, net.parameters())
+        losses.append(loss)  # <- here
+        with torch.no_grad():
+            for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=1e-3)
+
+
+def losses_of_backward_for_inputs():
+    head, losses = nn.Linear(4, 1), []
+    optimizer = torch.optim.SGD(head.parameters(), lr=1e-3)
+    for _ in range(20):
+        loss = head(torch.randn(3, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward(inputs=list(head.parameters()))
+        losses.append(loss)  # <- here
+        optimizer.step()
+
+
+def sum_over_fast_weights():
+    net, total = nn.Linear(8, 1, bias=False), 0.0
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for _ in range(12):
+        (gradient,) = torch.autograd.grad(net(torch.randn(4, 8)).square().mean(), net.parameters())
+        fast = net.weight - 0.1 * gradient
+        loss = (torch.randn(4, 8) @ fast.t()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss  # <- here
+
+
 def unbounded_deque():
     losses = collections.deque()
     for _, _, loss in steps(6):
@@ -125,6 +160,9 @@ def exceptions():
 
 CASES = {
     list_of_losses: ("list `losses` in list_of_losses()", None),
+    losses_of_grad: ("list `losses` in losses_of_grad()", None),
+    losses_of_backward_for_inputs: ("list `losses` in losses_of_backward_for_inputs()", None),
+    sum_over_fast_weights: ("sum `total` in sum_over_fast_weights()", None),
     list_of_outputs: ("list `outputs` in list_of_outputs()", None),
     dict_of_losses: ("dict `history` in dict_of_losses()", None),
     list_inside_a_dict: ('list `log["train"]` in list_inside_a_dict()', None),
@@ -363,6 +401,37 @@ def meta_learning_by_few_steps():
         optimizer.step()
 
 
+def losses_over_shared_fast_weights():
+    net = nn.Linear(8, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    for _ in range(12):
+        totals = [0, 0]
+        for _ in range(12):
+            loss = net(torch.randn(4, 8)).square().mean()
+            (gradient,) = torch.autograd.grad(loss, net.parameters())
+            fast = net.weight - 0.1 * gradient
+            inner = (torch.randn(4, 8) @ fast.t()).square().mean()
+            (gradient,) = torch.autograd.grad(inner, fast)
+            fast = fast - 0.1 * gradient
+            for k in (0, 1):
+                totals[k] += (torch.randn(4, 8) @ fast.t()).square().mean()
+        optimizer.zero_grad()
+        sum(totals).backward()
+        optimizer.step()
+
+
+def losses_kept_for_the_other_leaves():
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    for _ in range(3):
+        later = []
+        for _ in range(12):
+            features = encoder(torch.randn(3, 4))
+            loss = head(features.detach()).square().mean() + features.tanh().mean()
+            torch.autograd.grad(loss, head.parameters())
+            later.append(loss)
+        torch.autograd.grad(sum(later), encoder.parameters())
+
+
 def truncated_backpropagation():
     cell = nn.GRUCell(4, 4)
     optimizer = torch.optim.SGD(cell.parameters(), lr=1e-3)
@@ -403,6 +472,8 @@ def shared_trunk():
         higher_derivatives,
         meta_learning,
         meta_learning_by_few_steps,
+        losses_over_shared_fast_weights,
+        losses_kept_for_the_other_leaves,
         truncated_backpropagation,
         shared_trunk,
     ],

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BackwardSource"]
 
+_INPUTS = 3
+"""Where the engine is given the tensors whose gradients alone are asked for."""
+
 _STEPS_LOOKED_THROUGH = 8
 """In so many, the whole graph of each backward is looked at; after that in every eighth."""
 
@@ -90,6 +93,8 @@ class BackwardSource(Source):
                 return source.run_unwatched(original, t_outputs, args, kwargs)
             keeps, creates = keeps_and_makes_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
+            # Some gradients alone may be asked for in both ways.
+            partly = not accumulates or bool(args[_INPUTS:] and args[_INPUTS])
             is_early = recorder.step < _STEPS_LOOKED_THROUGH
             begin = source.begin_uncollected if is_early else source.begin
             generation, before = begin(t_outputs, accumulates=accumulates)
@@ -101,6 +106,8 @@ class BackwardSource(Source):
                 source.fail(generation, t_outputs, error)
                 raise
             finally:
+                if not keeps and not failed:
+                    generation.free(generation.index, partly=partly)
                 source.end(generation, before, keeps=keeps, creates=creates, failed=failed)
             return result
 
@@ -216,8 +223,6 @@ class BackwardSource(Source):
         failed: bool,
     ) -> None:
         """Tell that it has ended."""
-        if not keeps and not failed:
-            generation.free(generation.index)
         recorder = self.recorder
         if not self._tells_ends:
             return
