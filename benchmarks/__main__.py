@@ -39,6 +39,7 @@ MORE = (
     "graph_page",
     "lint_recall",
     "lint_speed",
+    "owner_search",
     "plugin_rivals",
     "native_precision",
 )

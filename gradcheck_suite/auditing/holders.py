@@ -10,6 +10,7 @@ import gc
 import sys
 import types
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,12 +24,15 @@ from gradcheck_suite._torch_compat import (
     saved_attribute_names,
 )
 from gradcheck_suite.auditing.generations import MARK, Generation
+from gradcheck_suite.auditing.heap import SearchEndedError
 from gradcheck_suite.auditing.owners import CACHE, Owner, RunningFrames, is_ours, owner_of
 from gradcheck_suite.auditing.packed import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeGuard
+
+    from gradcheck_suite.auditing.heap import Heap
 
 __all__ = ["HeldGraphs", "Owner", "find_holders"]
 
@@ -73,18 +77,21 @@ class HeldGraphs:
     identity: int = 0
 
 
-def find_holders(wanted: Mapping[Generation, int], *, at_least: int) -> tuple[HeldGraphs, ...]:
+def find_holders(
+    wanted: Mapping[Generation, int], heap: Heap, *, at_least: int
+) -> tuple[HeldGraphs, ...]:
     """Return what holds the graphs of backwards of at least ``at_least`` different steps.
 
     Args:
         wanted: the generations whose graphs should be gone, each with its step.
+        heap: where they are looked for.
         at_least: of how many steps one holder must keep some.
 
     Returns:
-        The holders closest to the graphs, none of which keeps them through another; none where
-        different things keep one graph each.
+        The holders closest to the graphs, none of which keeps them through another, as far as
+        there was time to look; none where different things keep one graph each.
     """
-    search = _Search(wanted, at_least)
+    search = _Search(wanted, heap, at_least)
     try:
         return search.run()
     finally:
@@ -92,7 +99,8 @@ def find_holders(wanted: Mapping[Generation, int], *, at_least: int) -> tuple[He
 
 
 class _Search:
-    def __init__(self, wanted: Mapping[Generation, int], at_least: int) -> None:
+    def __init__(self, wanted: Mapping[Generation, int], heap: Heap, at_least: int) -> None:
+        self.heap = heap
         self.generations = frozenset(wanted)
         self.wanted = {generation.index: step for generation, step in wanted.items()}
         self.saved_bytes = 0
@@ -109,9 +117,14 @@ class _Search:
         self.frames.forget()
 
     def run(self) -> tuple[HeldGraphs, ...]:
+        found: list[HeldGraphs] = []
+        with suppress(SearchEndedError):
+            self._look(found)
+        return tuple(found[:_MOST_HOLDERS])
+
+    def _look(self, found: list[HeldGraphs]) -> None:
         tensors = self._tensors()
         self.own.add(id(tensors))
-        found: list[HeldGraphs] = []
         sums = [tensor for tensor in tensors.values() if self._holds_enough(tensor)]
         if sums:
             # Of a sum and what is computed from it, the one that goes furthest back.
@@ -129,8 +142,7 @@ class _Search:
                 levels = min(levels, _LEVELS_AFTER)
         if not found:
             other = self._array_over(tensors) or self._nodes_over(tensors)
-            found = [] if other is None else [other]
-        return tuple(found[:_MOST_HOLDERS])
+            found += [] if other is None else [other]
 
     def _holds_enough(self, thing: object) -> bool:
         steps = {self.wanted[index] for index in self.reached[id(thing)]}
@@ -138,8 +150,22 @@ class _Search:
 
     def _holders_in(self, level: dict[int, Any]) -> list[Any]:
         enough = [thing for thing in level.values() if self._holds_enough(thing)]
-        growing = [thing for thing in enough if _can_grow(thing) and self._adds_up(thing)]
+        growing = [thing for thing in enough if self._can_grow(thing) and self._adds_up(thing)]
         return growing or [thing for thing in enough if self._links_of_its_type(thing)][:1]
+
+    def _can_grow(self, thing: object) -> bool:
+        if isinstance(thing, dict):
+            return not self._is_namespace(thing)
+        return isinstance(thing, (list, set, deque, CACHE)) or issubclass(type(thing), torch.Tensor)
+
+    def _is_namespace(self, mapping: dict[Any, Any]) -> bool:
+        if _is_of_a_module(mapping):
+            return True
+        return any(
+            getattr(holder, "__dict__", None) is mapping
+            for holder in self.heap.referrers([mapping])
+            if type(holder) is not list and not isinstance(holder, types.FrameType)
+        )
 
     def _adds_up(self, thing: object) -> bool:
         """Return whether it keeps more than any one thing in it does by itself.
@@ -156,14 +182,9 @@ class _Search:
         known: dict[Node, set[int]] = {}
         several: dict[frozenset[int], int] = {}
         addresses: set[int] = set()
-        is_tensor: dict[type, bool] = {Holder: False}
-        everything = gc.get_objects()
-        for candidate in everything:
-            kind = type(candidate)
-            if kind not in is_tensor:
-                is_tensor[kind] = issubclass(kind, torch.Tensor)
-            if not is_tensor[kind]:
-                if kind is Holder and candidate.moment.birth.index in self.wanted:
+        for candidate in self.heap.instances(torch.Tensor, Holder):
+            if type(candidate) is Holder:
+                if candidate.moment.birth.index in self.wanted:
                     self._add_bytes(candidate.tensor, addresses)
                 continue
             node = candidate.grad_fn
@@ -176,7 +197,7 @@ class _Search:
             if reached and several[same] <= _TENSORS_OF_ONE:
                 found[id(candidate)] = candidate
                 self.reached[id(candidate)] = reached
-        del everything, known
+        del known
         self.objects.update(found)
         return found
 
@@ -231,7 +252,7 @@ class _Search:
         skip = {id(targets), id(frontier), *self.own}
         skip |= self.frames.identities | self.frames.dictionaries
         level: dict[int, Any] = {}
-        for referrer in gc.get_referrers(*targets):
+        for referrer in self.heap.referrers(targets):
             key = id(referrer)
             if key in skip or is_ours(referrer) or _is_of_a_module(referrer):
                 continue
@@ -277,7 +298,7 @@ class _Search:
             length=1 if kind in ("tensor", "chain") else _length_of(holder),
             through=self._between(holder),
             saved_bytes=self.saved_bytes,
-            owner=owner_of(holder, self.frames, skip=self.own),
+            owner=owner_of(holder, self.frames, self.heap, skip=self.own),
             element=element,
             identity=id(holder),
         )
@@ -295,12 +316,8 @@ class _Search:
         numpy = sys.modules.get("numpy")
         if numpy is None:
             return None
-        arrays = {}
-        for thing in gc.get_objects():
-            for part in gc.get_referents(thing):
-                if type(part) is numpy.ndarray and part.dtype == object:
-                    arrays[id(part)] = part
-        for array in arrays.values():
+        arrays = [each for each in self.heap.referents(numpy.ndarray) if each.dtype == object]
+        for array in arrays:
             reached: set[int] = set()
             for _, item in zip(range(_SEARCHED_ITEMS), array.flat, strict=False):
                 if id(item) in tensors:
@@ -327,7 +344,8 @@ class _Search:
         for (function, name), generations in kept.items():
             self.reached[id(function)] = generations
             if self._holds_enough(function):
-                owner = owner_of(getattr(example[function, name], name), self.frames, skip=self.own)
+                value = getattr(example[function, name], name)
+                owner = owner_of(value, self.frames, self.heap, skip=self.own)
                 return HeldGraphs(
                     container="nodes",
                     generations=tuple(sorted(generations)),
@@ -416,12 +434,6 @@ def _length_of(holder: Any) -> int:
     return holder.size if type(holder).__name__ == "ndarray" else len(holder)
 
 
-def _can_grow(thing: object) -> bool:
-    if isinstance(thing, dict):
-        return not _is_namespace(thing)
-    return isinstance(thing, (list, set, deque, CACHE)) or issubclass(type(thing), torch.Tensor)
-
-
 def _is_of_a_module(thing: object) -> bool:
     """Return whether these are the names of a module, which do not grow, nor does what has them.
 
@@ -429,13 +441,3 @@ def _is_of_a_module(thing: object) -> bool:
     every function of the script keep those names.
     """
     return type(thing) is dict and "__name__" in thing and "__builtins__" in thing
-
-
-def _is_namespace(mapping: dict[Any, Any]) -> bool:
-    if _is_of_a_module(mapping):
-        return True
-    return any(
-        getattr(holder, "__dict__", None) is mapping
-        for holder in gc.get_referrers(mapping)
-        if type(holder) is not list and not isinstance(holder, types.FrameType)
-    )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from gradcheck_suite.auditing.heap import SearchEndedError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import CodeType
 
+    from gradcheck_suite.auditing.heap import Heap
     from gradcheck_suite.findings import Location
 
 __all__ = ["hook_around"]
@@ -25,16 +27,23 @@ _OF_MODULES = {
 }
 
 
-def hook_around(place: Location) -> str | None:
+def hook_around(place: Location, heap: Heap) -> str | None:
     """Return the kind and owner of the hook that a line belongs to, or None.
 
+    None, too, where there is no time left for searches.
+
+    >>> from gradcheck_suite.auditing.heap import Heap
     >>> from gradcheck_suite.findings import Location
     >>> layer = nn.Linear(2, 2)
     >>> handle = layer.register_forward_hook(lambda *_: None)
-    >>> hook_around(Location("nowhere.py", 1)) is None
+    >>> hook_around(Location("nowhere.py", 1), Heap()) is None
     True
     """
-    for kind, hook in _registered():
+    try:
+        things = heap.instances(nn.Module, torch.Tensor)
+    except SearchEndedError:
+        return None
+    for kind, hook in _registered(things):
         code = _code_of(hook)
         if code is not None and code.co_filename == place.path:
             lines = [line for _, _, line in code.co_lines() if line is not None]
@@ -43,13 +52,13 @@ def hook_around(place: Location) -> str | None:
     return None
 
 
-def _registered() -> Iterator[tuple[str, Any]]:
-    for thing in gc.get_objects():
+def _registered(things: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for thing in things:
         if issubclass(type(thing), nn.Module):
             for name, kind in _OF_MODULES.items():
                 for hook in list(vars(thing).get(name, {}).values()):
                     yield f"{kind} of {type(thing).__name__}", hook
-        elif issubclass(type(thing), torch.Tensor):
+        else:
             for hook in list((getattr(thing, "_backward_hooks", None) or {}).values()):
                 yield "tensor hook", hook
 

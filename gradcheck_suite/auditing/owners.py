@@ -22,11 +22,14 @@ from torch.autograd.graph import Node
 
 from gradcheck_suite._torch_compat import custom_function_class
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of, variables_of
+from gradcheck_suite.auditing.heap import SearchEndedError
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from gradcheck_suite.auditing.heap import Heap
 
 __all__ = ["CACHE", "GrowthName", "Owner", "RunningFrames", "is_ours", "owner_of"]
 
@@ -187,12 +190,13 @@ class _Anchor:
     start: int
 
 
-def owner_of(holder: object, frames: RunningFrames, *, skip: set[int]) -> Owner | None:
-    """Return the nearest name of ``holder``, or None.
+def owner_of(holder: object, frames: RunningFrames, heap: Heap, *, skip: set[int]) -> Owner | None:
+    """Return the nearest name of ``holder``, or None, also where there is no time to look on.
 
     Args:
         holder: any object.
         frames: what runs now.
+        heap: where it is looked for.
         skip: the identities of containers of ours, which refer to the user's objects too.
     """
     level = [_Node(holder)]
@@ -218,19 +222,22 @@ def owner_of(holder: object, frames: RunningFrames, *, skip: set[int]) -> Owner 
                     if attribute is not None:
                         return attribute
             return _with_path(anchor.owner, below)
-        level = _referrers(level, seen)[:_MOST_PER_LEVEL]
+        try:
+            level = _referrers(level, seen, heap)[:_MOST_PER_LEVEL]
+        except SearchEndedError:
+            break
         if not level:
             break
     return attribute
 
 
-def _referrers(level: list[_Node], seen: set[int]) -> list[_Node]:
+def _referrers(level: list[_Node], seen: set[int], heap: Heap) -> list[_Node]:
     by_identity = {id(node.thing): node for node in level}
     things = [node.thing for node in level]
     # Not kept in ``seen``: an identity may come again once these are gone.
     own = {id(by_identity), id(things), id(level)}
     found: list[_Node] = []
-    for referrer in gc.get_referrers(*things):
+    for referrer in heap.referrers(things):
         if id(referrer) in seen or id(referrer) in own or is_ours(referrer):
             continue
         seen.add(id(referrer))

@@ -31,6 +31,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.frozen import Frozen
 from gradcheck_suite.auditing.generations import Generations
+from gradcheck_suite.auditing.heap import Heap
 from gradcheck_suite.auditing.installation import installation
 from gradcheck_suite.auditing.listeners import Listeners
 from gradcheck_suite.auditing.module_calls import ModuleCalls
@@ -91,6 +92,7 @@ class Recorder:
         backwards: the number of outermost backwards begun.
         optimizers: the optimizers seen so far, and whose each parameter is.
         frozen: what was declared to stay as it is.
+        heap: the objects of the process, for those who look for owners.
         module_calls: who listens to the calls of which module.
         is_aside: whether hooks on saved tensors are to be put back when the backward has ended.
         children: how many child processes were started, by what started them.
@@ -124,6 +126,7 @@ class Recorder:
         self.generations = Generations(self.clock)
         self.optimizers = Optimizers(model, optimizers)
         self.frozen = Frozen()
+        self.heap = Heap(options.overhead)
         self.module_calls = ModuleCalls(self.failures.note)
         self.writers = Writers(self)
         self.watch = CloseWatch(self)
@@ -180,6 +183,7 @@ class Recorder:
         if self.finished:
             return
         self.installed = True
+        self.heap.begin()
         self.running = self.writers.listening = True
         self.is_aside = False
         self._began += perf_counter() - self._rested_since
@@ -237,6 +241,7 @@ class Recorder:
                 else:
                     if asked is not None:
                         self._listeners.turn(detector, type(event), asked)
+        self.heap.forget()
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:

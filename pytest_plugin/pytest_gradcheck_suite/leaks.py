@@ -14,6 +14,7 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_sequence_number, without_torch_function
+from gradcheck_suite.auditing.heap import Heap
 from gradcheck_suite.auditing.owners import RunningFrames, owner_of
 from gradcheck_suite.findings import Finding, Location, Related, Report
 from pytest_gradcheck_suite.bindings import line_that_keeps
@@ -69,7 +70,8 @@ class GraphCensus:
     def newcomers(self, *, near: str | None = None) -> tuple[KeptGraph, ...]:
         """Return the graphs that are alive now and were not then, the largest first.
 
-        The owners of the first few alone are looked for, which goes through all objects.
+        The owners of the first few alone are looked for, for two seconds at most: that goes through
+        all objects.
 
         Args:
             near: a source file to look in for the line that keeps a graph, if that of the class
@@ -78,15 +80,18 @@ class GraphCensus:
         gc.collect()
         found = [(t, node) for t, node in _tensors_with_graphs() if not self._knew(t, node)]
         groups = sorted(_by_graph(found), key=lambda group: -group[1])
-        frames = RunningFrames()
+        frames, heap = RunningFrames(), Heap()
         ours = {id(thing) for thing in (found, *found, groups, *groups, *(g for g, _ in groups))}
         try:
             return tuple(
-                _describe(tensors, nodes, frames if index < _MOST_TOLD else None, ours, near)
+                _describe(
+                    tensors, nodes, frames if index < _MOST_TOLD else None, heap, ours, near=near
+                )
                 for index, (tensors, nodes) in enumerate(groups)
             )
         finally:
             frames.forget()
+            heap.forget()
 
     def _knew(self, tensor: torch.Tensor, node: Any) -> bool:
         known = id(tensor) in self._before
@@ -191,14 +196,16 @@ def _describe(
     tensors: list[torch.Tensor],
     nodes: int,
     frames: RunningFrames | None,
+    heap: Heap,
     ours: set[int],
+    *,
     near: str | None,
 ) -> KeptGraph:
     with without_torch_function():
         tensor, owner = tensors[0], None
         if frames is not None:
             for candidate in tensors[:_MOST_TENSORS]:
-                owner = owner_of(candidate, frames, skip=ours | {id(tensors)})
+                owner = owner_of(candidate, frames, heap, skip=ours | {id(tensors)})
                 if owner is not None:
                     tensor = candidate
                     break

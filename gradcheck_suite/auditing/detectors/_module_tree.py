@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import linecache
 import re
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.call_sites import kind_of_file
+from gradcheck_suite.auditing.heap import SearchEndedError
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from gradcheck_suite.auditing.heap import Heap
 
 __all__ = ["ModuleTree", "assignment_of", "forced_at", "forward_of"]
 
@@ -25,14 +28,15 @@ _DEEP = 3
 
 
 class ModuleTree:
-    """Every module that lives now, and which of them holds which. Keep it for one look only."""
+    """Every module that lives now, and which of them holds which. Keep it for one look only.
 
-    def __init__(self) -> None:
-        everything = gc.get_objects()
-        self.modules: list[nn.Module] = [
-            each for each in everything if issubclass(type(each), nn.Module)
-        ]
-        del everything
+    Empty where there is no time left for searches.
+    """
+
+    def __init__(self, heap: Heap) -> None:
+        self.modules: list[nn.Module] = []
+        with suppress(SearchEndedError):
+            self.modules = heap.instances(nn.Module)
         self._parents: dict[int, list[tuple[nn.Module, str]]] = {}
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in self.modules:

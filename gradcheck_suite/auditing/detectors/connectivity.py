@@ -355,11 +355,14 @@ class ConnectivityDetector:
                 kept[identity] = weakref.ref(parameter)
         if watched.steps > 1:
             look_again(watched)
-        self._any_missing = any(each.missing for each in self._watched.values())
+        if watched.missing:
+            self._any_missing = True
+        elif self._any_missing:
+            self._any_missing = any(each.missing for each in self._watched.values())
 
     def _ask(self, watched: Watched) -> None:
         """Find out whose the parameters without gradients are, and watch those modules."""
-        tree = ModuleTree()
+        tree = ModuleTree(self._recorder.heap)
         modules: dict[int, nn.Module] = {}
         for identity, reference in watched.missing.items():
             parameter = reference()
@@ -540,7 +543,7 @@ class ConnectivityDetector:
         level = (self._level & self._owned) - self._sloped
         if not level:
             return
-        tree = ModuleTree()
+        tree = ModuleTree(self._recorder.heap)
         for parameter in self._recorder.optimizers.parameters():
             owners = tree.owners(parameter) if id(parameter) in level else []
             forward = next((at for each, _ in owners if (at := forward_of(each))), None)
@@ -566,7 +569,7 @@ class ConnectivityDetector:
         self._unowned = {}
         if not unowned:
             return
-        tree = ModuleTree()
+        tree = ModuleTree(self._recorder.heap)
         for holder, name, container, item in tree.in_plain_containers():
             inside = list(item.parameters()) if isinstance(item, torch.nn.Module) else [item]
             hit = [parameter for parameter in inside if id(parameter) in unowned]

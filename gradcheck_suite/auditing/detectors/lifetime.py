@@ -7,7 +7,6 @@ only if one thing keeps many and has never let go.
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -65,15 +64,45 @@ class _Suspect:
     backward: CallSite | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsearched:
+    """Graphs that were alive at the end, where there was no time to look for what keeps them."""
+
+    count: int
+    oldest: int
+    backward: CallSite | None
+
+    def finding(self) -> Finding:
+        """Return what there is to say of them."""
+        return Finding.of(
+            catalogue.GRAPH_KEPT,
+            f"the graphs of {self.count} backwards are still alive, the oldest since backward "
+            f"{self.oldest}, and no backward can use them again; what keeps them was not searched "
+            "for, as there was no time left for searches (see what was not covered)",
+            detector="audit",
+            severity=Severity.WARNING,
+            location=location_of(self.backward),
+            hint=_HINTS["unsearched"],
+            evidence={
+                "holder": None,
+                "owner": None,
+                "graphs": self.count,
+                "oldest_backward": self.oldest,
+            },
+        )
+
+
 class _Kept:
     """A holder that is told of, and the number of graphs that it keeps by now."""
 
-    def __init__(self, held: HeldGraphs, suspect: _Suspect, growth: Growth, count: int) -> None:
+    def __init__(
+        self, held: HeldGraphs, suspect: _Suspect, growth: Growth, hook: str | None, count: int
+    ) -> None:
         self._held = held
         self._oldest = suspect.oldest
         self._backward = location_of(suspect.backward)
         self._growth = growth
-        self._hook = None if growth.site is None else hook_around(growth.site)
+        self._hook = hook
         self._certain = _is_certain(held)
         self.count = count
         held_at = None if held.owner is None else held.owner.location
@@ -146,6 +175,7 @@ class LifetimeDetector:
         self._kept: dict[object, _Kept] = {}
         self._newest: _Kept | None = None
         self._unowned = 0
+        self._unsearched: _Unsearched | None = None
         self._nobody = False
         self._longest_chain = 0
         self._chain_growth = 0
@@ -190,6 +220,16 @@ class LifetimeDetector:
             self._suspect = None
         alive = len(set(self._turns(spent).values())) if self._nobody else 0
         self._unowned = alive if alive >= _LIKELY else 0
+        if len(spent) >= _CERTAIN and not self._kept and self._recorder.heap.is_exhausted:
+            self._unsearched = self._still_alive()
+
+    def _still_alive(self) -> _Unsearched | None:
+        """Return the graphs that live, and are no garbage, without a look for what keeps them."""
+        self._recorder.heap.collect(2)
+        alive = [each for each in self._recorder.generations.spent() if not each.partly]
+        if len(set(self._turns(alive).values())) < _CERTAIN:
+            return None
+        return _Unsearched(len(alive), alive[0].index, alive[-1].site)
 
     def is_following(self) -> bool:
         """Return whether graphs are kept, so that more of them are to be counted."""
@@ -197,15 +237,17 @@ class LifetimeDetector:
 
     def not_covered(self) -> list[str]:
         """Return what to say of graphs that live and whose holder was not found."""
-        if not self._unowned:
-            return []
-        what = f"who keeps the graphs of {self._unowned:,} steps, which were alive at the end"
-        return [f"{what}: no one thing was found to hold them"]
+        lines = self._recorder.heap.not_covered()
+        if self._unowned and self._unsearched is None:
+            what = f"who keeps the graphs of {self._unowned:,} steps, which were alive at the end"
+            lines.append(f"{what}: no one thing was found to hold them")
+        return lines
 
     def findings(self) -> list[Finding]:
         """Return the holders that are certain by now."""
         return [
             *(kept.finding() for kept in self._kept.values()),
+            *(() if self._unsearched is None else (self._unsearched.finding(),)),
             *self._chain_findings(),
             *self._carried.findings(),
         ]
@@ -241,18 +283,26 @@ class LifetimeDetector:
         to live as long as its graph does.
         """
         limit = self._recorder.options.graph_limit
+        if self._recorder.heap.is_exhausted:
+            self._threshold = 2 * self._recorder.generations.living
+            return None
         indices = [each.index for each in self._recorder.generations.spent()]
         newest = indices[-1 - leave_out] if len(indices) > leave_out else -1
         # Most cycles are young: to look through all objects of a large program takes long.
         for generation in (1, 2):
             if len(set(self._turns(self._up_to(newest)).values())) < limit:
                 return None
-            gc.collect(generation)
+            self._recorder.heap.collect(generation)
         alive = self._up_to(newest)
         turns = self._turns(alive)
         held: tuple[HeldGraphs, ...] = ()
-        if len(set(turns.values())) >= limit and len(self._kept) < _MOST_FINDINGS:
-            held = find_holders(turns, at_least=limit)
+        if len(set(turns.values())) < limit:
+            # All was garbage of a program that makes cycles. It will again, and to collect it takes
+            # longer each time that a library is imported.
+            self._threshold *= 2
+            return None
+        if len(self._kept) < _MOST_FINDINGS:
+            held = find_holders(turns, self._recorder.heap, at_least=limit)
             self._nobody = not held
         endless = tuple(each for each in held if each.bound is None or each.bound > _LARGE)
         if not endless:
@@ -263,7 +313,8 @@ class LifetimeDetector:
         suspect = _Suspect(endless, alive[0].index, len(alive), alive[-1].site)
         if all(map(_is_certain, endless)):
             self._report(suspect)
-            self._threshold = 2 * len(alive)
+            # Where one thing holds them all, it is told how it grows without another search.
+            self._threshold = (2 if self._newest is None else 4) * len(alive)
             return None
         return suspect
 
@@ -280,9 +331,9 @@ class LifetimeDetector:
         self._suspect = replace(suspect, most=max(suspect.most, len(spent)))
         if len(spent) >= _CERTAIN:
             limit = self._recorder.options.graph_limit
-            held = find_holders(self._turns(spent), at_least=limit)
-            if held:
-                self._report(replace(self._suspect, held=held))
+            held = find_holders(self._turns(spent), self._recorder.heap, at_least=limit)
+            if held or self._recorder.heap.is_exhausted:
+                self._report(replace(self._suspect, held=held or self._suspect.held))
             self._threshold = 2 * len(spent)
             self._suspect = None
 
@@ -307,7 +358,8 @@ class LifetimeDetector:
             growth = _with_any_site(_growth_of(held.owner), held.owner)
             if growth.shrinks and count < _CERTAIN and held.container not in _ENDLESS:
                 continue
-            kept = _Kept(held, suspect, growth, count)
+            hook = None if growth.site is None else hook_around(growth.site, self._recorder.heap)
+            kept = _Kept(held, suspect, growth, hook, count)
             if key is not None:
                 # It had no name yet, as a list has none that list() is still filling.
                 del self._kept[key]
@@ -451,6 +503,10 @@ def _scope(owner: Owner | None) -> str:
 
 
 _HINTS = {
+    "unsearched": (
+        "keep loss.item() or tensor.detach(); for the name of what keeps them, run fewer steps, or "
+        "with overhead=inf"
+    ),
     "exception": "keep str(error) or error.with_traceback(None), not the exception with its frames",
     "closure": "let the closure capture loss.item() or tensor.detach(), not the tensor itself",
     "hook": "store output.detach(), and remove the hook after use",

@@ -14,10 +14,10 @@ model whose twin gets the gradients.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from gradcheck_suite.auditing.events import (
     ParameterGroupAdded,
     StepFinished,
 )
+from gradcheck_suite.auditing.heap import SearchEndedError
 from gradcheck_suite.auditing.names import listed
 from gradcheck_suite.auditing.optimizers import parameters_of
 from gradcheck_suite.auditing.owners import RunningFrames, owner_of
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.checksums import Fingerprint
     from gradcheck_suite.auditing.detectors._windows import Window, Windows
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.heap import Heap
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["OwnershipDetector"]
@@ -117,7 +119,7 @@ class OwnershipDetector:
         self._doubt_ends = 0
         # The steps that each optimizer had done when the doubt began.
         self._doubted: dict[Window, int] = {}
-        self._wasted = WastedBackwards(_names_of_unowned)
+        self._wasted = WastedBackwards(partial(_names_of_unowned, recorder.heap))
 
     def not_covered(self) -> list[str]:
         """Return what to say of graphs that were too large."""
@@ -281,7 +283,11 @@ class OwnershipDetector:
     ) -> None:
         """Ask once who holds what; this takes about a tenth of a second."""
         self._scans += 1
-        modules, elsewhere = _modules_and_owned()
+        heap = self._recorder.heap
+        try:
+            modules, elsewhere = _modules_and_owned(heap)
+        except SearchEndedError:
+            return
         homes = {id(each): module for module in modules for each in module._parameters.values()}  # noqa: SLF001 - this module's own, without those of its children
         for unused in never:
             if id(unused) in homes:
@@ -295,7 +301,7 @@ class OwnershipDetector:
         all_of_it = len(never) == len(window.ids)
         if all_of_it and not twins - shapes:
             stale = replaced = never
-        if stale and (replaced or not _are_held(stale, event.optimizer)):
+        if stale and (replaced or not _are_held(stale, event.optimizer, heap)):
             self._tell(window, event, stale, (), stale=True, replaced=bool(replaced))
         trained = window.ids & self._reached
         roots = _outermost(modules)
@@ -420,21 +426,21 @@ def _after_owned(order: list[Node], owned: set[int]) -> set[int]:
     return found
 
 
-def _modules_and_owned() -> tuple[list[nn.Module], set[int]]:
+def _modules_and_owned(heap: Heap) -> tuple[list[nn.Module], set[int]]:
     """Return the modules there are, and what any optimizer owns, known to the audit or not."""
     modules = []
     owned: set[int] = set()
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if issubclass(kind, nn.Module) and "_parameters" in thing.__dict__:
-            modules.append(thing)
-        elif issubclass(kind, Optimizer) and "param_groups" in thing.__dict__:
+    for thing in heap.instances(nn.Module, Optimizer):
+        if issubclass(type(thing), nn.Module):
+            if "_parameters" in thing.__dict__:
+                modules.append(thing)
+        elif "param_groups" in thing.__dict__:
             owned.update(map(id, parameters_of(thing)))
     return modules, owned
 
 
-def _are_held(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
-    """Return whether the program can still use them without this optimizer, as far as asked."""
+def _are_held(parameters: Sequence[Tensor], optimizer: Optimizer, heap: Heap) -> bool:
+    """Return whether the program may still use them without this optimizer, as far as asked."""
     containers = [optimizer.state, optimizer.param_groups, *optimizer.param_groups]
     containers += [group["params"] for group in optimizer.param_groups]
     asked = (*parameters[:_ASKED], parameters[-1])
@@ -443,16 +449,19 @@ def _are_held(parameters: Sequence[Tensor], optimizer: Optimizer) -> bool:
     try:
         # Not in an expression of its own, whose frame would hold it too.
         for each in asked:
-            if owner_of(each, frames, skip=skip) is not None:
+            if owner_of(each, frames, heap, skip=skip) is not None:
                 return True
     finally:
         frames.forget()
-    return False
+    return heap.is_exhausted
 
 
-def _names_of_unowned(parameters: Sequence[Tensor]) -> tuple[str, ...]:
+def _names_of_unowned(heap: Heap, parameters: Sequence[Tensor]) -> tuple[str, ...]:
     """Return the names of parameters, none where one is no module's or is an optimizer's."""
-    modules, owned = _modules_and_owned()
+    try:
+        modules, owned = _modules_and_owned(heap)
+    except SearchEndedError:
+        return ()
     if any(id(parameter) in owned for parameter in parameters):
         return ()
     names = _names(modules, parameters)
