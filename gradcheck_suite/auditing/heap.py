@@ -108,10 +108,12 @@ class Heap:
         """Return the objects that refer to any of these, in the garbage collector's order."""
         began = self._enter()
         try:
-            if len(things) <= _FEW:
-                found: list[Any] = gc.get_referrers(*things)
+            # Python 3.13 and later tell of the tuple of arguments, too.
+            asked = tuple(things)
+            if len(asked) <= _FEW:
+                found: list[Any] = gc.get_referrers(*asked)
             else:
-                wanted = frozenset(map(id, things))
+                wanted = frozenset(map(id, asked))
                 found = [
                     each
                     for part in self._parts(began)
@@ -119,7 +121,8 @@ class Heap:
                     for each in part
                     if not wanted.isdisjoint(map(id, gc.get_referents(each)))
                 ]
-            return [each for each in found if each is not self._everything and each is not things]
+            own = {id(asked), id(things), id(self._everything)}
+            return [each for each in found if id(each) not in own]
         finally:
             self.seconds += thread_time() - began
 

@@ -34,6 +34,16 @@ def test_all_referrers_are_found_however_many_objects_are_asked_for(number):
     assert not any(each is things for each in found)
 
 
+@pytest.mark.parametrize("number", [1, 8, 9])
+def test_the_question_itself_is_no_referrer(number):
+    # As Python 3.13 and later tell of it: each level of a search would find the one before.
+    assert not [
+        each
+        for each in Heap().referrers([Thing() for _ in range(number)])
+        if isinstance(each, (tuple, list))
+    ]
+
+
 def test_instances_are_those_of_derived_classes_too():
     class Layer(nn.Linear):
         pass
