@@ -185,6 +185,25 @@ def test_a_gan_whose_generator_pollutes_the_critic(audited):
     assert audited(loop).findings == ()
 
 
+def test_pairs_of_an_optimizer_and_its_loss(audited):
+    def loop():
+        trunk, one, two = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+        optimizers = (
+            torch.optim.SGD([*trunk.parameters(), *one.parameters()], lr=1e-2),
+            torch.optim.SGD(two.parameters(), lr=1e-2),
+        )
+        for _ in range(8):
+            features = trunk(torch.randn(3, 4))
+            first = (one(features) + two(features)).square().mean()
+            second = two(features.detach()).square().mean()
+            for optimizer, loss in zip(optimizers, (first, second), strict=True):
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    assert audited(loop).findings == ()
+
+
 def test_two_optimizers_that_share_parameters(audited, make_net, batch):
     def loop():
         net = make_net()

@@ -122,6 +122,19 @@ class SavesMask(torch.autograd.Function):
         return grad * mask
 
 
+class SavesGiven(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weights):
+        (weight,) = weights
+        ctx.save_for_backward(weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        (weight,) = ctx.saved_tensors
+        return grad * weight, None
+
+
 @pytest.mark.parametrize("function", [Shifts, ShiftsWithSetup])
 def test_an_input_that_is_written_to_unsaid(audited, only, line_of, function):
     finding = only(audited(lambda: train(function)), "GCS503")
@@ -145,6 +158,7 @@ def test_a_second_derivative_through_an_intermediate(audited, only, line_of):
         (SavesIntermediate, (), False),  # nobody differentiates it twice
         (SavesOutput, (), True),
         (SavesMask, (), True),
+        (SavesGiven, ((torch.linspace(1, 2, 12).view(3, 4),),), True),
         (SavesIntermediateOnce, (), False),
     ],
 )

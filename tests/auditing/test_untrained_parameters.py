@@ -277,3 +277,47 @@ def test_the_module_of_an_unused_parameter_is_looked_for_once(
     assert found == codes
     # Where the module has lost it, that is found out by another search.
     assert searches == (1 if replaced_in is None else 2)
+
+
+class Skips(nn.Sequential):
+    def forward(self, x):
+        return self[1](x)
+
+
+def test_a_layer_that_has_a_number_for_a_name_is_told_with_its_kind(audited, only):
+    def loop():
+        net = Skips(nn.Linear(4, 4), nn.Linear(4, 3))
+        optimizer = sgd(net)
+        for x, y in data():
+            update(optimizer, F.cross_entropy(net(x), y))
+
+    message = only(audited(loop), "GCS403").message
+    assert "`0.weight`, `0.bias` got no gradient" in message
+    assert message.endswith("the Linear `0` is never called")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+
+    def forward(self, x=None):
+        return {"logits": self.net(x)}
+
+
+def compute_loss(model, x, y):
+    logits = model(x=x)["logits"]
+    logits = logits.detach().requires_grad_()  # <- here
+    return F.cross_entropy(logits, y)
+
+
+def test_the_function_that_is_named_is_the_one_around_the_line(audited, line_of):
+    def loop():
+        model = Model()
+        optimizer = sgd(model)
+        for x, y in data():
+            update(optimizer, compute_loss(model, x, y))
+
+    (finding,) = [each for each in audited(loop).findings if each.code == "GCS401"]
+    assert finding.location.line == line_of(compute_loss)
+    assert finding.location.function == "compute_loss"

@@ -14,6 +14,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._frames import definition_line
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors._flow import Cut, Flow, follow_parts, switched_off
+from gradcheck_suite.auditing.detectors._source import function_at
 from gradcheck_suite.auditing.detectors._watched_modules import Call, ModuleWatch
 from gradcheck_suite.findings import Finding, Location, Related, Severity
 
@@ -59,6 +60,7 @@ class Place:
 
     name: str
     module: str | None
+    kind: str
     modules: tuple[int, ...]
     whole: bool
     siblings: frozenset[int]
@@ -107,7 +109,12 @@ def is_conditional(watched: Watched, place: Place) -> bool:
 
 
 def called(place: Place) -> str:
-    return "its module" if place.module is None else f"`{place.module}`"
+    """Return words for the module of a parameter: the name of a layer in a list is but a number."""
+    if place.module is None:
+        return "its module"
+    if place.module.rpartition(".")[2].isdigit():
+        return f"the {place.kind} `{place.module}`"
+    return f"`{place.module}`"
 
 
 def none_gradient(function: type) -> Verdict:
@@ -180,8 +187,7 @@ def cut_place(
 ) -> tuple[Location | None, tuple[Related, ...]]:
     if not isinstance(flow, Cut):
         return seen, ()
-    function = None if seen is None or seen.path != flow.path else seen.function
-    where = Location(path=flow.path, line=flow.line, function=function)
+    where = Location(path=flow.path, line=flow.line, function=function_at(flow.path, flow.line))
     if seen is None or (seen.path == where.path and seen.line == where.line):
         return where, ()
     return where, (Related(seen, words),)

@@ -27,6 +27,7 @@ __all__ = [
     "Span",
     "asks_for_gradients",
     "called_by",
+    "function_at",
     "innermost",
     "line_of_decorator",
     "name_of",
@@ -66,6 +67,30 @@ def innermost(tree: ast.Module, line: int) -> Function | None:
         ):
             best = node
     return best
+
+
+def function_at(path: str, line: int) -> str | None:
+    """Return the qualified name of the function around a line, as Python calls it; None if none."""
+    tree = tree_of(path)
+    names: list[str] = []
+    inner: ast.AST | None = tree
+    while inner is not None:
+        outer, inner = inner, None
+        for node in _scopes_in(outer):
+            if node.lineno <= line <= (node.end_lineno or node.lineno):
+                is_local = isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+                names += ["<locals>", node.name] if is_local else [node.name]
+                inner = node
+    return ".".join(names) if names else None
+
+
+def _scopes_in(outer: ast.AST) -> Iterator[Function | ast.ClassDef]:
+    """Yield the functions and classes right inside a node, in blocks of statements too."""
+    for child in ast.iter_child_nodes(outer):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield child
+        elif not isinstance(child, ast.expr):
+            yield from _scopes_in(child)
 
 
 def own_statements(body: Iterable[ast.stmt], *, off: int) -> Iterator[tuple[ast.stmt, int]]:

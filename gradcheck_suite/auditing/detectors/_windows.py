@@ -102,6 +102,7 @@ class Window:
         ids: the identities of its parameters, which it keeps alive.
         fills: the backwards that have filled its gradients, since the last step or clearing.
         spent: how many of these another optimizer, which owns all of the parameters, has used.
+        others: the numbers of backwards in this window that another optimizer's step has used.
         discarded: what was cleared unused in this window.
         steps: the number of its finished steps.
         stepping: whether its step is running.
@@ -128,6 +129,7 @@ class Window:
         "ids",
         "is_followed",
         "optimizer",
+        "others",
         "spent",
         "stepping",
         "stepping_backwards",
@@ -143,6 +145,7 @@ class Window:
         self.ids = _ids_of(optimizer)
         self.fills: list[Fill] = []
         self.spent = 0
+        self.others: set[int] = set()
         self.discarded: list[Discarded] = []
         self.steps = 0
         self.stepping = False
@@ -169,6 +172,7 @@ class Window:
         """Forget what went before, when so many backwards have begun."""
         self.fills.clear()
         self.spent = 0
+        self.others.clear()
         self.discarded.clear()
         self.backwards = backwards
 
@@ -337,14 +341,19 @@ class Windows:
             if window.whole
             else None
         )
+        has_others = len(self._windows) > 1
+        numbers = {fill.number for fill in window.fills} if has_others else set()
         window.steps += 1
         window.stepping = window.cleared = False
         window.whole = window.used = True
         window.empty(now)
-        if len(self._windows) > 1:
+        if has_others:
             for other in list(self._windows.values()):
-                if other.fills and other.ids <= window.ids:
+                if not other.fills or other is window:
+                    continue
+                if other.ids <= window.ids:
                     other.spent = len(other.fills)
+                other.others.update(numbers.intersection(fill.number for fill in other.fills))
         if not is_usual or window.is_followed:
             self._recorder.emit(TurnEnded(event))
 

@@ -383,6 +383,7 @@ class ConnectivityDetector:
                 place = Place(
                     name,
                     path,
+                    type(module).__name__,
                     tuple(id(each) for each, _ in owners),
                     all(
                         id(each) in watched.missing
@@ -394,7 +395,7 @@ class ConnectivityDetector:
                 )
             else:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
-                place = Place(name, None, (), True, frozenset(), None)
+                place = Place(name, None, "", (), True, frozenset(), None)
             watched.places[identity] = place
         watched.watch = ModuleWatch(modules.values(), self._recorder.module_calls)
 

@@ -50,9 +50,17 @@ _LOOKED_AT = 4_096
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """The inputs of a call that gradients flow to, by the names that forward gives them."""
+    """The inputs of a call.
+
+    Attributes:
+        tensors: those that gradients flow to, by the names that forward gives them.
+        given: all tensors in the arguments.
+        versions: of the first.
+        since: the time when it began.
+    """
 
     tensors: tuple[tuple[str, Tensor], ...]
+    given: tuple[Tensor, ...]
     versions: tuple[int, ...]
     since: int
 
@@ -159,7 +167,8 @@ class FunctionCallDetector:
             if place >= skip and isinstance(value, torch.Tensor) and value.requires_grad
         )
         now = self._recorder.clock.tick()
-        return _Inputs(found, tuple(version_of(tensor) for _, tensor in found), now)
+        given = tuple(_tensors(args[skip:]))
+        return _Inputs(found, given, tuple(version_of(tensor) for _, tensor in found), now)
 
     def _look(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
         try:
@@ -182,8 +191,9 @@ class FunctionCallDetector:
     def _look_at_saved(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
         if function in self._saved or _is_once_differentiable(function):
             return
-        known = {id(tensor) for _, tensor in inputs.tensors}
-        memory = {_memory_of(tensor) for _, tensor in inputs.tensors}
+        # One that needs no gradient is a constant to the second derivative as well.
+        known = {id(tensor) for tensor in inputs.given}
+        memory = {_memory_of(tensor) for tensor in inputs.given}
         memory |= {_memory_of(tensor) for tensor in _tensors(result)}
         known |= {id(tensor) for tensor in _tensors(result)}
         if not inputs.tensors:

@@ -98,7 +98,10 @@ class ModeDetector:
             self._evaluated = [
                 each
                 for each in self._evaluated
-                if (module := each.module()) is not None and not module.training
+                if (module := each.module()) is not None
+                and not module.training
+                # Whoever trains a part of it leaves the rest as it is on purpose.
+                and not any(part is event.module for part in module.modules())
             ]
             window = self._trainer_of(event.module)
             steps = 0 if window is None else window.steps

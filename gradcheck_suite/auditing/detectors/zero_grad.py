@@ -113,6 +113,7 @@ class MisplacedZeroGradDetector:
             not window.whole
             or _was_written(window, seen)
             or not _is_last_alone(window)
+            or _is_for_others(window)
             or self._gradients_were_set(window)
         ):
             window.discarded.clear()
@@ -224,6 +225,12 @@ def _is_last_alone(window: Window) -> bool:
     backwards.update(fill.site for fill in window.fills)
     alone = all(len(discarded.fills) == 1 for discarded in window.discarded)
     return alone and len(window.fills) == 1 and len(clearings) == len(backwards) == 1
+
+
+def _is_for_others(window: Window) -> bool:
+    """Return whether any of what was cleared came of a backward that another optimizer used."""
+    cleared = {fill.number for each in window.discarded for fill in each.fills}
+    return not cleared.isdisjoint(window.others)
 
 
 def _was_written(window: Window, seen: _Seen) -> bool:

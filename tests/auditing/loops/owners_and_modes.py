@@ -271,6 +271,19 @@ def head_alone_without_freezing():
 
 
 @clean
+def evaluation_mode_but_for_the_head():
+    model, optimizer = setup(norm=True)
+    for epoch in range(4):
+        if epoch:
+            model.eval()
+            model[-1].train()
+        for x, y in data(4):
+            optimizer.zero_grad()
+            mse(model, x, y).backward()
+            optimizer.step()
+
+
+@clean
 def low_rank_adapters():
     base = nn.Linear(4, 4).requires_grad_(False)
     down, up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
