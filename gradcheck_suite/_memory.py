@@ -112,14 +112,14 @@ def is_readable(tensor: Tensor) -> bool:
             return is_coo and all(map(is_readable, sparse_coo_parts(tensor.detach())))
         if tensor.is_meta or tensor.is_nested or tensor.is_quantized:
             return False
-        if not tensor.numel():
+        if not tensor.nbytes:
             return True
-        if not has_room(tensor, extent_of(tensor)[0] * tensor.element_size()):
-            return False
+        storage = tensor.untyped_storage()
+        end = (tensor.storage_offset() + extent_of(tensor)[0]) * tensor.itemsize
         # Wrappers of others say that they have room, at an address that is nobody's. One that has
         # shapes alone warns of being asked for it.
-        storage = tensor.untyped_storage()
-        return storage.device.type != "meta" and storage.data_ptr() != 0
+        is_there = storage.nbytes() >= end and storage.device.type != "meta"
+        return is_there and storage.data_ptr() != 0
     except Exception:  # noqa: BLE001 - torch refuses in several ways; subclasses raise what they like
         return False
 

@@ -43,6 +43,7 @@ class Heap:
 
     Attributes:
         seconds: the CPU time that searches have taken so far.
+        everything: all objects, while those who ask in one moment share the list.
     """
 
     def __init__(self, overhead: float = 0.0) -> None:
@@ -50,7 +51,7 @@ class Heap:
         self._began: float | None = None
         self.seconds = 0.0
         self._ended = False
-        self._everything: list[Any] | None = None
+        self.everything: list[Any] | None = None
 
     def begin(self) -> None:
         """Take the run to begin now, if it has not begun."""
@@ -80,7 +81,7 @@ class Heap:
 
     def forget(self) -> None:
         """Let go of the objects: the program goes on, or garbage is to be collected."""
-        self._everything = None
+        self.everything = None
 
     def collect(self, generation: int) -> None:
         """Collect garbage, on the time for searches."""
@@ -121,7 +122,7 @@ class Heap:
                     for each in part
                     if not wanted.isdisjoint(map(id, gc.get_referents(each)))
                 ]
-            own = {id(asked), id(things), id(self._everything)}
+            own = {id(asked), id(things), id(self.everything)}
             return [each for each in found if id(each) not in own]
         finally:
             self.seconds += thread_time() - began
@@ -144,9 +145,9 @@ class Heap:
         return thread_time()
 
     def _objects(self) -> list[Any]:
-        if self._everything is None:
-            self._everything = gc.get_objects()
-        return self._everything
+        if self.everything is None:
+            self.everything = gc.get_objects()
+        return self.everything
 
     def _parts(self, began: float) -> Iterator[list[Any]]:
         """Yield all objects, some hundred at once, as long as there is time."""

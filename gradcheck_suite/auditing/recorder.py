@@ -241,7 +241,8 @@ class Recorder:
                 else:
                     if asked is not None:
                         self._listeners.turn(detector, type(event), asked)
-        self.heap.forget()
+        if self.heap.everything is not None:
+            self.heap.forget()
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:

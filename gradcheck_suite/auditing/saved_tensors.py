@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite._memory import compare_memory, has_room, is_readable, memory_of_size
+from gradcheck_suite._memory import compare_memory, has_room, memory_of_size
 from gradcheck_suite._torch_compat import (
     answering,
     current_node,
@@ -171,9 +171,9 @@ class SavedTensors:
                 and tensor.is_cpu
                 and tensor.is_contiguous()
                 and not (tensor.is_nested or tensor.is_quantized)
-                and has_room(tensor, size)
             ):
-                # Bytes side by side in the CPU's memory: no operator is needed to copy them.
+                # Bytes side by side in the CPU's memory: no operator is needed to copy them. So
+                # few are there if any are, as torch puts a storage of another size elsewhere.
                 taken = memory_of_size[size](address).raw
             elif _may_read(tensor):
                 # What a watch compares with each other is all noted in one way.
@@ -281,7 +281,11 @@ class SavedTensors:
             return
         unchanged = True
         content = holder.fingerprint
-        if type(content) is bytes and in_place and has_room(tensor, size := len(content)):
+        if (
+            type(content) is bytes
+            and in_place
+            and ((size := len(content)) <= SMALL or has_room(tensor, size))
+        ):
             # A copy of memory that is still at its place: no operator is needed to compare them.
             address = holder.checked_address
             if size <= SMALL:
@@ -289,7 +293,7 @@ class SavedTensors:
             else:
                 unchanged = compare_memory(content, address, size) == 0
             first.proven_at = now if unchanged else None
-        elif _may_read(tensor) and is_readable(tensor):
+        elif _may_read(tensor):
             try:
                 if in_place and type(content) is Columns and content.words is not None:
                     unchanged = unseen(same_columns, content, content.words)

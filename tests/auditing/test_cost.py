@@ -67,7 +67,7 @@ def test_the_cost_of_a_step_and_of_an_op_is_bounded():
     # A layer saves four tensors, each packed and unpacked, and has two parameters. Where torch does
     # not tell what was saved (2.6 to 2.8), unpacking takes another call.
     answers = 0 if SAVED_TENSORS_TELL else 4
-    for index, (most, fixed) in enumerate([(9.5 + answers, 80 + answers), (18, 80 + answers)]):
+    for index, (most, fixed) in enumerate([(9.5 + answers, 80 + answers), (18, 81 + answers)]):
         per_layer = (many[index] - few[index]) / 36
         assert 0 < per_layer <= most
         assert 0 < few[index] - 4 * per_layer <= fixed
@@ -88,8 +88,9 @@ def test_a_checksummed_step_calls_a_bounded_number_more():
     plain = added_by(10, **QUIET)
     checked = added_by(10, checksum_every=1)
     assert (checked[0] - plain[0]) / 40 <= 4.5
-    # Memory is found by a method of a type, which is counted; a foreign function would not be.
-    assert (checked[1] - plain[1]) / 40 <= 12
+    # Memory is found by a method of a type, which is counted; a foreign function would not be. One
+    # in four is a transposed weight, whose storage is asked whether all of it is there.
+    assert (checked[1] - plain[1]) / 40 <= 13
 
 
 def added_to_each_write(write):

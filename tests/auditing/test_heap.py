@@ -91,7 +91,7 @@ def test_an_audit_keeps_no_list_when_an_event_has_been_told(audited):
 
     session = audited(loop)
     assert session.findings
-    assert session._recorder.heap._everything is None
+    assert session._recorder.heap.everything is None
 
 
 def test_no_search_begins_or_goes_on_when_the_time_is_used_up(monkeypatch):

@@ -172,7 +172,8 @@ class Window:
         """Forget what went before, when so many backwards have begun."""
         self.fills.clear()
         self.spent = 0
-        self.others.clear()
+        if self.others:
+            self.others.clear()
         self.discarded.clear()
         self.backwards = backwards
 
