@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+import types
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 def _executed(code: str, which: str) -> SimpleNamespace:
     entry = catalogue.find(code)
     assert entry is not None
-    namespace: dict[str, object] = {"__name__": f"{code.lower()}_{which}"}
-    exec(compile(getattr(entry, which), f"<{code} {which}>", "exec"), namespace)
-    return SimpleNamespace(**namespace)
+    module = types.ModuleType(f"{code.lower()}_{which}")
+    # torch.compile of torch 2.6 imports the module of what it compiles.
+    sys.modules[module.__name__] = module
+    exec(compile(getattr(entry, which), f"<{code} {which}>", "exec"), vars(module))
+    return SimpleNamespace(**vars(module))
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ def test_gcs401_a_loss_that_is_cut_raises(cut):
         cut(torch.randn(3, requires_grad=True)).backward()
 
 
+@pytest.mark.one_torch
 def test_gcs401_torch_tensor_of_tensors_cuts_too():
     x = torch.randn(3, requires_grad=True)
     with pytest.warns(UserWarning, match="requires_grad=True to a scalar"):

@@ -100,6 +100,7 @@ def test_gcs304_clipping_after_the_step_has_no_effect(example, instead, snapshot
     assert not same(clipped, unclipped)
 
 
+@pytest.mark.one_torch
 def test_gcs304_a_used_up_iterator_clips_nothing():
     model = nn.Linear(8, 1)
     parameters = model.parameters()
