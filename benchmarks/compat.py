@@ -175,9 +175,9 @@ def _environment(folder: Path, version: str, python: str) -> str:
     own = str(folder / "venv" / "bin" / "python")
     pins = folder / "constraints.txt"
     pinned = (_ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    # Each torch asks for a sympy of its own.
+    # Each torch asks for a sympy and a setuptools of its own.
     pins.write_text(
-        "".join(line for line in pinned if not line.startswith(("torch==", "sympy=="))),
+        "".join(line for line in pinned if not line.startswith(("torch==", "sympy==", "setuptools=="))),
         encoding="utf-8",
     )
     # The machine's own constraints could keep a version of torch away.
