@@ -177,7 +177,9 @@ def _environment(folder: Path, version: str, python: str) -> str:
     pinned = (_ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     # Each torch asks for a sympy and a setuptools of its own.
     pins.write_text(
-        "".join(line for line in pinned if not line.startswith(("torch==", "sympy==", "setuptools=="))),
+        "".join(
+            line for line in pinned if not line.startswith(("torch==", "sympy==", "setuptools=="))
+        ),
         encoding="utf-8",
     )
     # The machine's own constraints could keep a version of torch away.

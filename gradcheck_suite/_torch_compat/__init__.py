@@ -32,6 +32,7 @@ from gradcheck_suite._torch_compat.functions import (
 )
 from gradcheck_suite._torch_compat.limits import limits
 from gradcheck_suite._torch_compat.modes import (
+    Operator,
     changing_results,
     dispatch_mode_is_active,
     function_mode_is_active,
@@ -43,9 +44,12 @@ from gradcheck_suite._torch_compat.modes import (
     without_transforms,
 )
 from gradcheck_suite._torch_compat.modules import (
+    BATCH_NORMS,
+    DROPOUTS,
     clipping_internals,
     has_backward_hooks,
     is_compiled,
+    module_call_frames,
     optimizer_was_made,
     power_iterations,
     standing_in,
@@ -91,12 +95,15 @@ from gradcheck_suite._torch_compat.tensors import (
 )
 
 __all__ = [
+    "BATCH_NORMS",
+    "DROPOUTS",
     "HOOKED",
     "NO_SEQUENCE_NUMBER",
     "SAVED_TENSORS_TELL",
     "Following",
     "HookedType",
     "Hooks",
+    "Operator",
     "RawSaved",
     "add_post_hooks",
     "answering",
@@ -123,6 +130,7 @@ __all__ = [
     "keeps_and_makes_graph",
     "keeps_its_size",
     "limits",
+    "module_call_frames",
     "next_sequence_number",
     "node_metadata",
     "node_output_types",

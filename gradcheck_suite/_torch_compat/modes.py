@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.utils._python_dispatch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Operator",
     "changing_results",
     "dispatch_mode_is_active",
     "function_mode_is_active",
@@ -29,6 +30,10 @@ __all__ = [
     "without_torch_function",
     "without_transforms",
 ]
+
+
+Operator: TypeAlias = "torch._ops.OpOverload"
+"""An operator as dispatch modes see it; for annotations."""
 
 
 def without_torch_function() -> AbstractContextManager[None]:
@@ -76,7 +81,7 @@ def without_transforms() -> AbstractContextManager[None]:
 
 
 def changing_results(
-    change: Callable[[torch._ops.OpOverload, torch.Tensor], torch.Tensor],
+    change: Callable[[Operator, torch.Tensor], torch.Tensor],
 ) -> AbstractContextManager[None]:
     """Return a context in which operators give what ``change(operator, result)`` makes of it.
 
@@ -84,14 +89,14 @@ def changing_results(
     TorchDispatchMode (torch 2.13); without the name nothing is changed.
     """
 
-    def changed(operator: torch._ops.OpOverload, _: object, result: object) -> object:
+    def changed(operator: Operator, _: object, result: object) -> object:
         return change(operator, result) if type(result) is torch.Tensor else result
 
     return _through(changed)
 
 
 def noting_operators(
-    note: Callable[[torch._ops.OpOverload, Sequence[Any], object], None],
+    note: Callable[[Operator, Sequence[Any], object], None],
 ) -> AbstractContextManager[None]:
     """Return a context in which ``note`` is told each operator's call: it, arguments and result.
 
@@ -99,7 +104,7 @@ def noting_operators(
     is told.
     """
 
-    def noted(operator: torch._ops.OpOverload, given: Sequence[Any], result: object) -> object:
+    def noted(operator: Operator, given: Sequence[Any], result: object) -> object:
         note(operator, given, result)
         return result
 
@@ -107,7 +112,7 @@ def noting_operators(
 
 
 def _through(
-    handle: Callable[[torch._ops.OpOverload, Sequence[Any], object], object],
+    handle: Callable[[Operator, Sequence[Any], object], object],
 ) -> AbstractContextManager[None]:
     """Return a context in which operators give what ``handle`` makes of call and result."""
     base: type[Any] | None = getattr(torch.utils._python_dispatch, "TorchDispatchMode", None)

@@ -10,20 +10,54 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.utils.stateless
+from torch import nn
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from types import CodeType
 
     from torch import Tensor
 
 __all__ = [
+    "BATCH_NORMS",
+    "DROPOUTS",
     "clipping_internals",
     "has_backward_hooks",
     "is_compiled",
+    "module_call_frames",
     "optimizer_was_made",
     "power_iterations",
     "standing_in",
 ]
+
+
+DROPOUTS: tuple[type[nn.Module], ...]
+"""The classes that all dropout layers of torch are of (torch 2.6 to 2.15)."""
+BATCH_NORMS: tuple[type[nn.Module], ...]
+"""The classes that all layers of torch with running statistics are of (torch 2.6 to 2.15)."""
+
+_dropout = getattr(nn.modules.dropout, "_DropoutNd", None)
+_batch_norm = getattr(nn.modules.batchnorm, "_BatchNorm", None)
+DROPOUTS = (
+    (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    if _dropout is None
+    else (_dropout,)
+)
+BATCH_NORMS = (
+    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    if _batch_norm is None
+    else (_batch_norm,)
+)
+
+
+def module_call_frames() -> tuple[CodeType | None, CodeType | None]:
+    """Return what runs in the two frames of torch's own that the call of each module adds.
+
+    The outer and the inner one (torch 2.6 to 2.15); None where there is no such function.
+    """
+    names = ("_wrapped_call_impl", "_call_impl")
+    outer, inner = (getattr(getattr(nn.Module, name, None), "__code__", None) for name in names)
+    return outer, inner
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:

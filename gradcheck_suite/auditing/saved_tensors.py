@@ -22,6 +22,7 @@ from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     inside_backward,
     jit_is_tracing,
+    module_call_frames,
     saved_as,
     saved_input_edge,
     saves_under,
@@ -335,9 +336,9 @@ def _module_frames() -> list[CodeType | None]:
     They are most of the frames between an op and the user's line, and told from it by identity in
     a third of the time that looking up their file takes. None where somebody has replaced them.
     """
-    functions = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)  # noqa: SLF001 - a module's frames
-    codes = [getattr(function, "__code__", None) for function in functions]
-    return [code if code and kind_of_file[code.co_filename] else None for code in codes]
+    return [
+        code if code and kind_of_file[code.co_filename] else None for code in module_call_frames()
+    ]
 
 
 def _address_of(tensor: Tensor) -> int | None:

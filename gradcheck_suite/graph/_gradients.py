@@ -16,10 +16,12 @@ from gradcheck_suite._torch_compat import (
     add_post_hooks,
     engine_entry_points,
     inside_backward,
+    is_view,
     next_sequence_number,
     node_sequence_number,
     sequence_numbers,
     transform_is_active,
+    version_of,
     without_torch_function,
 )
 from gradcheck_suite.graph._deep import release_without_recursion
@@ -200,7 +202,7 @@ class BackwardWatch:
             self._do_not_look_ahead()
             return
         # A look at the node of a view that was written to would make one.
-        if any(output._is_view() and output._version for output in outputs):  # noqa: SLF001 - no other way
+        if any(is_view(output) and version_of(output) for output in outputs):
             return
         starts = [output.grad_fn for output in outputs if output.grad_fn is not None]
         with collector_paused():

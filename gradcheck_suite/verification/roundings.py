@@ -49,7 +49,7 @@ def other_roundings(draw: int) -> AbstractContextManager[None]:
         draw: which of two neighbours each number gets depends on it.
     """
 
-    def change(operator: torch._ops.OpOverload, result: torch.Tensor) -> torch.Tensor:
+    def change(operator: _torch_compat.Operator, result: torch.Tensor) -> torch.Tensor:
         name = operator.overloadpacket.__name__
         rounds = name in _ROUNDING and result.layout is torch.strided
         return _moved(result, draw) if rounds else result

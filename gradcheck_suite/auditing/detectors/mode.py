@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -218,9 +219,9 @@ def _sensitive_layers(model: nn.Module) -> list[nn.Module]:
     return [
         layer
         for layer in model.modules()
-        if (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0)  # noqa: SLF001 - the base class of all dropout layers
+        if (isinstance(layer, DROPOUTS) and float(getattr(layer, "p", 0.0)) > 0)
         or (
-            isinstance(layer, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - likewise
+            isinstance(layer, BATCH_NORMS)
             and layer.track_running_stats
             and layer.momentum is not None
         )

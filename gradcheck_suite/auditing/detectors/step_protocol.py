@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import version_of
+from gradcheck_suite._torch_compat import sparse_coo_parts, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.checksums import fingerprint, same_content
 from gradcheck_suite.auditing.detectors._gradients import RESCALING, is_nonzero
@@ -278,7 +278,7 @@ def _is_content(content: tuple[Fingerprint | None, ...], gradient: Tensor) -> bo
 def _parts(gradient: Tensor) -> tuple[Tensor, ...]:
     """Return what a gradient consists of: itself, or the indices and values of a sparse one."""
     if gradient.layout is torch.sparse_coo:
-        return gradient._indices(), gradient._values()  # noqa: SLF001 - public only if coalesced
+        return sparse_coo_parts(gradient)
     return (gradient,)
 
 

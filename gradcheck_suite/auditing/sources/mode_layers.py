@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, module_call_frames
 from gradcheck_suite.auditing.call_sites import call_site, variables_of
 from gradcheck_suite.auditing.events import LayerRanInTrainingMode
 from gradcheck_suite.auditing.sources._base import Source, is_compiling
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModeLayerSource"]
 
-_CLASSES = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base classes of all such layers
-_CALL = nn.Module._call_impl.__code__  # noqa: SLF001 - the frame in which a module runs
+_, _CALL = module_call_frames()
 
 
 class ModeLayerSource(Source):
@@ -36,7 +36,7 @@ class ModeLayerSource(Source):
 
     def install(self, patches: Patches) -> None:
         """Replace the method that a call of such a layer runs."""
-        for owner in _CLASSES:
+        for owner in (*DROPOUTS, *BATCH_NORMS):
             patches.replace(owner, "__call__", self._calling())
 
     def _calling(self) -> Callable[..., Any]:
