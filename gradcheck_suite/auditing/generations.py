@@ -54,11 +54,14 @@ class Generation:
         chain: how many earlier generations, each of an earlier step than the next, these graphs
             go back through.
         reused: the earlier generations that these graphs reach first.
+        birth: finds the time in which the tensors that these graphs keep were saved, while one
+            of them lives; None where nothing was saved.
         known: the highest sequence number of this thread's nodes that earlier backwards looked at.
     """
 
     __slots__ = (
         "__weakref__",
+        "birth",
         "chain",
         "freed_by",
         "index",
@@ -75,6 +78,7 @@ class Generation:
         self.step = step
         self.freed_by: int | None = None
         self.partly = False
+        self.birth: weakref.ref[Birth] | None = None
         self.chain = self.known = 0
         self.reused: list[weakref.ref[Generation]] = []
 
@@ -154,6 +158,7 @@ class Generations:
         self.living += 1
         if len(self._used) > _WORTH_CLEARING + 2 * self.living:
             self._all_living()
+        generation.birth = weakref.ref(self._clock.moment.birth)
         self._births.append(weakref.ref(self._clock.after_backward(index + 1)))
         if len(self._births) > _WORTH_CLEARING:
             self.oldest_save()

@@ -182,9 +182,10 @@ class _Search:
         known: dict[Node, set[int]] = {}
         several: dict[frozenset[int], int] = {}
         addresses: set[int] = set()
+        births = {each.birth() for each in self.generations if each.birth is not None}
         for candidate in self.heap.instances(torch.Tensor, Holder):
             if type(candidate) is Holder:
-                if candidate.moment.birth.index in self.wanted:
+                if candidate.moment.birth in births:
                     self._add_bytes(candidate.tensor, addresses)
                 continue
             node = candidate.grad_fn
@@ -214,6 +215,11 @@ class _Search:
         if root in known:
             return known[root]
         found: set[int] = set()
+        newest = node_metadata(root).get(MARK)
+        if isinstance(newest, Generation) and newest not in self.generations:
+            # The latest backward itself began here: what that went through has not outlived it.
+            known[root] = found
+            return found
         # Each node with the mark, of a backward that has freed only a part, that it lies below.
         seen: dict[Node, Generation | None] = {}
         waiting: list[tuple[Node, Generation | None]] = [(root, None)]

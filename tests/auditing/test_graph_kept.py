@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
+from gradcheck_suite.auditing.heap import Heap, SearchEndedError
 
 HISTORY: list[torch.Tensor] = []
 
@@ -480,6 +481,15 @@ def shared_trunk():
 )
 def test_nothing_is_said_of_graphs_that_are_let_go(audited, case):
     assert audited(case).findings == ()
+
+
+def test_what_the_latest_backward_began_with_is_no_holder(audited, monkeypatch):
+    def used_up(*_):
+        raise SearchEndedError("as in a process of very many objects")
+
+    monkeypatch.setattr(Heap, "referrers", used_up)
+    session = audited(losses_kept_for_the_other_leaves, graph_limit=12)
+    assert session.findings == ()
 
 
 def state_with_its_graph():

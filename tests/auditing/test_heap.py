@@ -20,6 +20,11 @@ from gradcheck_suite.auditing.heap import Heap, SearchEndedError
 from gradcheck_suite.findings import Severity
 
 
+@pytest.fixture
+def time_to_search():
+    """Leave the time for searches as it is, unlike in the tests beside."""
+
+
 class Thing:
     pass
 
