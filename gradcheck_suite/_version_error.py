@@ -108,7 +108,7 @@ _VIEWS = frozenset(
 def _own_words() -> str:
     """Return this torch's error for an output of a multiplication; "" where it can't be had.
 
-    Versions differ in how they name a node and in their hint (torch 2.10 and 2.11). It is asked
+    Versions differ in how they name a node and in their hint (torch 2.11 and 2.12). It is asked
     for at import, because by the time that the words are needed our own hooks are in place.
     """
     try:
@@ -132,7 +132,7 @@ def _torch_word(node_name: str) -> str:
 
 
 def _short_name(node_name: str) -> str:
-    """Return what torch 2.11 and later call a backward node in their errors.
+    """Return what torch 2.12 and later call a backward node in their errors.
 
     >>> [_short_name(name) for name in ("MulBackward0", "SumBackward1", "MyFunctionBackward")]
     ['Mul', 'Sum1', 'MyFunction']

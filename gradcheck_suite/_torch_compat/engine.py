@@ -138,7 +138,7 @@ class _Stack(threading.local):
 
 
 def _keep_the_stack(autograd: Any) -> None:
-    """Let torch tell which saved-tensors hooks are innermost, where it does not (torch 2.6).
+    """Let torch tell which saved-tensors hooks are innermost, where it does not (torch 2.6, 2.7).
 
     Everybody pushes and pops through the two names that are replaced here, as long as the process
     lives: what lies on the stack can't be asked for later. Hooks that were pushed before are not
@@ -174,7 +174,7 @@ def saved_tensors_hooks_are_disabled() -> bool:
 
 
 STACK_IS_KEPT = not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
-"""Whether the stack of saved-tensors hooks is kept here, as torch does not tell it (2.6)."""
+"""Whether the stack of saved-tensors hooks is kept here, as torch does not tell it (2.6, 2.7)."""
 
 if STACK_IS_KEPT:
     _keep_the_stack(torch._C._autograd)
@@ -188,7 +188,7 @@ def push_saved_tensors_hooks(
 
 
 def top_saved_tensors_hooks() -> Hooks | None:
-    """Return this thread's innermost saved-tensors hooks, or None (torch 2.7; 2.6 see above)."""
+    """Return this thread's innermost saved-tensors hooks, or None (torch 2.8)."""
     top: Hooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return top
 

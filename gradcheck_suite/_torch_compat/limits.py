@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
 from gradcheck_suite._torch_compat.engine import STACK_IS_KEPT
-from gradcheck_suite._torch_compat.nodes import SAVED_TENSORS_TELL, next_sequence_number
+from gradcheck_suite._torch_compat.nodes import (
+    SAVED_TENSORS_TELL,
+    SAVED_TENSORS_UNPACK,
+    next_sequence_number,
+)
 
 __all__ = ["limits"]
 
@@ -13,7 +15,7 @@ __all__ = ["limits"]
 def limits() -> tuple[str, ...]:
     """Return a sentence for each thing that is not covered with this torch.
 
-    Empty where all that the tool can tell can be told (torch 2.11 to 2.15).
+    Empty where all that the tool can tell can be told (torch 2.12 to 2.15).
     """
     told: list[str] = []
     if STACK_IS_KEPT:
@@ -26,7 +28,7 @@ def limits() -> tuple[str, ...]:
             "type and bytes of a saved tensor that was overwritten are not told by the graph; "
             "while a profiler runs, nothing of saved tensors is"
         )
-    elif not hasattr(torch._C._autograd.SavedTensor, "unpack"):  # noqa: SLF001 - as in nodes
+    elif not SAVED_TENSORS_UNPACK:
         told.append(
             "of several tensors that one op saved under one name, those that were overwritten are "
             "told by the version and the shape that torch's error names"

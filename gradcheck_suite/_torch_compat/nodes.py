@@ -11,7 +11,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -178,9 +178,9 @@ def read_saved(
 ) -> RawSaved:
     """Read one of ``saved_attribute_names`` without running anybody's unpack hook.
 
-    ``SavedTensor.data`` (torch 2.9 to 2.15) is None both for a tensor that backward has freed and
+    ``SavedTensor.data`` (torch 2.10 to 2.15) is None both for a tensor that backward has freed and
     for a place that the op left empty. Unpacking tells them apart, and runs no hook, as there is
-    none. Where torch does not give ``data`` (2.6 to 2.8), all is told by unpacking, in which hooks
+    none. Where torch does not give ``data`` (2.6 to 2.9), all is told by unpacking, in which hooks
     of others are kept from running; what was overwritten is then known without its type.
 
     Args:
@@ -207,7 +207,9 @@ def _stranger(_: object) -> None:
 
 _SavedTensor: Any = torch._C._autograd.SavedTensor
 SAVED_TENSORS_TELL = hasattr(_SavedTensor, "data") and hasattr(_SavedTensor, "unpack_hook")
-"""Whether torch tells what a saved tensor holds without unpacking it (2.9 and later)."""
+"""Whether torch tells what a saved tensor holds without unpacking it (2.10 and later)."""
+SAVED_TENSORS_UNPACK = hasattr(_SavedTensor, "unpack")
+"""Whether a saved tensor can be asked to unpack itself (2.12 and later)."""
 
 
 def _told(
@@ -245,13 +247,13 @@ def _told(
 def _was_modified(saved: Any, node: Node, name: str | None) -> bool:
     """Say whether torch refuses to unpack, its version counter having moved since.
 
-    A saved output can be unpacked only through its node, and before torch 2.11 all else too: of
+    A saved output can be unpacked only through its node, and before torch 2.12 all else too: of
     several, the one is meant whose version and shape the error names.
     """
     data: Tensor = saved.data
     if data.is_inference():
         return False
-    if hasattr(saved, "unpack"):
+    if SAVED_TENSORS_UNPACK:
         try:
             saved.unpack()
         except RuntimeError as error:
@@ -266,7 +268,7 @@ def _was_modified(saved: Any, node: Node, name: str | None) -> bool:
 
 def _was_freed(saved: Any, node: Node, name: str | None) -> bool:
     """Say whether a backward has released what was saved here, where nothing is by now."""
-    if hasattr(saved, "unpack"):
+    if SAVED_TENSORS_UNPACK:
         try:
             saved.unpack()
         except RuntimeError:
@@ -311,7 +313,9 @@ def _unpacked(
         return RawSaved(name=name, tensors=(None,) * places, freed=freed, modified=modified)
     if result is HOOKED:
         return RawSaved(name=name, tensors=(HOOKED,) * places, freed=False)
-    values = result if isinstance(result, (list, tuple)) else (result,)
+    values: Sequence[Tensor | None] = cast(
+        "Any", result if isinstance(result, (list, tuple)) else (result,)
+    )
     # Hooks of ours have answered in the order of the places that are not empty.
     answers = iter(map(unwrap, heard))
     tensors: list[torch.Tensor | HookedType | None] = []
@@ -340,7 +344,7 @@ class _Refused(BaseException):
 def answering(unpack: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """Return the unpack hook to install so that ``read_saved`` and ``saved_as`` see what it holds.
 
-    The hook itself where torch tells what is saved; else (2.6 to 2.8) one that gives the packed
+    The hook itself where torch tells what is saved; else (2.6 to 2.9) one that gives the packed
     object, which must have the tensor as its ``tensor``, to whoever reads.
     """
     if SAVED_TENSORS_TELL:

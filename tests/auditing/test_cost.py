@@ -65,7 +65,7 @@ def test_the_cost_of_a_step_and_of_an_op_is_bounded():
     few = added_by(4, **QUIET)
     many = added_by(40, **QUIET)
     # A layer saves four tensors, each packed and unpacked, and has two parameters. Where torch does
-    # not tell what was saved (2.6 to 2.8), unpacking takes another call.
+    # not tell what was saved (2.6 to 2.9), unpacking takes another call.
     answers = 0 if SAVED_TENSORS_TELL else 4
     for index, (most, fixed) in enumerate([(9.5 + answers, 80 + answers), (18, 81 + answers)]):
         per_layer = (many[index] - few[index]) / 36
