@@ -5,6 +5,7 @@
 # (torch's stubs leave some of them out)
 from __future__ import annotations
 
+import gc
 import operator
 import sys
 import threading
@@ -31,6 +32,7 @@ __all__ = [
     "RawSaved",
     "answering",
     "custom_function_class",
+    "is_leaf_node",
     "keeps_its_size",
     "next_sequence_number",
     "node_metadata",
@@ -387,6 +389,9 @@ def _listen(node: Node, name: str) -> tuple[list[Any], object]:
 
     attribute = _unpacking_attribute(node, name)
     heard: list[Any] = []
+    # A collection could run code of the user's, which is to run.
+    collects = gc.isenabled()
+    gc.disable()
     _reader.heard = heard
     try:
         sys.setprofile(refuse)
@@ -398,6 +403,8 @@ def _listen(node: Node, name: str) -> tuple[list[Any], object]:
     finally:
         sys.setprofile(None)
         _reader.heard = None
+        if collects:
+            gc.enable()
     return heard, result
 
 
@@ -425,6 +432,14 @@ def saved_attributes(node: Node) -> tuple[tuple[str, str], ...]:
         except RuntimeError:
             continue
     return tuple(found)
+
+
+def is_leaf_node(node: Node) -> bool:
+    """Return whether backward ends at this node, in the ``.grad`` of a leaf.
+
+    The class is asked: before torch 2.7, a node whose leaf is gone raises when it is.
+    """
+    return hasattr(type(node), "variable")
 
 
 def custom_function_class(node: Node) -> type | None:

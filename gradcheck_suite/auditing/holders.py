@@ -19,6 +19,7 @@ from torch.autograd.graph import Node
 
 from gradcheck_suite._torch_compat import (
     custom_function_class,
+    is_leaf_node,
     node_metadata,
     read_saved,
     saved_attribute_names,
@@ -405,7 +406,7 @@ def _leads_to_a_leaf(root: Node) -> bool:
                 continue
             if function.next_functions:
                 waiting.append((function, kept))
-            elif kept and hasattr(function, "variable"):
+            elif kept and is_leaf_node(function):
                 return True
     return False
 
