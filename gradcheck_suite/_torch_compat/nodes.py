@@ -308,10 +308,10 @@ def _unpacked(
     unwrap: Callable[[object], tuple[torch.Tensor, bool] | None],
 ) -> RawSaved:
     """Read what a node saved under a name by unpacking it, out of sight of hooks of others."""
-    heard, result = _listen(node, name)
-    if isinstance(result, RuntimeError):
-        freed = _FREED in str(result)
-        modified = (0,) if _MODIFIED in str(result) else ()
+    heard, result, refusal = _listen(node, name)
+    if refusal is not None:
+        freed = _FREED in refusal
+        modified = (0,) if _MODIFIED in refusal else ()
         return RawSaved(name=name, tensors=(None,) * places, freed=freed, modified=modified)
     if result is HOOKED:
         return RawSaved(name=name, tensors=(HOOKED,) * places, freed=False)
@@ -370,18 +370,19 @@ def _answering(unpack: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
 _ANSWERS: set[CodeType] = set()
 
 
-def _listen(node: Node, name: str) -> tuple[list[Any], object]:
+def _listen(node: Node, name: str) -> tuple[list[Any], object, str | None]:
     """Unpack what a node saved under a name, and note what hooks of ours hold.
 
     A profile function is told of every Python function that begins, and ends it by raising before
     its first line: so a hook of somebody else's is known, and does not run.
 
     Returns:
-        What hooks of ours hold, and what was unpacked; ``HOOKED`` where somebody else's hooks hold
-        it, or where a profiler at work does not let us see; the error where torch refuses.
+        What hooks of ours hold; what was unpacked, ``HOOKED`` where somebody else's hooks hold it,
+        or where a profiler at work does not let us see; why torch refuses, if it does. The error
+        itself would keep, by its traceback, the frames that it is handed to, and so itself.
     """
     if sys.getprofile() is not None:
-        return [], HOOKED
+        return [], HOOKED, None
 
     def refuse(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code not in _ANSWERS:
@@ -397,15 +398,15 @@ def _listen(node: Node, name: str) -> tuple[list[Any], object]:
         sys.setprofile(refuse)
         result = getattr(node, attribute)
     except _Refused:
-        return [], HOOKED
+        return [], HOOKED, None
     except RuntimeError as error:
-        return [], error
+        return [], None, str(error)
     finally:
         sys.setprofile(None)
         _reader.heard = None
         if collects:
             gc.enable()
-    return heard, result
+    return heard, result, None
 
 
 def node_metadata(node: Node) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -138,3 +140,41 @@ def test_a_profiler_at_work_is_left_alone():
     finally:
         sys.setprofile(None)
     assert raw.tensors == (HOOKED,)
+
+
+def test_reading_keeps_nothing_alive():
+    gc.disable()
+    try:
+        result = torch.ones(1, requires_grad=True).exp()
+        result.sum().backward()
+        mark = type("Mark", (), {})()
+        gone = weakref.ref(mark)
+        result.grad_fn.metadata["mark"] = mark
+        assert read_saved(result.grad_fn, "_raw_saved_result").freed
+        del result, mark
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_collection_does_not_run_while_hooks_are_kept_from_running():
+    collected = []
+
+    def noted(phase, _):
+        collected.append(phase)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(noted)
+    try:
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            node = torch.mul(*inputs()).grad_fn
+        gc.set_threshold(1)
+        raw = read_saved(node, "_raw_saved_self")
+        gc.set_threshold(*threshold)
+        gc.collect()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(noted)
+    assert raw.tensors == (HOOKED,)
+    assert collected[-2:] == ["start", "stop"]
+    assert gc.isenabled()
