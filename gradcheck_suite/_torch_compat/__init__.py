@@ -87,8 +87,11 @@ from gradcheck_suite._torch_compat.replacing import (
 )
 from gradcheck_suite._torch_compat.tensors import (
     flattened,
+    gradient_hooks,
     has_gradient_hooks,
     is_view,
+    node_of,
+    node_of_gradient,
     sparse_coo_parts,
     storage_address,
     storage_key,
@@ -120,6 +123,7 @@ __all__ = [
     "forget_compiler_tables",
     "forget_torchscript",
     "function_mode_is_active",
+    "gradient_hooks",
     "has_backward_hooks",
     "has_gradient_hooks",
     "hooks_registered",
@@ -135,6 +139,8 @@ __all__ = [
     "module_call_frames",
     "next_sequence_number",
     "node_metadata",
+    "node_of",
+    "node_of_gradient",
     "node_output_types",
     "node_sequence_number",
     "noting_operators",

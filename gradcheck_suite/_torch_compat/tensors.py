@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
+    from torch.autograd.graph import Node
 
 __all__ = [
     "flattened",
+    "gradient_hooks",
     "has_gradient_hooks",
     "is_view",
+    "node_of",
+    "node_of_gradient",
     "sparse_coo_parts",
     "storage_address",
     "storage_key",
@@ -58,6 +62,40 @@ function of Python's own, because it is called twice for each saved tensor.
 
 is_view: Callable[[Tensor], bool] = operator.methodcaller("_is_view")
 """Return whether autograd knows this tensor as a view of another (torch 2.13)."""
+
+
+def node_of(tensor: Tensor) -> Node | None:
+    """Return the node that made a tensor, whoever's it is; None for a leaf.
+
+    None, too, for an object whose C++ tensor is undefined, which torch 2.6 refuses to ask.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def node_of_gradient(tensor: Tensor) -> Node | None:
+    """Return the node that made the ``.grad`` of a leaf, as ``backward(create_graph=True)`` does.
+
+    None as for ``node_of``, and where there is no gradient.
+    """
+    try:
+        gradient = tensor.grad if tensor.requires_grad and tensor.grad_fn is None else None
+    except RuntimeError:
+        return None
+    return None if gradient is None else node_of(gradient)
+
+
+def gradient_hooks(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the hooks on the gradient of a tensor, whoever's it is (torch 2.6 to 2.15).
+
+    None of them where torch can't tell, and as for ``node_of``.
+    """
+    try:
+        return tuple((getattr(tensor, "_backward_hooks", None) or {}).values())
+    except RuntimeError:
+        return ()
 
 
 def sparse_coo_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from gradcheck_suite._torch_compat import (
     custom_function_class,
     is_leaf_node,
     node_metadata,
+    node_of,
     read_saved,
     saved_attribute_names,
 )
@@ -189,7 +190,7 @@ class _Search:
                 if candidate.moment.birth in births:
                     self._add_bytes(candidate.tensor, addresses)
                 continue
-            node = candidate.grad_fn
+            node = node_of(candidate)
             if node is None or len(found) >= _MOST_TENSORS:
                 continue
             reached = self._generations_under(node, known)

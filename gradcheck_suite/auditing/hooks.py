@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradcheck_suite._torch_compat import gradient_hooks
 from gradcheck_suite.auditing.heap import SearchEndedError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _registered(things: Iterable[Any]) -> Iterator[tuple[str, Any]]:
                 for hook in list(vars(thing).get(name, {}).values()):
                     yield f"{kind} of {type(thing).__name__}", hook
         else:
-            for hook in list((getattr(thing, "_backward_hooks", None) or {}).values()):
+            for hook in gradient_hooks(thing):
                 yield "tensor hook", hook
 
 

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import node_sequence_number, without_torch_function
+from gradcheck_suite._torch_compat import (
+    node_of,
+    node_of_gradient,
+    node_sequence_number,
+    without_torch_function,
+)
 from gradcheck_suite.auditing.heap import Heap
 from gradcheck_suite.auditing.owners import RunningFrames, owner_of
 from gradcheck_suite.findings import Finding, Location, Related, Report
@@ -145,13 +150,9 @@ def _tensors_with_graphs() -> Iterator[tuple[torch.Tensor, Any]]:
         for thing in gc.get_objects():
             if not issubclass(type(thing), torch.Tensor):
                 continue
-            node = thing.grad_fn
+            node = node_of(thing) or node_of_gradient(thing)
             if node is not None:
                 yield thing, node
-            elif thing.requires_grad:
-                gradient = thing.grad  # a gradient with a graph: backward(create_graph=True)
-                if gradient is not None and gradient.grad_fn is not None:
-                    yield thing, gradient.grad_fn
 
 
 def _by_graph(
