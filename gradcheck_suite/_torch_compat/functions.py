@@ -14,6 +14,8 @@ from torch.autograd import forward_ad
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
+from gradcheck_suite._torch_compat.nodes import custom_function_class
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -61,8 +63,8 @@ def around_custom_functions(
         return forward
 
     def init(context: Any) -> None:
-        cls = custom_class(context)
-        if cls is None:
+        cls = custom_function_class(context)
+        if cls is None or cls.__module__.split(".")[0] == "torch":
             return
         outer[0] = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
         if cls not in replaced:
@@ -86,12 +88,6 @@ def around_custom_functions(
 
 
 _ORIGINAL = "_gradcheck_suite_original"
-
-
-def custom_class(context: object) -> type | None:
-    """Return the custom Function that a context is of; None for one of torch's own."""
-    cls: type | None = getattr(type(context), "_forward_cls", None)
-    return None if cls is None or cls.__module__.split(".")[0] == "torch" else cls
 
 
 @contextmanager
