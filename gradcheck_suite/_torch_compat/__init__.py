@@ -83,6 +83,7 @@ from gradcheck_suite._torch_compat.replacing import (
     forget_compiler_tables,
     forget_torchscript,
     in_place_functions,
+    never_compiled,
     teach_torchscript,
 )
 from gradcheck_suite._torch_compat.tensors import (
@@ -137,6 +138,7 @@ __all__ = [
     "keeps_its_size",
     "limits",
     "module_call_frames",
+    "never_compiled",
     "next_sequence_number",
     "node_metadata",
     "node_of",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
 __all__ = [
     "bound_method_maker",
     "forget_compiler_tables",
     "forget_torchscript",
     "in_place_functions",
+    "never_compiled",
     "teach_torchscript",
 ]
 
@@ -143,3 +146,21 @@ def forget_compiler_tables() -> None:
     table = getattr(rules, "get_torch_obj_rule_map", None)
     if table is not None:
         table.cache_clear()
+
+
+def never_compiled(function: _Function) -> _Function:
+    """Have ``torch.compile`` run ``function`` and what it calls as it stands; return it.
+
+    For what torch calls while a compiled program runs: where a part of that program could not be
+    compiled, as beyond dynamo's limit of recompilations, it takes each frame of Python that it
+    meets for a part of the user's code (torch 2.13). On torch 2.6 what ``function`` calls is not
+    included. ``torch.compiler.disable`` does the same, at the cost of a call each time.
+    """
+    code = function.__code__
+    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    elif hasattr(frames, "skip_code"):
+        frames.skip_code(code)
+    return function

@@ -23,6 +23,7 @@ from gradcheck_suite._torch_compat import (
     inside_backward,
     jit_is_tracing,
     module_call_frames,
+    never_compiled,
     saved_as,
     saved_input_edge,
     saves_under,
@@ -155,7 +156,7 @@ class SavedTensors:
                 counts._take_fingerprint(holder)
             return holder
 
-        return pack
+        return never_compiled(pack)
 
     def _take_fingerprint(self, holder: Holder) -> None:
         began = perf_counter()

@@ -25,6 +25,7 @@ from gradcheck_suite._torch_compat import (
     engine_entry_points,
     is_view,
     keeps_and_makes_graph,
+    never_compiled,
     next_sequence_number,
     push_saved_tensors_hooks,
     remove_saved_tensors_hooks,
@@ -264,7 +265,7 @@ class SavedWatch:
             kept.original = weakref.ref(tensor)
             return kept
 
-        return pack
+        return never_compiled(pack)
 
 
 def _plain(shape: torch.Size | None) -> tuple[int, ...] | None:
