@@ -162,8 +162,6 @@ def try_version(version: str, python: str, *, quick: bool) -> Outcome:
         if not quick:
             found = _findings(own, Path(folder) / "found.json")
             outcome.subjects = sum(map(len, found.values()))
-            if version == DEVELOPMENT:
-                _BANKS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             _compare(_read(_BANKS), found, outcome)
     outcome.minutes = round((time.monotonic() - began) / 60, 1)
     return outcome

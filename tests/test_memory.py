@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import ctypes
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from gradcheck_suite._memory import (
     require_memory,
 )
 from gradcheck_suite.errors import UsageError
+from tests import warm_python
 
 
 @given(st.binary(max_size=5_000))
@@ -154,9 +153,7 @@ def test_a_check_says_what_has_no_values():
 
 def test_no_process_ends_over_memory_that_was_freed():
     program = Path(__file__).with_name("data") / "freed_memory.py"
-    ended = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=300
-    )
+    ended = warm_python.run([program])
     assert ended.returncode == 0, ended.stderr
     statuses = json.loads(ended.stdout.splitlines()[-1])
     wrong = {way: each for way, each in statuses.items() if each != [0, 0]}

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from importlib.resources import files
 
@@ -20,6 +18,7 @@ from torch import nn
 import gradcheck_suite as gs
 from gradcheck_suite.auditing import streaming
 from gradcheck_suite.errors import UsageError
+from tests import warm_python
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +202,7 @@ _MAIN = "import sys; from gradcheck_suite.cli import main; sys.exit(main(sys.arg
 
 def run(folder, source, *options):
     (folder / "train.py").write_text(textwrap.dedent(source))
-    return subprocess.run(  # noqa: PLW1510
-        [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return warm_python.run(["-c", _MAIN, "audit", *options, "train.py"], cwd=folder)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no such signal here")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from gradcheck_suite.auditing.script import audit_script
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting import report_to_text
+from tests import warm_python
 
 SET_UP = """\
 %matplotlib inline
@@ -54,12 +53,7 @@ def notebook(tmp_path, monkeypatch):
 
 
 def run(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", "audit", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_python.run(["-m", "gradcheck_suite", "audit", *words])
 
 
 def test_findings_name_the_cell_and_show_its_source(notebook, capfd):

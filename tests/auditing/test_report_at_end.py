@@ -14,6 +14,7 @@ import torch
 
 import gradcheck_suite as gs
 from gradcheck_suite.errors import UsageError
+from tests import warm_python
 
 PROGRAM = """\
 import sys
@@ -38,14 +39,7 @@ TOLD = "gradcheck-suite audit: 1 error in program.py (3 steps watched)"
 def run(tmp_path):
     def run(program, **options):
         (tmp_path / "program.py").write_text(PROGRAM + program)
-        return subprocess.run(
-            [sys.executable, "program.py"],
-            cwd=tmp_path,
-            check=False,
-            text=True,
-            timeout=120,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-        )
+        return warm_python.run(["program.py"], cwd=tmp_path, **options)
 
     return run
 

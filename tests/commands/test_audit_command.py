@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from tests import warm_python
+
 CLEAN = """\
 import torch
 weight = torch.randn(3, requires_grad=True)
@@ -36,14 +38,8 @@ loss.backward()
 def audit(tmp_path):
     def run(source, *options, arguments=(), name="train.py"):
         (tmp_path / name).write_text(textwrap.dedent(source))
-        command = [sys.executable, "-m", "gradcheck_suite.cli", "audit", *options, name, *arguments]
-        return subprocess.run(  # noqa: PLW1510
-            [sys.executable, "-c", _MAIN, *command[3:]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = ["audit", *options, name, *arguments]
+        return warm_python.run(["-c", _MAIN, *words], cwd=tmp_path, timeout=120)
 
     return run
 
@@ -142,11 +138,8 @@ def test_an_option_of_the_scripts_own_is_not_told_of(audit, source, arguments):
 
 def test_a_module(audit, tmp_path):
     (tmp_path / "train.py").write_text(BUGGY)
-    done = subprocess.run(  # noqa: PLW1510
-        [sys.executable, "-c", _MAIN, "audit", "--output-format", "concise", "-m", "train", "-x"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+    done = warm_python.run(
+        ["-c", _MAIN, "audit", "--output-format", "concise", "-m", "train", "-x"], cwd=tmp_path
     )
     assert done.returncode == 1
     assert "GCS301" in done.stdout
@@ -163,12 +156,7 @@ def test_a_module(audit, tmp_path):
 )
 def test_what_cannot_be_run_is_a_usage_error(tmp_path, arguments, words):
     (tmp_path / "train.py").write_text("print('ran')")
-    done = subprocess.run(  # noqa: PLW1510
-        [sys.executable, "-c", _MAIN, "audit", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = warm_python.run(["-c", _MAIN, "audit", *arguments], cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -471,13 +459,7 @@ def test_a_script_that_replaces_standard_output_keeps_its_report(
 def test_a_package_that_lacks_a_module_is_not_said_to_be_missing(tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("import no_such_dependency\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", "audit", "-m", "package.train"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.run(["-m", "gradcheck_suite", "audit", "-m", "package.train"], cwd=tmp_path)
     assert done.returncode == 2
     assert "No module named 'no_such_dependency'" in done.stderr
     assert "there is no module" not in done.stderr
@@ -493,12 +475,7 @@ def test_a_package_that_lacks_a_module_is_not_said_to_be_missing(tmp_path):
     ],
 )
 def test_a_script_that_has_no_name(words, said):
-    done = subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", "audit", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.run(["-m", "gradcheck_suite", "audit", *words])
     assert done.returncode == 2
     assert said in done.stderr
 
@@ -524,11 +501,8 @@ def test_a_module_with_relative_imports(audit, tmp_path):
     (package / "__init__.py").write_text("")
     (package / "steps.py").write_text("COUNT = 3\n")
     (package / "fit.py").write_text("from .steps import COUNT\n" + BUGGY)
-    done = subprocess.run(  # noqa: PLW1510
-        [sys.executable, "-c", _MAIN, "audit", "--output-format", "concise", "-m", "trainer.fit"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+    done = warm_python.run(
+        ["-c", _MAIN, "audit", "--output-format", "concise", "-m", "trainer.fit"], cwd=tmp_path
     )
     assert done.returncode == 1, done.stderr
     assert "trainer/fit.py:7:" in done.stdout

@@ -12,6 +12,7 @@ import gradcheck_suite as gs
 from gradcheck_lint.cli import main as lint
 from gradcheck_suite import cli
 from gradcheck_suite.commands import explain
+from tests import warm_python
 
 WRONG_BACKWARD = """
 import torch
@@ -31,13 +32,7 @@ def make_inputs():
 
 
 def run(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
+    return warm_python.run(["-m", "gradcheck_suite", *arguments], **options)
 
 
 @pytest.mark.parametrize(

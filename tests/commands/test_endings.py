@@ -10,6 +10,7 @@ import pytest
 
 from gradcheck_lint.cli import main as lint
 from gradcheck_suite import cli
+from tests import warm_python
 
 FILE = """\
 import sys
@@ -155,8 +156,18 @@ def named(words):
 
 
 def run(words, **options):
+    return warm_python.run(["-m", *words], **options)
+
+
+def run_without(stream, words, folder):
+    """Run with a standard stream that is closed before Python starts."""
     return subprocess.run(
-        [sys.executable, "-m", *words], stderr=subprocess.PIPE, text=True, check=False, **options
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        preexec_fn=lambda: os.close(stream),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
 
 
@@ -182,7 +193,7 @@ def test_a_full_disk_is_told_as_one(words, loss):
 @pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor")
 @pytest.mark.parametrize("words", COMMANDS, ids=named)
 def test_a_closed_standard_output(words, loss):
-    done = run(words, cwd=loss, preexec_fn=lambda: os.close(1))
+    done = run_without(1, words, loss)
     assert done.returncode == 0
     assert done.stderr.count("standard output is closed; what belongs there goes to") == 1
     assert len(done.stderr.splitlines()) > 1
@@ -201,9 +212,7 @@ def test_ctrl_c_within_code_made_of_a_string_ends_in_the_same_status(tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor")
 def test_a_closed_standard_error_leaves_the_status(loss):
-    done = run(
-        ["gradcheck_suite", "graph", "loss.py:none"], cwd=loss, preexec_fn=lambda: os.close(2)
-    )
+    done = run_without(2, ["gradcheck_suite", "graph", "loss.py:none"], loss)
     assert done.returncode == 2
 
 

@@ -16,6 +16,7 @@ from gradcheck_suite.reporting.explain import (
     explain_text,
     print_explanation,
 )
+from tests import warm_python
 
 ESCAPE = "\x1b"
 HEADINGS = ["What it does", "Why it is bad", "Example", "Use instead", "How it is detected"]
@@ -37,13 +38,7 @@ def terminal_of_80_columns(monkeypatch):
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return warm_python.run(["-m", "gradcheck_suite", *arguments])
 
 
 def _plain(text: str) -> str:

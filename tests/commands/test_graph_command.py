@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradcheck_suite.cli import main
+from tests import warm_python
 
 MODEL = """
 import torch
@@ -95,14 +95,7 @@ def graph_process(folder):
     """Run ``gradcheck-suite graph`` as a command."""
 
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "gradcheck_suite", "graph", *arguments],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=120,
-            check=False,
-        )
+        return warm_python.run(["-m", "gradcheck_suite", "graph", *arguments])
 
     return run
 

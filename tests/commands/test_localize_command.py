@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 import gradcheck_suite as gs
 from gradcheck_suite import cli
+from tests import warm_python
 
 SCRIPT = """\
 import torch
@@ -112,12 +112,7 @@ def run(model, capsys):
 
 def test_the_wrong_calls_of_a_module_are_named_with_their_lines(model):
     command = "localize deep_model.py:wrong --inputs deep_model.py:make_inputs --output-format json"
-    done = subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", *command.split()],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.run(["-m", "gradcheck_suite", *command.split()])
     assert (done.returncode, done.stderr) == (1, "")
     report = json.loads(done.stdout)
     assert report["tool"] == "gradcheck-suite localize"

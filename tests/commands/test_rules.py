@@ -3,24 +3,21 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.catalogue import Entry
 from gradcheck_suite.reporting.explain import print_rules, rules_text
+from tests import warm_python
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", "rules", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return warm_python.run(["-m", "gradcheck_suite", "rules", *arguments])
 
 
 @pytest.mark.parametrize("columns", ["", "0", "wide"])

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests import warm_python
+
 SCRIPT = """\
 import torch
 from torch import nn
@@ -69,14 +71,8 @@ def verify(tmp_path):
     (tmp_path / "layers.py").write_text(SCRIPT)
 
     def run(target, inputs, *options):
-        command = [sys.executable, "-m", "gradcheck_suite", "verify", f"layers.py:{target}"]
-        return subprocess.run(
-            [*command, "--inputs", f"layers.py:{inputs}", *options],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ["verify", f"layers.py:{target}", "--inputs", f"layers.py:{inputs}", *options]
+        return warm_python.run(["-m", "gradcheck_suite", *words], cwd=tmp_path)
 
     return run
 

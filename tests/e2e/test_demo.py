@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_python
+
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 # (code, the source line that the finding is about)
@@ -32,12 +34,7 @@ PLANTED = {
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gradcheck_suite", "demo", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_python.run(["-m", "gradcheck_suite", "demo", *options])
 
 
 @pytest.fixture(scope="module")
