@@ -21,11 +21,12 @@ from torch import nn
 
 from benchmarks.harness import Contender, Scores, measure, run_as_command
 from gradcheck_suite import check_gradients
-from gradcheck_suite.verification.building import build_subject
-from gradcheck_suite.verification.jacobian import Comparison, compare_jacobians
-from gradcheck_suite.verification.options import CheckOptions, precision_of
-from gradcheck_suite.verification.points import given_point
-from gradcheck_suite.verification.stages import Deadline
+from gradcheck_suite.verification.numerics.evaluation_point import given_point
+from gradcheck_suite.verification.numerics.precision import precision_of
+from gradcheck_suite.verification.options import CheckOptions
+from gradcheck_suite.verification.progress import Deadline
+from gradcheck_suite.verification.stages.full_jacobian.compare import Comparison, compare_jacobians
+from gradcheck_suite.verification.target.build import build_subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

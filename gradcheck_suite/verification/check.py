@@ -11,39 +11,43 @@ import torch
 
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Finding, Report, Severity, Verdict, VerdictStatus
-from gradcheck_suite.verification import wording
-from gradcheck_suite.verification.batched import check_batched
-from gradcheck_suite.verification.building import build_subject
-from gradcheck_suite.verification.compiled import check_compiled
-from gradcheck_suite.verification.computing import computes_in_float32, narrower_types
-from gradcheck_suite.verification.contracts.failures import explain_failure
-from gradcheck_suite.verification.contracts.stage import probe_contracts
-from gradcheck_suite.verification.forward_mode import check_forward_mode
-from gradcheck_suite.verification.half_precision import PooledSurvey
-from gradcheck_suite.verification.jacobian import compare_full_jacobians
-from gradcheck_suite.verification.mistakes import find_mistakes
-from gradcheck_suite.verification.options import CheckOptions, DTypeOption, precision_of
-from gradcheck_suite.verification.randomness import preserved_randomness
-from gradcheck_suite.verification.second_order import check_second_order
-from gradcheck_suite.verification.stages import Deadline, Known, Stage
-from gradcheck_suite.verification.stairs import has_any_effect
-from gradcheck_suite.verification.survey import Survey
-from gradcheck_suite.verification.variations import chosen_variations, vary_inputs
-from gradcheck_suite.verification.watching import tell
+from gradcheck_suite.verification.diagnosis import messages
+from gradcheck_suite.verification.diagnosis.findings import find_mistakes
+from gradcheck_suite.verification.first_order.half_precision import PooledSurvey
+from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
+from gradcheck_suite.verification.numerics.compute_precision import (
+    computes_in_float32,
+    narrower_types,
+)
+from gradcheck_suite.verification.numerics.precision import precision_of
+from gradcheck_suite.verification.options import CheckOptions, DTypeOption, chosen_variations
+from gradcheck_suite.verification.progress import Deadline, tell
+from gradcheck_suite.verification.stage import Known, Stage
+from gradcheck_suite.verification.stages.batched import check_batched
+from gradcheck_suite.verification.stages.compiled import check_compiled
+from gradcheck_suite.verification.stages.contracts.backward_failures import explain_failure
+from gradcheck_suite.verification.stages.contracts.stage import probe_contracts
+from gradcheck_suite.verification.stages.forward_mode import check_forward_mode
+from gradcheck_suite.verification.stages.full_jacobian.stage import compare_full_jacobians
+from gradcheck_suite.verification.stages.input_variations.stage import vary_inputs
+from gradcheck_suite.verification.stages.second_order import check_second_order
+from gradcheck_suite.verification.target.build import build_subject
+from gradcheck_suite.verification.target.random_state import preserved_randomness
+from gradcheck_suite.verification.text import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from gradcheck_suite.verification.calling import Output, Subject
-    from gradcheck_suite.verification.options import Precision
-    from gradcheck_suite.verification.verdicts import Conclusion
+    from gradcheck_suite.verification.numerics.decision import Conclusion, Pair
+    from gradcheck_suite.verification.numerics.precision import Precision
+    from gradcheck_suite.verification.target.pure_function import Output, Subject
 
 __all__ = ["check_gradients", "check_with"]
 
 _TOOL = "gradcheck-suite verify"
 _REENTRANT = "use_reentrant=True"
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-Pair = tuple[int, int]
 
 # In this order, each with its name and whether the options ask for it at all.
 _LATER_STAGES: tuple[tuple[Stage, str, Callable[[CheckOptions], bool]], ...] = (
@@ -295,7 +299,7 @@ def _precision(
         return precision_of([torch.float32]), [_IN_FLOAT32.format(subject.title)]
     narrower = narrower_types(subject, types, options.seed)
     if narrower:
-        names = " and ".join(sorted(map(_short, narrower)))
+        names = " and ".join(sorted(map(short_name, narrower)))
         return precision_of([*types, *narrower]), [_IN_PART.format(subject.title, names)]
     return precision, []
 
@@ -425,7 +429,7 @@ def _sorted_outputs(
         else:
             others.append((output, reason))
     if all(_is_discrete(output.tensor) for output in produced):
-        kinds = ", ".join(sorted({_short(output.tensor.dtype) for output in produced}))
+        kinds = ", ".join(sorted({short_name(output.tensor.dtype) for output in produced}))
         raise UsageError(
             f"{subject.title} returns only {kinds} tensors, which have no gradient; return the "
             "floating-point tensors to check"
@@ -438,10 +442,10 @@ def _why_not_checked(output: Output, options: CheckOptions) -> str | None:
     if output.name in options.skip_outputs:
         return "was left out by skip_outputs"
     if _is_discrete(tensor):
-        return f"is {_short(tensor.dtype)}, which has no gradient"
+        return f"is {short_name(tensor.dtype)}, which has no gradient"
     if tensor.layout != torch.strided or tensor.dtype not in _CHECKED:
         strange = tensor.dtype if tensor.layout == torch.strided else tensor.layout
-        return f"is {_short(strange)}, which can't be checked"
+        return f"is {short_name(strange)}, which can't be checked"
     if tensor.numel() == 0:
         return "has no elements"
     try:
@@ -458,7 +462,7 @@ def _is_discrete(tensor: torch.Tensor) -> bool:
 def _verdicts(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Verdict]:
     attached = survey.gradients.attached
     for (output, variable), conclusion in conclusions.items():
-        evidence = wording.measurement_evidence(conclusion.shown)
+        evidence = messages.measurement_evidence(conclusion.shown)
         if conclusion.moved:
             evidence["measured_at"] = "a point close by, as a kink lies at the given one"
         if conclusion.in_double:
@@ -526,7 +530,7 @@ def _independences(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> It
             unneeded.setdefault(output, []).append(name)
     for output, names in unneeded.items():
         yield (
-            f"`{survey.point.outputs[output].name}` does not depend on {wording.listed(names)}: "
+            f"`{survey.point.outputs[output].name}` does not depend on {messages.listed(names)}: "
             "the gradient is zero, as it should be"
         )
 
@@ -540,10 +544,6 @@ def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:
 
 def _dtype_name(subject: Subject, options: CheckOptions) -> str:
     if options.cast is not None:
-        return _short(options.cast)
-    kinds = sorted({_short(variable.dtype) for variable in subject.variables})
+        return short_name(options.cast)
+    kinds = sorted({short_name(variable.dtype) for variable in subject.variables})
     return f"native ({', '.join(kinds)})"
-
-
-def _short(kind: object) -> str:
-    return str(kind).removeprefix("torch.")

@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.directions import generator_for, spread_signs
-from gradcheck_suite.verification.probes import SAFETY, Measurement, differentiate, measure
+from gradcheck_suite.verification.numerics.directional_derivative import (
+    SAFETY,
+    Measurement,
+    differentiate,
+    measure,
+)
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.options import Precision
-    from gradcheck_suite.verification.points import Point
-    from gradcheck_suite.verification.survey import Survey
+    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.numerics.evaluation_point import Point
+    from gradcheck_suite.verification.numerics.precision import Precision
 
 __all__ = ["Evidence", "Probe"]
 

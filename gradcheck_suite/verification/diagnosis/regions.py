@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.diagnosis.whole import Claim
+from gradcheck_suite.verification.diagnosis.whole_gradient import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_suite.verification.bisection import WrongEntry
     from gradcheck_suite.verification.diagnosis.evidence import Evidence
+    from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
 
 __all__ = ["claim_on_a_region", "claim_on_one_entry"]
 

@@ -1,0 +1,315 @@
+"""Measure gradients in bfloat16 and float16, natively, by pooling many coarse probes.
+
+Two or three digits leave no single probe a derivative worth the name. Over many random probes the
+changes of the output, against those that the gradient foretells, lie on a line whose slope is one
+if the gradient is right; roundings scatter about it and average out (``crossed`` tells how). Two
+widths of steps, extrapolated as in ``differences``, take out what curvature does to the slope.
+
+A slope tells an error that most of the gradient has. It does not tell one wrong entry of many: that
+takes float32 or float64, and the report says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.verification.first_order.factorial_probes import Pool, Slope, crossed_probes
+from gradcheck_suite.verification.first_order.float64_reference import Twin, twin_of
+from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.numerics.central_differences import Estimate
+from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome
+from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradcheck_suite.verification.progress import Deadline
+
+__all__ = ["PooledSurvey"]
+
+_STEP = 2.0**-4
+# How many directions, and as many cotangents, each round adds.
+_ROUNDS = (8, 16, 32, 64)
+_LAST_ROUNDS = (*_ROUNDS, 128)
+# How small an error has to be excluded for a pass, in units of the precision's target, with so many
+# rounds left: what the first ones show no finer may still show in the next.
+_WANTED = (4.0, 2.0, 1.0)
+_LEFT_AT_ZERO = 2
+_LEFT_AT_FAILURE = 1
+# How much of an error has to show at a point close by, where kinks lie elsewhere.
+_SHARE_BESIDE = 0.5
+_KINKS = (
+    "the gradient is off by more than rounding explains, and not at a point close by: kinks (relu, "
+    "abs, max, ...) lie within the smallest step; dtype='float64' sees more"
+)
+_IN_DOUBLE = (
+    "kinks and curvature were taken out of the differences by those of the same function in "
+    "float64, which has the same values up to rounding"
+)
+# How many standard errors a slope may lie off before it counts; 5 of them are reached by chance
+# once in a million.
+_PASSES = 3.0
+_FAILS = 5.0
+# Roundings within a backward do not all average out: constants in it are rounded once for all.
+_BIAS = 0.01
+# Variables that move together get as many more directions for each: a fit uses one degree of
+# freedom for each. What share may be left over if the rest is to move together again.
+_FOR_EACH = 2
+_FEWEST_TOGETHER = 2
+_STALLED = 0.75
+_STREAM = 100_000
+_STREAM_BESIDE = 50_000
+# After so many seconds what was not seen by then is inconclusive.
+_MOST_SECONDS = 60.0
+
+
+class PooledSurvey(Survey):
+    """A survey for tensors in half precision, over many probes.
+
+    All variables move together first, and those whose gradients this shows to be right are done
+    with; as long as enough of them are, the others move together without them. What is left, and
+    whatever looks wrong, is measured each variable by itself.
+    """
+
+    _twin: Twin | None = None
+
+    def run(self) -> dict[tuple[int, int], Conclusion]:
+        """Measure every pair and conclude on it."""
+        clock = self.deadline.or_after(_MOST_SECONDS)
+        self._twin = twin_of(self, self.point) if self.deterministic else None
+        if self._twin is not None:
+            self.covered.append(_IN_DOUBLE)
+        found = self._passed_together(clock)
+        for variable in self._variables():
+            if any((output, variable) not in found for output in range(len(self.point.outputs))):
+                found = self._run(variable, clock) | found
+        for pair, conclusion in found.items():
+            if conclusion.status == "fail":
+                self._outcomes[pair].append(Outcome("fail", conclusion.shown, False, 0))
+        return {pair: found[pair] for pair in self.pairs}
+
+    def _passed_together(self, clock: Deadline) -> dict[tuple[int, int], Conclusion]:
+        """Conclude on the gradients that are right, as far as variables moved together show it."""
+        found: dict[tuple[int, int], Conclusion] = {}
+        left = [variable for variable in self._variables() if self._has_gradient(variable)]
+        stream = _STREAM
+        while len(left) >= _FEWEST_TOGETHER and not clock.passed:
+            found.update(self._pool_together(left, stream, clock))
+            stream += _STREAM
+            outputs = range(len(self.point.outputs))
+            rest = [v for v in left if any((output, v) not in found for output in outputs)]
+            if len(rest) > _STALLED * len(left):
+                break
+            left = rest
+        return found
+
+    def _has_gradient(self, variable: int) -> bool:
+        parts = [row[variable] for row in self.gradients.rows]
+        return all(
+            part is not None and bool(part.any()) and bool(torch.isfinite(part).all())
+            for part in parts
+        )
+
+    def _pool_together(
+        self, variables: Sequence[int], stream: int, clock: Deadline
+    ) -> dict[tuple[int, int], Conclusion]:
+        pools = [Pool() for _ in self.point.outputs]
+        passed: dict[tuple[int, int], Conclusion] = {}
+        for size in _ROUNDS:
+            crossed_probes(
+                self,
+                self.point,
+                variables,
+                pools,
+                steps=(_STEP, 2.0 * _STEP),
+                directions=size + _FOR_EACH * len(variables),
+                cotangents=size,
+                stream=stream,
+                clock=clock,
+                twin=self._twin,
+            )
+            for output, pool in enumerate(pools):
+                for variable, slope in zip(variables, pool.slopes() or (), strict=False):
+                    conclusion = self._passed(output, variable, slope)
+                    if conclusion is not None:
+                        passed[output, variable] = conclusion
+            if len(passed) == len(pools) * len(variables) or clock.passed:
+                break
+        return passed
+
+    def _passed(self, output: int, variable: int, slope: Slope) -> Conclusion | None:
+        part = self.gradients.rows[output][variable]
+        tolerance = _PASSES * slope.error + _slack(slope)
+        if not abs(slope.off) <= tolerance <= self.precision.target:
+            return None
+        return Conclusion("pass", self._measurement(output, variable, part, slope.off, tolerance))
+
+    def _run(self, variable: int, clock: Deadline) -> dict[tuple[int, int], Conclusion]:
+        pools = [Pool() for _ in self.point.outputs]
+        done: dict[tuple[int, int], Conclusion] = {}
+        for number, size in enumerate(_LAST_ROUNDS, start=1):
+            crossed_probes(
+                self,
+                self.point,
+                [variable],
+                pools,
+                steps=(_STEP, 2.0 * _STEP),
+                directions=size,
+                cotangents=size,
+                stream=0,
+                clock=clock,
+                twin=self._twin,
+            )
+            left = 0 if clock.passed else len(_LAST_ROUNDS) - number
+            for output, pool in enumerate(pools):
+                if (output, variable) not in done:
+                    conclusion = self._conclude(output, variable, pool, left=left)
+                    if conclusion is not None:
+                        done[output, variable] = conclusion
+            if len(done) == len(pools):
+                break
+        return done
+
+    def _conclude(self, output: int, variable: int, pool: Pool, *, left: int) -> Conclusion | None:
+        """Conclude on one gradient, or on nothing as long as rounds are ``left`` to decide it."""
+        part = self.gradients.rows[output][variable]
+        if part is not None and not bool(torch.isfinite(part).all()):
+            shown = self._measurement(output, variable, part, 0.0, math.inf)
+            return Conclusion("inconclusive", shown, "the analytic gradient is not finite")
+        if part is None or not bool(part.any()):
+            return self._conclude_on_zero(output, variable, pool, part, left=left)
+        slopes = pool.slopes()
+        if slopes is not None:
+            return self._conclude_on_slope(output, variable, pool, part, slopes[0], left=left)
+        if left:
+            return None
+        shown = self._measurement(output, variable, part, 0.0, math.inf)
+        return Conclusion("inconclusive", shown, "too few probes could be evaluated")
+
+    def _conclude_on_slope(
+        self,
+        output: int,
+        variable: int,
+        pool: Pool,
+        part: torch.Tensor,
+        slope: Slope,
+        *,
+        left: int,
+    ) -> Conclusion | None:
+        off, slack = abs(slope.off), _slack(slope)
+        tolerance = _PASSES * slope.error + slack
+        shown = self._measurement(output, variable, part, slope.off, tolerance)
+        wanted = _WANTED[min(left, len(_WANTED) - 1)] * self.precision.target
+        if off <= tolerance and shown.relative_tolerance <= wanted:
+            return Conclusion("pass", shown)
+        if left > _LEFT_AT_FAILURE:
+            return None
+        if off > _FAILS * slope.error + _BIAS + slope.kinks:
+            if self._fails_beside(output, variable, slope):
+                return Conclusion("fail", shown)
+            return Conclusion("inconclusive", shown, _KINKS)
+        if left:
+            return None
+        return Conclusion(
+            "inconclusive",
+            shown,
+            f"over {pool.count} pooled probes an error below "
+            f"{100.0 * shown.relative_tolerance:.2g}% of the gradient could not be seen; "
+            "dtype='float64' sees more",
+        )
+
+    def _fails_beside(self, output: int, variable: int, slope: Slope) -> bool:
+        """Say whether a gradient is as wrong at a point close by."""
+        point = self.moved_point()
+        if point is None:
+            return True
+        pools = [Pool() for _ in self.point.outputs]
+        twin = None if self._twin is None else twin_of(self, point)
+        for size in _ROUNDS[-2:]:
+            crossed_probes(
+                self,
+                point,
+                [variable],
+                pools,
+                steps=(_STEP, 2.0 * _STEP),
+                directions=size,
+                cotangents=size,
+                stream=_STREAM_BESIDE,
+                clock=self.deadline,
+                twin=twin,
+            )
+        found = pools[output].slopes()
+        if found is None:
+            return True
+        beside = found[0]
+        as_much = beside.off * slope.off > _SHARE_BESIDE * slope.off**2
+        return as_much and abs(beside.off) > beside.kinks
+
+    def _conclude_on_zero(
+        self, output: int, variable: int, pool: Pool, part: torch.Tensor | None, *, left: int
+    ) -> Conclusion | None:
+        shown = self._measurement(output, variable, part, 0.0, 0.0)
+        if pool.still():
+            return Conclusion("pass", shown)
+        if left > _LEFT_AT_ZERO:
+            return None
+        sizes = pool.seen(0).abs() / (2.0 * _STEP)
+        if pool.repeats():
+            typical = float(sizes.median())
+            return Conclusion(
+                "fail", self._measurement(output, variable, part, typical, 0.25 * typical)
+            )
+        return Conclusion(
+            "inconclusive",
+            self._measurement(
+                output, variable, part, 0.0, float(sizes.max()) if len(sizes) else math.inf
+            ),
+            "the gradient is zero, and changes of the output are within its rounding; "
+            "dtype='float64' sees more",
+        )
+
+    def _measurement(
+        self,
+        output: int,
+        variable: int,
+        part: torch.Tensor | None,
+        deviation: float,
+        tolerance: float,
+    ) -> Measurement:
+        """Describe a pooled slope as the derivative along one direction of typical size."""
+        size = 0.0
+        if part is not None and bool(torch.isfinite(part).all()):
+            product = part.double() * self.direction(0, variable).double()
+            size = float(torch.linalg.vector_norm(product))
+        unit = size if size > 0.0 else 1.0
+        return Measurement(
+            output=output,
+            group=(variable,),
+            analytic=size,
+            contributions={variable: size},
+            estimate=Estimate(
+                value=deviation * unit,
+                truncation=0.0,
+                # Measurement.tolerance multiplies by its safety, which the slope's has already.
+                rounding=tolerance * unit / 4.0,
+                kink=0.0,
+                step=_STEP,
+            ),
+            magnitude=1.0,
+            eps=0.0,
+            unchanged=False,
+            missing=part is None,
+            non_finite=part is not None and not math.isfinite(float(part.double().sum())),
+            masked=self.point.finite[output] is not None,
+        )
+
+
+def _slack(slope: Slope) -> float:
+    """Return what does not average out.
+
+    Kinks close to the point and higher derivatives leave some of what the extrapolation changed.
+    """
+    return _BIAS + abs(slope.curvature) + slope.kinks

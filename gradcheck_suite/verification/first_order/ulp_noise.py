@@ -1,0 +1,167 @@
+"""How far rounding moves an analytic gradient, or a whole function: the last bits, nudged.
+
+Inputs that differ in their last bit are as good as the given ones. A backward that subtracts large
+numbers gives quite another gradient for them, which is no mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite.verification.numerics.directional_derivative import differentiate, measure
+from gradcheck_suite.verification.numerics.evaluation_point import Point, point_beside
+from gradcheck_suite.verification.numerics.monte_carlo_arithmetic import other_roundings
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.numerics.decision import Outcome
+
+__all__ = ["LastBits"]
+
+_STREAM = 3
+# The few roundings behind one number may add up to much the same by chance.
+_DRAWS = 3
+# A deviation that changes by more than this share of itself is no property of the function.
+_ANOTHER = 0.1
+# An output that the last bit of the inputs changes by less than this share is no noise.
+_NOISY = 2.0**-10
+
+
+class LastBits:
+    """What other last bits do to the function of a survey.
+
+    Attributes:
+        noise: for each (output, variable) pair by how much rounding was seen to move the analytic
+            gradient, as a share of it.
+    """
+
+    def __init__(self, survey: Survey, seed: int) -> None:
+        self.noise: dict[tuple[int, int], float] = defaultdict(float)
+        self._survey = survey
+        self._seed = seed
+        self._points: dict[int, Point | None] = {}
+
+    def nudge(self, variables: Collection[int]) -> None:
+        """Measure what inputs that differ in their last bit do to some analytic gradients."""
+        survey = self._survey
+        cotangents = survey.cotangents(survey.point, 0)
+        for draw in range(_DRAWS):
+            nudged = replace(survey.point, values=tuple(self._values(draw)))
+            try:
+                other = differentiate(survey.subject, nudged, cotangents)
+            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+                break
+            rows = zip(survey.gradients.rows, other.rows, strict=True)
+            for output, (row, second) in enumerate(rows):
+                for variable in variables:
+                    pair = (output, variable)
+                    self.noise[pair] = max(
+                        self.noise[pair],
+                        _spread(row[variable], second[variable]),
+                        survey.breaches.rounding.get(pair, 0.0),
+                    )
+
+    def round_otherwise(self, pairs: Collection[tuple[int, int]]) -> None:
+        """Measure what the roundings on the way do to some analytic gradients."""
+        survey = self._survey
+        cotangents = survey.cotangents(survey.point, 0)
+        seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
+        for draw in range(_DRAWS):
+            try:
+                with other_roundings(draw):
+                    other = differentiate(survey.subject, survey.point, cotangents)
+            except Exception:  # noqa: BLE001 - nothing has to run where numbers are changed
+                return
+            for (output, variable), spreads in seen.items():
+                rows = survey.gradients.rows[output][variable], other.rows[output][variable]
+                spreads.append(_spread(*rows))
+        for pair, spreads in seen.items():
+            # One draw may land beyond a threshold within the function.
+            usual = sorted(spreads)[len(spreads) // 2]
+            self.noise[pair] = max(self.noise[pair], usual)
+
+    def decide(self, pair: tuple[int, int], failed: Outcome) -> bool:
+        """Say whether inputs that differ in their last bit give quite another deviation.
+
+        An output that is zero but for rounding, such as a layer norm over one element, has
+        whatever derivative its last bits have.
+
+        Args:
+            pair: the output and the variable.
+            failed: a measurement of that variable alone, at the given point.
+        """
+        survey, known = self._survey, failed.measurement
+        output, variable = pair
+        cotangents = survey.cotangents(survey.point, failed.probe)
+        for draw in range(_DRAWS):
+            point = self._point(draw)
+            if point is None:
+                return False
+            here, there = (one.outputs[output].tensor.double() for one in (survey.point, point))
+            if _spread(here, there) < _NOISY:
+                return False
+            try:
+                gradients = differentiate(survey.subject, point, cotangents)
+            except Exception:  # noqa: BLE001 - the user's function may fail off the given point
+                return False
+            again = measure(
+                survey.subject,
+                point,
+                cotangents,
+                gradients,
+                {variable: survey.direction(failed.probe, variable)},
+                precision=survey.precision,
+                thorough=True,
+            )[output]
+            seen = max(_ANOTHER * abs(known.deviation), known.tolerance + again.tolerance)
+            if abs(again.deviation - known.deviation) > seen:
+                return True
+        return False
+
+    def _point(self, draw: int) -> Point | None:
+        if draw not in self._points:
+            point = self._survey.point
+            offsets = [
+                torch.where(torch.isfinite(value), near - value, 0.0)
+                for value, near in zip(point.values, self._values(draw), strict=True)
+            ]
+            self._points[draw] = point_beside(self._survey.subject, point, offsets)
+        return self._points[draw]
+
+    def _values(self, draw: int) -> list[torch.Tensor]:
+        return [
+            _nudged(
+                value,
+                generator_for(self._seed, _STREAM + draw, index),
+                self._survey.precision.eps,
+            )
+            for index, value in enumerate(self._survey.point.values)
+        ]
+
+
+def _nudged(value: torch.Tensor, generator: torch.Generator, eps: float) -> torch.Tensor:
+    """Move every value to one of its neighbours; zeros stay, as they may be special.
+
+    Where the function computes more coarsely than its inputs are, it is a neighbour by ``eps``.
+    """
+    if value.dtype is torch.float64 and eps == torch.finfo(torch.float32).eps:
+        return value + eps * spread_signs(value, generator).sign() * value.abs()
+    towards = torch.inf * spread_signs(value, generator)
+    return torch.where(value == 0, value, torch.nextafter(value, towards))
+
+
+def _spread(one: torch.Tensor | None, two: torch.Tensor | None) -> float:
+    """Return the 2-norm of the difference relative to that of the first; 0 where unknown."""
+    if one is None or two is None:
+        return 0.0
+    size = float(torch.linalg.vector_norm(one.double()))
+    difference = float(torch.linalg.vector_norm(one.double() - two.double()))
+    return difference / size if size > 0.0 and math.isfinite(difference) else 0.0

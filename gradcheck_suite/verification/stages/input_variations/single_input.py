@@ -1,0 +1,167 @@
+"""Each input alone requiring grad, as when the others are frozen or data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.findings import Finding
+from gradcheck_suite.verification.numerics.gradient_comparison import difference, noise_floors
+from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
+from gradcheck_suite.verification.stages.input_variations.memory_layouts import rows_of
+from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path
+from gradcheck_suite.verification.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.target.pure_function import Arrangement
+
+__all__ = ["AloneResult", "try_alone"]
+
+# Up to here each by itself; from here on halves, such that every two are apart in one of them.
+_FEW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AloneResult:
+    """Whether every variable was tried without each other one; findings; what was refused."""
+
+    covered: bool
+    findings: tuple[Finding, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+
+def try_alone(known: Known) -> AloneResult:
+    """Compare the gradients of some variables, where only they require grad, with those of all.
+
+    The gradient of each was verified where all require grad, so one that differs, is None or
+    raises is wrong.
+    """
+    findings: list[Finding] = []
+    lines: list[str] = []
+    seen: set[tuple[str, object]] = set()
+    for members in _subsets(known):
+        outcome = _tried(known, members)
+        if isinstance(outcome, str):
+            lines.append(outcome)
+        elif outcome is not None:
+            key = (outcome.code, outcome.location or outcome.message)
+            if key not in seen:
+                findings.append(outcome)
+            seen.add(key)
+    return AloneResult(not lines and not findings, tuple(findings), tuple(lines[:3]))
+
+
+def _subsets(known: Known) -> Iterator[frozenset[int]]:
+    count = len(known.subject.variables)
+    if count <= 1:
+        return
+    everything = range(count)
+    if count <= _FEW:
+        yield from (frozenset({index}) for index in everything)
+        return
+    for bit in range((count - 1).bit_length()):
+        chosen = frozenset(index for index in everything if index >> bit & 1)
+        yield chosen
+        yield frozenset(everything) - chosen
+
+
+def _tried(known: Known, members: frozenset[int]) -> Finding | str | None:
+    point = known.survey.point
+    cotangents = known.survey.cotangents(point, 0)
+    subject = known.subject.elsewhere(arrangement=_only(members))
+    words = _words(known, members)
+    try:
+        recording = RecordedCall.of(subject, point)
+    except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
+        return f"{words}: raises {one_line(error)}"
+    try:
+        rows = rows_of(recording, cotangents)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _raises(error, recording, words)
+    allowed = known.survey.precision.linearity
+    floors = noise_floors(point, cotangents, known.survey.precision)
+    for (output, variable), conclusion in known.conclusions.items():
+        if variable not in members or conclusion.status == "fail":
+            continue
+        expected = known.survey.gradients.rows[output][variable]
+        found = rows[output][variable]
+        noise = known.survey.breaches.unequal.get((output, variable), 0.0)
+        scale = floors[output][variable]
+        if difference(expected, found, scale=scale) > allowed + 4.0 * noise:
+            assert expected is not None or found is not None
+            return _wrong(known, recording, (output, variable), (expected, found), words)
+    return None
+
+
+def _only(members: frozenset[int]) -> Arrangement:
+    def arrange(
+        values: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        chosen = [v if index in members else v.detach() for index, v in enumerate(values)]
+        return chosen, constants
+
+    return arrange
+
+
+def _words(known: Known, members: frozenset[int]) -> str:
+    names = [f"`{known.subject.variables[index].name}`" for index in sorted(members)]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
+    return f"only {shown} require{'s' if len(names) == 1 else ''} grad"
+
+
+def _raises(error: BaseException, recording: RecordedCall, words: str) -> Finding:
+    path = graph_path(recording.tensors[recording.attached[0]], None)
+    function = path.functions[0] if len(path.functions) == 1 else None
+    return Finding.of(
+        catalogue.NONE_GRADIENT,
+        f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
+        + (f"; raised by {function.__qualname__}.backward" if function else ""),
+        detector="verify",
+        location=backward_location(function) if function else None,
+        hint=_HINT,
+        evidence={"variation": "alone", "functions": [f.__qualname__ for f in path.functions]},
+    )
+
+
+def _wrong(
+    known: Known,
+    recording: RecordedCall,
+    pair: tuple[int, int],
+    gradients: tuple[torch.Tensor | None, torch.Tensor | None],
+    words: str,
+) -> Finding:
+    output, variable = pair
+    expected, found = gradients
+    path = graph_path(recording.tensors[output], recording.leaves[variable])
+    function = path.functions[0] if len(path.functions) == 1 else None
+    nothing = found is None or not bool((found != 0).any())
+    what = "is None" if found is None else "is zero" if nothing else "is another one"
+    names = (known.survey.point.outputs[output].name, known.subject.variables[variable].name)
+    return Finding.of(
+        catalogue.NONE_GRADIENT if nothing else catalogue.WRONG_GRADIENT,
+        f"gradient of `{names[0]}` with respect to `{names[1]}` {what} where {words}; where all "
+        "inputs do it is right"
+        + (f"; made by {function.__qualname__}.backward" if function else ""),
+        detector="verify",
+        location=backward_location(function) if function else None,
+        hint=_HINT,
+        evidence={
+            "variation": "alone",
+            "output": names[0],
+            "input": names[1],
+            "relative_difference": min(difference(expected, found), 1e300),
+            "functions": [f.__qualname__ for f in path.functions],
+        },
+    )
+
+
+_HINT = (
+    "ctx.needs_input_grad has one entry for each argument of forward after ctx; each gradient must "
+    "be made under its own, whatever the others are"
+)

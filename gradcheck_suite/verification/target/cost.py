@@ -1,0 +1,73 @@
+"""How much a call does: how many of torch's operators it runs, and how many elements they make.
+
+A function that iterates until something is small enough gives itself away by how many operators it
+runs: for other values it ends sooner or later. It is only nearly what it means. The implicit
+gradient of a fixed point, an ODE or a root is that of the limit; an iteration that ends early
+stands a little before the limit, where the derivative is a little another one: no mistake in
+backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite._torch_compat import noting_operators
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.target.pure_function import Subject
+
+__all__ = ["Work", "ends_early", "work_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one call took.
+
+    Attributes:
+        operators: how many of torch's operators ran, those within custom Functions too.
+        elements: how many elements they made, all together.
+    """
+
+    operators: int
+    elements: int
+
+
+def work_of(subject: Subject) -> Work | None:
+    """Call a function at its point, without gradients, and count; None where it raises."""
+    operators = elements = 0
+
+    def note(_operator: object, _given: Sequence[object], result: object) -> None:
+        nonlocal operators, elements
+        operators += 1
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(part, torch.Tensor):
+                elements += part.numel()
+
+    try:
+        with torch.no_grad(), noting_operators(note):
+            subject([variable.value for variable in subject.variables])
+    except Exception:  # noqa: BLE001 - the user's function, perhaps off the point
+        return None
+    return Work(operators, elements)
+
+
+_SCALES = (2.0**-10, 2.0**-3, 0.5, 1.5)
+_FEWEST_COUNTS = 3
+"""A branch makes for two numbers of operations, an iteration for one at nearly each point."""
+
+
+def ends_early(survey: Survey) -> bool:
+    """Say whether the number of operations of the function changes with the size of its values."""
+    counts = set()
+    for scale in (1.0, *_SCALES):
+        values = [value * scale for value in survey.point.values]
+        work = work_of(survey.subject.elsewhere(values=values))
+        if work is not None:
+            counts.add(work.operators)
+    return len(counts) >= _FEWEST_COUNTS
