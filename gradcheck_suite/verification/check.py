@@ -13,7 +13,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Finding, Report, Severity, Verdict, VerdictStatus
 from gradcheck_suite.verification.diagnosis import messages
 from gradcheck_suite.verification.diagnosis.findings import find_mistakes
-from gradcheck_suite.verification.first_order.half_precision import PooledSurvey
+from gradcheck_suite.verification.first_order.half_precision import HalfPrecisionMeasurement
 from gradcheck_suite.verification.first_order.measure import Survey
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
 from gradcheck_suite.verification.numerics.compute_precision import (
@@ -22,7 +22,7 @@ from gradcheck_suite.verification.numerics.compute_precision import (
 )
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, chosen_variations
-from gradcheck_suite.verification.progress import Deadline, tell
+from gradcheck_suite.verification.progress import Deadline, report_progress
 from gradcheck_suite.verification.stage import Known, Stage
 from gradcheck_suite.verification.stages.batched import check_batched
 from gradcheck_suite.verification.stages.compiled import check_compiled
@@ -32,7 +32,7 @@ from gradcheck_suite.verification.stages.forward_mode import check_forward_mode
 from gradcheck_suite.verification.stages.full_jacobian.stage import compare_full_jacobians
 from gradcheck_suite.verification.stages.input_variations.stage import vary_inputs
 from gradcheck_suite.verification.stages.second_order import check_second_order
-from gradcheck_suite.verification.target.build import build_subject
+from gradcheck_suite.verification.target.build import build_function
 from gradcheck_suite.verification.target.random_state import preserved_randomness
 from gradcheck_suite.verification.text import short_name
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.numerics.decision import Conclusion, Pair
     from gradcheck_suite.verification.numerics.precision import Precision
-    from gradcheck_suite.verification.target.pure_function import Output, Subject
+    from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
 __all__ = ["check_gradients", "check_with"]
 
@@ -191,14 +191,14 @@ def check_with(
     chosen_variations(options.variations)
     deadline = Deadline.after(options.time_limit)
     with torch.inference_mode(mode=False), preserved_randomness():
-        subject = build_subject(fn_or_module, inputs, kwargs, options)
+        subject = build_function(fn_or_module, inputs, kwargs, options)
         try:
             return _check(subject, options, deadline)
         finally:
             subject.restore()
 
 
-def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Report:
+def _check(subject: PureFunction, options: CheckOptions, deadline: Deadline) -> Report:
     outputs, not_covered = _sorted_outputs(subject, subject.first_call(), options)
     verdicts = [
         Verdict(output.name, variable.name, "not covered", reason)
@@ -230,7 +230,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
         covered += words
         probes = options.probes or precision.probes
         try:
-            kind = PooledSurvey if precision.is_half else Survey
+            kind = HalfPrecisionMeasurement if precision.is_half else Survey
             survey = kind(
                 subject,
                 outputs,
@@ -250,12 +250,12 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
                 raise
             verdicts = [*_unmeasured(subject, outputs), *verdicts]
             return so_far(None)
-        tell(
+        report_progress(
             "first order",
             lambda: _interrupted_survey(subject, survey, options, verdicts, lines),
         )
         conclusions = survey.run()
-        tell("what is wrong", lambda: so_far("what is wrong with those that fail"))
+        report_progress("what is wrong", lambda: so_far("what is wrong with those that fail"))
         verdicts = [*_verdicts(survey, conclusions), *verdicts]
         findings = list(find_mistakes(survey, conclusions))
         verdicts += _empty_verdicts(survey)
@@ -274,7 +274,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
             if deadline.passed:
                 lines.append(f"{doing}: the time limit of {options.time_limit:g} s was reached")
                 continue
-            tell(doing, functools.partial(so_far, doing))
+            report_progress(doing, functools.partial(so_far, doing))
             result = stage(known)
             findings += result.findings
             verdicts = _renewed(verdicts, result.verdicts)
@@ -285,7 +285,7 @@ def _check(subject: Subject, options: CheckOptions, deadline: Deadline) -> Repor
 
 
 def _precision(
-    subject: Subject, outputs: Sequence[Output], options: CheckOptions
+    subject: PureFunction, outputs: Sequence[Output], options: CheckOptions
 ) -> tuple[Precision, list[str]]:
     """Return what differences can tell of a function, and what there is to say of that."""
     types = [
@@ -314,7 +314,7 @@ def _not_in_half_precision(options: CheckOptions) -> Iterator[str]:
         )
 
 
-def _unmeasured(subject: Subject, outputs: Sequence[Output]) -> list[Verdict]:
+def _unmeasured(subject: PureFunction, outputs: Sequence[Output]) -> list[Verdict]:
     """Conclude where something kept every gradient from being computed."""
     return [
         Verdict(output.name, variable.name, "fail", "backward could not be run: see the findings")
@@ -330,7 +330,7 @@ def _renewed(known: list[Verdict], new: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _report(
-    subject: Subject,
+    subject: PureFunction,
     options: CheckOptions,
     *,
     probes: int,
@@ -361,7 +361,7 @@ def _report(
 def _pointing_inside(
     findings: Sequence[Finding],
     verdicts: Sequence[Verdict],
-    subject: Subject,
+    subject: PureFunction,
     options: CheckOptions,
 ) -> Iterator[Finding]:
     """Yield the findings; the first error names ``localize`` if much of a module is wrong."""
@@ -377,7 +377,7 @@ def _pointing_inside(
 
 
 def _interrupted_survey(
-    subject: Subject,
+    subject: PureFunction,
     survey: Survey,
     options: CheckOptions,
     verdicts: Sequence[Verdict],
@@ -410,7 +410,7 @@ def _interrupted(left_out: str) -> str:
 
 
 def _sorted_outputs(
-    subject: Subject, produced: list[Output], options: CheckOptions
+    subject: PureFunction, produced: list[Output], options: CheckOptions
 ) -> tuple[list[Output], list[tuple[Output, str]]]:
     """Split the outputs into those to check and those not, with why."""
     names = {output.name for output in produced}
@@ -542,7 +542,7 @@ def _empty_verdicts(survey: Survey) -> Iterator[Verdict]:
                 yield Verdict(output.name, variable.name, "not covered", "has no elements")
 
 
-def _dtype_name(subject: Subject, options: CheckOptions) -> str:
+def _dtype_name(subject: PureFunction, options: CheckOptions) -> str:
     if options.cast is not None:
         return short_name(options.cast)
     kinds = sorted({short_name(variable.dtype) for variable in subject.variables})

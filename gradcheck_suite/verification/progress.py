@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.findings import Report
 
-__all__ = ["Deadline", "Watcher", "tell", "watched_by"]
+__all__ = ["Deadline", "Watcher", "report_progress", "watched_by"]
 
 
 class Watcher:
@@ -33,7 +33,7 @@ class Watcher:
         self._on_change = on_change
         self._report: Callable[[], Report] | None = None
 
-    def hear(self, doing: str, report: Callable[[], Report] | None) -> None:
+    def on_progress(self, doing: str, report: Callable[[], Report] | None) -> None:
         """Take note of what begins now, and of how to report on what was done before."""
         self.doing = doing
         if report is not None:
@@ -59,11 +59,11 @@ def watched_by(watcher: Watcher | None) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def tell(doing: str, report: Callable[[], Report] | None = None) -> None:
+def report_progress(doing: str, report: Callable[[], Report] | None = None) -> None:
     """Tell the watcher, if there is one, what begins now."""
     watcher = _watcher.get()
     if watcher is not None:
-        watcher.hear(doing, report)
+        watcher.on_progress(doing, report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gradcheck_suite.verification.first_order.measure import Survey
 from gradcheck_suite.verification.numerics.decision import Conclusion
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.progress import Deadline
-from gradcheck_suite.verification.target.pure_function import Subject
+from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["Known", "Stage", "StageResult"]
 
@@ -34,7 +34,7 @@ class Known:
         findings: what earlier stages found.
     """
 
-    subject: Subject
+    subject: PureFunction
     survey: Survey
     conclusions: Mapping[tuple[int, int], Conclusion]
     options: CheckOptions

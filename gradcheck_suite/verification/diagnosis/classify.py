@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gradcheck_suite.verification.diagnosis.conditions import (
-    circumstances_of,
     claim_on_staleness,
+    conditions_of,
 )
 from gradcheck_suite.verification.diagnosis.evidence import Evidence
 from gradcheck_suite.verification.diagnosis.regions import claim_on_a_region, claim_on_one_entry
@@ -59,7 +59,7 @@ class Diagnosis:
     ratio: float | None = None
     ratio_name: str = ""
     most: int | None = None
-    circumstances: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
 
 
@@ -96,13 +96,13 @@ def diagnose(
         if evidence is None or found is None:
             evidence = Evidence(survey, output, variable, step)
             found = _kind_of_mistake(evidence, first, entry)
-        circumstances = circumstances_of(evidence, conclusions)
+        conditions = conditions_of(evidence, conclusions)
     except Exception:  # noqa: BLE001 - the user's backward may refuse any other cotangent
         return first
     return replace(
         found,
-        circumstances=tuple(claim.words for claim in circumstances),
-        only=tuple(claim.kind for claim in circumstances),
+        conditions=tuple(claim.words for claim in conditions),
+        only=tuple(claim.kind for claim in conditions),
     )
 
 

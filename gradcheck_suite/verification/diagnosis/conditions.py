@@ -9,8 +9,8 @@ import torch
 
 from gradcheck_suite.verification.diagnosis.whole_gradient import Claim
 from gradcheck_suite.verification.numerics.directional_derivative import differentiate
-from gradcheck_suite.verification.numerics.evaluation_point import point_beside
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.evaluation_point import shifted_point
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 from gradcheck_suite.verification.text import short_name
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.diagnosis.evidence import Evidence
     from gradcheck_suite.verification.numerics.decision import Conclusion
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
-__all__ = ["circumstances_of", "claim_on_staleness"]
+__all__ = ["claim_on_staleness", "conditions_of"]
 
 _STREAM = 9101
 
 
-def circumstances_of(
+def conditions_of(
     evidence: Evidence, conclusions: Mapping[tuple[int, int], Conclusion]
 ) -> tuple[Claim, ...]:
     """Return what else is known of when the gradient is wrong and when right."""
@@ -40,10 +40,10 @@ def claim_on_staleness(evidence: Evidence) -> Claim | None:
     if not evidence.sharp:
         return None
     offsets = [
-        0.25 * value.abs() * spread_signs(value, generator_for(_STREAM, index))
+        0.25 * value.abs() * random_signs(value, generator_for(_STREAM, index))
         for index, value in enumerate(survey.point.values)
     ]
-    moved = point_beside(survey.subject, survey.point, offsets)
+    moved = shifted_point(survey.subject, survey.point, offsets)
     probe = evidence.probes[0]
     if moved is None or not bool((probe.gradient != 0.0).any()):
         return None
@@ -90,7 +90,9 @@ def _only_this_layout(evidence: Evidence) -> Claim | None:
     return None
 
 
-def _is_right_there(evidence: Evidence, subject: Subject, values: Sequence[torch.Tensor]) -> bool:
+def _is_right_there(
+    evidence: Evidence, subject: PureFunction, values: Sequence[torch.Tensor]
+) -> bool:
     """Say whether the analytic gradient of a twin of the function agrees with every probe."""
     outputs = evidence.survey.point.outputs
     place = replace(evidence.survey.point, values=tuple(values))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.catalogue import Entry
     from gradcheck_suite.findings import JSON
 
-__all__ = ["Breach", "BreachKind", "told"]
+__all__ = ["Breach", "BreachKind", "finding_of_breach"]
 
 BreachKind: TypeAlias = Literal["nonlinear", "layout", "undefined", "written", "aliased", "spoilt"]
 
@@ -67,7 +67,9 @@ _HINTS: dict[BreachKind, str] = {
 }
 
 
-def told(breach: Breach, *, subject: str, output: str, functions: tuple[type, ...]) -> Finding:
+def finding_of_breach(
+    breach: Breach, *, subject: str, output: str, functions: tuple[type, ...]
+) -> Finding:
     """Turn a breach into a finding.
 
     Args:

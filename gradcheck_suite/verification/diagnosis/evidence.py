@@ -21,7 +21,7 @@ from gradcheck_suite.verification.numerics.directional_derivative import (
     differentiate,
     measure,
 )
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.measure import Survey
@@ -234,7 +234,7 @@ class Evidence:
     def _probe(self, number: int) -> Probe | None:
         survey = self.survey
         tensor = survey.point.outputs[self.output].tensor
-        cotangent = spread_signs(tensor, generator_for(_STREAM, number, self.output))
+        cotangent = random_signs(tensor, generator_for(_STREAM, number, self.output))
         finite = survey.point.finite[self.output]
         if finite is not None:
             cotangent = cotangent.where(finite, 0.0)

@@ -9,7 +9,7 @@ import torch
 
 from gradcheck_suite.verification.diagnosis import messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
-from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, told
+from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, finding_of_breach
 from gradcheck_suite.verification.diagnosis.function_isolation import is_examined, wrong_functions
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
@@ -86,7 +86,7 @@ class _Mistakes:
             path = self._call.whole_graph(output)
             yield messages.grad_output_modified(output=self._output(output), path=path)
         for output, difference in list(breaches.undefined.items())[:1]:
-            yield told(
+            yield finding_of_breach(
                 Breach("undefined", "left out", output, difference),
                 subject=f"backward of `{self._output(output)}`",
                 output="another output",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.target.call_recorder import Call
-    from gradcheck_suite.verification.target.call_replay import Repeatable
+    from gradcheck_suite.verification.target.call_replay import ReplayableCall
 
 __all__ = ["is_examined", "wrong_functions"]
 
@@ -50,20 +50,20 @@ def wrong_functions(
         return None
     # At run time: localization is made of whole checks, of which this is a part.
     from gradcheck_suite.verification.target.call_recorder import (  # noqa: PLC0415 - as above
-        Recorder,
+        CallRecorder,
     )
     from gradcheck_suite.verification.target.call_replay import (  # noqa: PLC0415 - as above
-        repeatable,
+        replayable,
     )
 
-    calls: list[Repeatable] = []
+    calls: list[ReplayableCall] = []
     seen: set[type] = set()
     strange: list[Call] = []
 
     def visit(call: Call) -> None:
         if call.target not in among or not torch.is_grad_enabled():
             return
-        again = repeatable(call, RandomState.capture())
+        again = replayable(call, RandomState.capture())
         if not _same_layout(call, again):
             strange.append(call)
         elif again.values and len(calls) < _MOST_CALLS:
@@ -71,7 +71,7 @@ def wrong_functions(
             seen.add(call.target)
 
     try:
-        with torch.enable_grad(), Recorder(None, frozenset({"function"}), visit).recording():
+        with torch.enable_grad(), CallRecorder(None, frozenset({"function"}), visit).recording():
             survey.subject(survey.subject.leaves(survey.point.values))
         if seen != set(among) or strange:
             return None
@@ -99,7 +99,7 @@ def _examining(functions: Collection[type]) -> Iterator[None]:
         _examined.reset(token)
 
 
-def _verdict(call: Repeatable, order: Literal[1, 2]) -> _Told:
+def _verdict(call: ReplayableCall, order: Literal[1, 2]) -> _Told:
     # At run time: see above.
     from gradcheck_suite.verification.check import check_gradients  # noqa: PLC0415 - as above
 
@@ -122,7 +122,7 @@ def _verdict(call: Repeatable, order: Literal[1, 2]) -> _Told:
     return "right" if passed and not report.findings else "unknown"
 
 
-def _same_layout(call: Call, again: Repeatable) -> bool:
+def _same_layout(call: Call, again: ReplayableCall) -> bool:
     """Say whether the copies lie in memory as the tensors do, gaps and overlaps included."""
     given = leaves_with_paths((call.args, dict(call.kwargs)), "")
     copied = leaves_with_paths((again.args, again.kwargs), "")

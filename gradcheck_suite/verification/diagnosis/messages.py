@@ -108,7 +108,7 @@ def wrong_gradient(
         message = f"{subject} {wrong} {numbers}"
         chosen = catalogue.NONE_GRADIENT if blamed else catalogue.WRONG_GRADIENT
     message += _where_broken(variable, broken, is_complex=is_complex[1])
-    told = (*diagnosis.circumstances, *((_ITERATES,) if ends_early else ()))
+    told = (*diagnosis.conditions, *((_ITERATES,) if ends_early else ()))
     message += "".join(f"; {words}" for words in told)
     shape = shape[:-1] if is_complex[1] else shape
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))

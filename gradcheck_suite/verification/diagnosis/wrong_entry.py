@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.numerics.evaluation_point import Point, evaluate, match_outputs
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 from gradcheck_suite.verification.target.dense_views import dense
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.numerics.precision import Precision
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["WrongEntry", "find_wrong_entry"]
 
@@ -94,13 +94,13 @@ def find_wrong_entry(
     place = survey.point if point is None else point
     try:
         direction, eps = survey.direction(0, variable), survey.precision.eps
-        search = _Search(survey.subject, place, direction, output, variable, eps=eps)
-        return _Hunt(search, survey.precision, step).run()
-    except _OffTheMapError:
+        search = _Deviations(survey.subject, place, direction, output, variable, eps=eps)
+        return _EntrySearch(search, survey.precision, step).run()
+    except _NotEvaluableError:
         return None
 
 
-class _OffTheMapError(Exception):
+class _NotEvaluableError(Exception):
     """The function can't be evaluated at a point around the given one."""
 
 
@@ -116,7 +116,7 @@ class _Deviation:
         return math.isfinite(self.value) and abs(self.value) > _CLEARLY * self.rounding
 
 
-class _Search:
+class _Deviations:
     """Measure the deviation with only some entries moving.
 
     Tensors are seen as flat lists of real numbers: a complex entry is two of them.
@@ -124,7 +124,7 @@ class _Search:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: PureFunction,
         point: Point,
         direction: torch.Tensor,
         output: int,
@@ -141,7 +141,7 @@ class _Search:
         self.entries = self.direction.numel()
         self._output = output
         self._variable = variable
-        cotangent = spread_signs(self.tensor, generator_for(_COTANGENT, output, variable))
+        cotangent = random_signs(self.tensor, generator_for(_COTANGENT, output, variable))
         finite = point.finite[output]
         self.cotangent = cotangent if finite is None else cotangent.where(finite, 0.0)
         self.gradient = self.vjp(self.cotangent)
@@ -181,7 +181,7 @@ class _Search:
         above, below = self._evaluate(ahead), self._evaluate(behind)
         difference = (above - below).where(self._weights != 0.0, 0.0)
         if not bool(torch.isfinite(difference).all()):
-            raise _OffTheMapError
+            raise _NotEvaluableError
         return difference, _flat(ahead) - _flat(behind)
 
     def deviation(self, chosen: torch.Tensor, step: float) -> _Deviation:
@@ -203,7 +203,7 @@ class _Search:
             difference, displacement = self.change(chosen, size)
             width = float(displacement[entry])
             if width == 0.0:
-                raise _OffTheMapError
+                raise _NotEvaluableError
             slopes.append(difference / width)
         value = slopes[1] + (slopes[1] - slopes[0]) / 3.0
         width = abs(float(self.direction[entry])) * step
@@ -217,14 +217,14 @@ class _Search:
             tensor = match_outputs(self.subject, self.point.outputs, produced)[self._output]
         except Exception as error:
             # Whatever the user's function raises off the given point.
-            raise _OffTheMapError from error
+            raise _NotEvaluableError from error
         return _flat(tensor)
 
 
-class _Hunt:
+class _EntrySearch:
     """Find a wrong entry, count the wrong ones, and describe the worst."""
 
-    def __init__(self, search: _Search, precision: Precision, step: float) -> None:
+    def __init__(self, search: _Deviations, precision: Precision, step: float) -> None:
         self._search = search
         self._rtol = precision.rtol
         self._is_half = precision.is_half

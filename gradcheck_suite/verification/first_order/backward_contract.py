@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.numerics.directional_derivative import Gradients
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.numerics.precision import Precision
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["ContractBreaches", "check_contracts"]
 
@@ -69,7 +69,7 @@ class ContractBreaches:
 
 
 def check_contracts(
-    subject: Subject,
+    subject: PureFunction,
     point: Point,
     cotangents: Sequence[torch.Tensor],
     gradients: Gradients,
@@ -123,7 +123,7 @@ def _differences(first: Gradients, second: Gradients, *, factor: float) -> dict[
 
 
 def undefined_outputs(
-    subject: Subject,
+    subject: PureFunction,
     point: Point,
     cotangents: Sequence[torch.Tensor],
     gradients: Gradients,

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.numerics.directional_derivative import differentiate
-from gradcheck_suite.verification.numerics.evaluation_point import outputs_beside
+from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
 from gradcheck_suite.verification.numerics.regression import BIAS_OF_KINKS, Fit
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.first_order.float64_reference import Twin
+    from gradcheck_suite.verification.first_order.float64_reference import Float64Reference
     from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.progress import Deadline
@@ -159,7 +159,7 @@ def crossed_probes(
     cotangents: int,
     stream: int,
     clock: Deadline,
-    twin: Twin | None = None,
+    reference: Float64Reference | None = None,
 ) -> None:
     """Add a round of probes to the pool of each output.
 
@@ -202,7 +202,7 @@ def crossed_probes(
     parts: list[list[torch.Tensor]] = [[] for _ in pools]
     bends: list[list[torch.Tensor]] = [[] for _ in pools]
     for number in range(directions):
-        look = _look(survey, point, variables, first + number, steps=steps, twin=twin)
+        look = _look(survey, point, variables, first + number, steps=steps, reference=reference)
         if look is None:
             break
         for output, (pool_seen, pool_parts) in enumerate(zip(seen, parts, strict=True)):
@@ -257,7 +257,7 @@ def _look(
     probe: int,
     *,
     steps: Sequence[float],
-    twin: Twin | None,
+    reference: Float64Reference | None,
 ) -> list[_Look] | None:
     """Return what is seen at each step; None where the function can't be evaluated."""
     subject = survey.subject
@@ -275,9 +275,9 @@ def _look(
             moved = moved if fixed is None else moved.where(~fixed, 0.0)
             # Differences of numbers in half precision lose nothing.
             made[variable] = moved.float()
-        produced = outputs_beside(subject, point, ends)
-        known = None if twin is None else twin.change_along(made, ends)
-        if produced is None or (twin is not None and known is None):
+        produced = outputs_at(subject, point, ends)
+        known = None if reference is None else reference.change_along(made, ends)
+        if produced is None or (reference is not None and known is None):
             return None
         high, low = produced
         differences, bends = [], []

@@ -37,10 +37,10 @@ from gradcheck_suite.verification.numerics.evaluation_point import (
     Point,
     evaluate,
     match_outputs,
-    outputs_beside,
+    outputs_at,
 )
 from gradcheck_suite.verification.numerics.precision import precision_of
-from gradcheck_suite.verification.target.pure_function import Subject
+from gradcheck_suite.verification.target.pure_function import PureFunction
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,7 +49,13 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.target.pure_function import Output
 
 
-__all__ = ["Change", "Twin", "coarse_pairs", "finer_conclusions", "twin_of"]
+__all__ = [
+    "Change",
+    "Float64Reference",
+    "coarse_pairs",
+    "conclusions_by_reference",
+    "float64_reference_of",
+]
 
 # Values that differ by more than this share are another function's: constants with few digits,
 # other random draws, a branch on the type.
@@ -81,7 +87,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Float64Reference:
     """The function in float64.
 
     Attributes:
@@ -91,9 +97,9 @@ class Twin:
         given: the point as it was given.
     """
 
-    subject: Subject
+    subject: PureFunction
     point: Point
-    original: Subject
+    original: PureFunction
     given: Point
 
     def change_along(
@@ -116,7 +122,7 @@ class Twin:
             for sign in (1.0, -1.0)
         ]
         far = [[value.double() for value in end] for end in ends]
-        produced = outputs_beside(self.subject, self.point, [*far, *near])
+        produced = outputs_at(self.subject, self.point, [*far, *near])
         if produced is None:
             return None
         above, below, ahead, behind = produced
@@ -148,9 +154,9 @@ class Twin:
         steepest = [math.inf] * len(self.point.outputs)
         for step in _WIDE:
             ends = [self._moved(direction, step), self._moved(direction, -step)]
-            ours = outputs_beside(self.original, self.given, ends)
+            ours = outputs_at(self.original, self.given, ends)
             doubled = [[value.double() for value in end] for end in ends]
-            theirs = outputs_beside(self.subject, self.point, doubled)
+            theirs = outputs_at(self.subject, self.point, doubled)
             if ours is None or theirs is None:
                 continue
             for output, cotangent in enumerate(cotangents):
@@ -176,7 +182,7 @@ class Twin:
         ]
 
 
-def twin_of(survey: Survey, point: Point) -> Twin | None:
+def float64_reference_of(survey: Survey, point: Point) -> Float64Reference | None:
     """Make the function in float64; None if it can't run so, or has other values there.
 
     Inputs, parameters and buffers are cast. Tensors of a coarser type that the function holds of
@@ -187,9 +193,11 @@ def twin_of(survey: Survey, point: Point) -> Twin | None:
     try:
         values = tuple(value.double() for value in point.values)
         constants = [_doubled(constant.value) for constant in subject.constants]
-        twin = subject.elsewhere(values=values, constants=constants).within(_Widening)
+        reference = subject.elsewhere(values=values, constants=constants).within(_Widening)
         found = [
-            match_outputs(twin, point.outputs, evaluate(twin, values, recorded=point.recorded))
+            match_outputs(
+                reference, point.outputs, evaluate(reference, values, recorded=point.recorded)
+            )
             for _ in range(2)
         ]
     except Exception:  # noqa: BLE001 - the user's function need not take float64
@@ -201,8 +209,8 @@ def twin_of(survey: Survey, point: Point) -> Twin | None:
         if not _same(known.tensor, first, finite):
             return None
         outputs.append(replace(known, tensor=first))
-    return Twin(
-        twin,
+    return Float64Reference(
+        reference,
         replace(point, values=values, outputs=tuple(outputs), noise=tuple(None for _ in outputs)),
         subject,
         point,
@@ -299,7 +307,7 @@ def coarse_pairs(conclusions: Mapping[Pair, Conclusion]) -> set[Pair]:
         if conclusion.status != "fail"
         and not conclusion.meant
         and not conclusion.shown.non_finite
-        and not conclusion.shown.drowned
+        and not conclusion.shown.lost_in_rounding
         and conclusion.shown.contributions[pair[1]] > 0.0
         and (
             conclusion.status == "inconclusive"
@@ -308,7 +316,7 @@ def coarse_pairs(conclusions: Mapping[Pair, Conclusion]) -> set[Pair]:
     }
 
 
-def finer_conclusions(
+def conclusions_by_reference(
     survey: Survey, conclusions: Mapping[Pair, Conclusion]
 ) -> dict[Pair, Conclusion]:
     """Conclude anew on the pairs that single probes could not tell finely.
@@ -323,12 +331,12 @@ def finer_conclusions(
         pair
         for pair in coarse_pairs(conclusions)
         # A function of steps has no slope that wider and smaller steps agree on.
-        if not (conclusions[pair].shown.unchanged or conclusions[pair].shown.on_stairs)
+        if not (conclusions[pair].shown.unchanged or conclusions[pair].shown.is_flat)
     }
-    twin = twin_of(survey, survey.point) if coarse else None
-    if twin is None:
+    reference = float64_reference_of(survey, survey.point) if coarse else None
+    if reference is None:
         return {}
-    look = _Probes(survey, twin, coarse, _FIRST_PROBE)
+    look = _Probes(survey, reference, coarse, _FIRST_PROBE)
     for probe in range(_PROBES):
         if survey.deadline.passed:
             return {}
@@ -343,10 +351,10 @@ def finer_conclusions(
 
 def _failing_beside(survey: Survey, pairs: Collection[Pair]) -> set[Pair]:
     beside = survey.moved_point() if pairs else None
-    twin = None if beside is None else twin_of(survey, beside)
-    if twin is None:
+    reference = None if beside is None else float64_reference_of(survey, beside)
+    if reference is None:
         return set()
-    look = _Probes(survey, twin, pairs, _FIRST_BESIDE)
+    look = _Probes(survey, reference, pairs, _FIRST_BESIDE)
     for variable in sorted({variable for _, variable in pairs}):
         for probe in range(_MORE_PROBES):
             look.measure(probe, [variable])
@@ -357,10 +365,10 @@ class _Probes:
     """Probes of some pairs at one point."""
 
     def __init__(
-        self, survey: Survey, twin: Twin, pairs: Collection[Pair], first_probe: int
+        self, survey: Survey, reference: Float64Reference, pairs: Collection[Pair], first_probe: int
     ) -> None:
         self._survey = survey
-        self._twin = twin
+        self._reference = reference
         self._pairs = pairs
         self._first = first_probe
         self._gradients: dict[int, Gradients] = {}
@@ -370,19 +378,19 @@ class _Probes:
         """Measure variables together, and those that this does not settle in smaller groups."""
         if not group:
             return
-        point, twin = self._twin.given, self._twin
+        point, reference = self._reference.given, self._reference
         cotangents = self._cotangents(probe)
         direction = {variable: self._direction(probe, variable) for variable in group}
         results = measure(
-            twin.subject,
-            twin.point,
+            reference.subject,
+            reference.point,
             cotangents,
             self._differentiated(probe),
             {variable: along.double() for variable, along in direction.items()},
             precision=_MIXED,
             thorough=len(group) == 1,
         )
-        steep = twin.differs_by(direction, cotangents)
+        steep = reference.differs_by(direction, cotangents)
         rest = []
         for variable in group:
             settled = True
@@ -443,11 +451,13 @@ class _Probes:
 
     def _is_shared(self, output: int, variable: int, probe: int, result: Measurement) -> bool:
         """Say whether the twin's own gradient is as wrong."""
-        twin = self._twin
+        reference = self._reference
         along = self._direction(probe, variable).double()
         cotangents = [one.double() for one in self._cotangents(probe)]
         try:
-            theirs = differentiate(twin.subject, twin.point, cotangents).rows[output][variable]
+            theirs = differentiate(reference.subject, reference.point, cotangents).rows[output][
+                variable
+            ]
         except Exception:  # noqa: BLE001 - the user's backward need not take float64
             return False
         ours = self._differentiated(probe).rows[output][variable]
@@ -457,7 +467,7 @@ class _Probes:
         return abs(apart) <= _SHARED * abs(result.deviation)
 
     def _cotangents(self, probe: int) -> tuple[torch.Tensor, ...]:
-        return self._survey.cotangents(self._twin.given, self._first + probe)
+        return self._survey.cotangents(self._reference.given, self._first + probe)
 
     def _direction(self, probe: int, variable: int) -> torch.Tensor:
         return self._survey.direction(self._first + probe, variable)
@@ -465,7 +475,7 @@ class _Probes:
     def _differentiated(self, probe: int) -> Gradients:
         if probe not in self._gradients:
             self._gradients[probe] = differentiate(
-                self._survey.subject, self._twin.given, self._cotangents(probe)
+                self._survey.subject, self._reference.given, self._cotangents(probe)
             )
         return self._gradients[probe]
 

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.first_order.factorial_probes import Pool, Slope, crossed_probes
-from gradcheck_suite.verification.first_order.float64_reference import Twin, twin_of
+from gradcheck_suite.verification.first_order.float64_reference import (
+    Float64Reference,
+    float64_reference_of,
+)
 from gradcheck_suite.verification.first_order.measure import Survey
 from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.progress import Deadline
 
-__all__ = ["PooledSurvey"]
+__all__ = ["HalfPrecisionMeasurement"]
 
 _STEP = 2.0**-4
 # How many directions, and as many cotangents, each round adds.
@@ -66,7 +69,7 @@ _STREAM_BESIDE = 50_000
 _MOST_SECONDS = 60.0
 
 
-class PooledSurvey(Survey):
+class HalfPrecisionMeasurement(Survey):
     """A survey for tensors in half precision, over many probes.
 
     All variables move together first, and those whose gradients this shows to be right are done
@@ -74,13 +77,13 @@ class PooledSurvey(Survey):
     whatever looks wrong, is measured each variable by itself.
     """
 
-    _twin: Twin | None = None
+    _reference: Float64Reference | None = None
 
     def run(self) -> dict[tuple[int, int], Conclusion]:
         """Measure every pair and conclude on it."""
         clock = self.deadline.or_after(_MOST_SECONDS)
-        self._twin = twin_of(self, self.point) if self.deterministic else None
-        if self._twin is not None:
+        self._reference = float64_reference_of(self, self.point) if self.deterministic else None
+        if self._reference is not None:
             self.covered.append(_IN_DOUBLE)
         found = self._passed_together(clock)
         for variable in self._variables():
@@ -129,7 +132,7 @@ class PooledSurvey(Survey):
                 cotangents=size,
                 stream=stream,
                 clock=clock,
-                twin=self._twin,
+                reference=self._reference,
             )
             for output, pool in enumerate(pools):
                 for variable, slope in zip(variables, pool.slopes() or (), strict=False):
@@ -161,7 +164,7 @@ class PooledSurvey(Survey):
                 cotangents=size,
                 stream=0,
                 clock=clock,
-                twin=self._twin,
+                reference=self._reference,
             )
             left = 0 if clock.passed else len(_LAST_ROUNDS) - number
             for output, pool in enumerate(pools):
@@ -227,7 +230,7 @@ class PooledSurvey(Survey):
         if point is None:
             return True
         pools = [Pool() for _ in self.point.outputs]
-        twin = None if self._twin is None else twin_of(self, point)
+        reference = None if self._reference is None else float64_reference_of(self, point)
         for size in _ROUNDS[-2:]:
             crossed_probes(
                 self,
@@ -239,7 +242,7 @@ class PooledSurvey(Survey):
                 cotangents=size,
                 stream=_STREAM_BESIDE,
                 clock=self.deadline,
-                twin=twin,
+                reference=reference,
             )
         found = pools[output].slopes()
         if found is None:

@@ -19,13 +19,13 @@ from gradcheck_suite.verification.first_order.backward_contract import (
     ContractBreaches,
     check_contracts,
 )
-from gradcheck_suite.verification.first_order.one_sided import has_slopes_on_both_sides
+from gradcheck_suite.verification.first_order.one_sided import has_one_sided_derivatives
 from gradcheck_suite.verification.first_order.piecewise_constant import (
-    is_made_of_steps,
-    is_staircase,
+    is_piecewise_constant,
+    is_quantized,
 )
-from gradcheck_suite.verification.first_order.step_stability import is_contradicted_closer
-from gradcheck_suite.verification.first_order.ulp_noise import LastBits
+from gradcheck_suite.verification.first_order.step_stability import vanishes_at_smaller_steps
+from gradcheck_suite.verification.first_order.ulp_noise import UlpNoise
 from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome, conclude, judge
 from gradcheck_suite.verification.numerics.directional_derivative import (
@@ -35,11 +35,11 @@ from gradcheck_suite.verification.numerics.directional_derivative import (
     draw_cotangents,
     measure,
 )
-from gradcheck_suite.verification.numerics.evaluation_point import Point, given_point, point_beside
+from gradcheck_suite.verification.numerics.evaluation_point import Point, given_point, shifted_point
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.progress import Deadline
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.numerics.precision import Precision
     from gradcheck_suite.verification.target.graph_walk import GraphPath
-    from gradcheck_suite.verification.target.pure_function import Output, Subject
+    from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
 __all__ = ["Survey"]
 
@@ -94,7 +94,7 @@ class Survey:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: PureFunction,
         outputs: Sequence[Output],
         *,
         precision: Precision,
@@ -111,7 +111,7 @@ class Survey:
         self._probes = probes
         self._scales = scales_of([variable.value for variable in subject.variables])
         self._outcomes: dict[tuple[int, int], list[Outcome]] = defaultdict(list)
-        self._last_bits = LastBits(self, seed)
+        self._noise = UlpNoise(self, seed)
         self._gradients: dict[tuple[bool, int], Gradients] = {}
         self._moved: Point | None = None
         self._call: RecordedCall | None = None
@@ -181,7 +181,7 @@ class Survey:
             return conclusion
         output, variable = pair
         step = conclusion.shown.estimate.step
-        if is_contradicted_closer(self, point, variable, output, step):
+        if vanishes_at_smaller_steps(self, point, variable, output, step):
             return replace(conclusion, status="inconclusive", reason=_STRIDES)
         return conclusion
 
@@ -189,11 +189,11 @@ class Survey:
         conclusion = conclude(self._outcomes[pair], self.precision)
         shown = conclusion.shown
         silent = conclusion.status == "fail" and not shown.contribution and not shown.non_finite
-        if silent and is_staircase(self, *pair):
+        if silent and is_piecewise_constant(self, *pair):
             return replace(conclusion, status="inconclusive", reason=_STEPS)
         if conclusion.status == "fail" and self._is_rounding(pair):
             return replace(conclusion, status="inconclusive", reason=_LAST_BIT)
-        if conclusion.at_kink and has_slopes_on_both_sides(self, *pair):
+        if conclusion.at_kink and has_one_sided_derivatives(self, *pair):
             return replace(conclusion, status="fail", reason=None)
         if conclusion.status == "pass" or shown.non_finite or not self.deterministic:
             return conclusion
@@ -215,7 +215,7 @@ class Survey:
                 meant=True,
             )
         shown = conclusion.shown
-        if not functions or not shown.contribution or not is_made_of_steps(self, *pair):
+        if not functions or not shown.contribution or not is_quantized(self, *pair):
             return conclusion
         still = Estimate(
             value=-shown.analytic, truncation=0.0, rounding=0.0, kink=0.0, step=shown.reach
@@ -239,19 +239,19 @@ class Survey:
             and outcome.measurement.group == (pair[1],)
             and not (outcome.moved or outcome.relative or outcome.measurement.non_finite)
         ]
-        return bool(alone) and self._last_bits.decide(pair, alone[0])
+        return bool(alone) and self._noise.decide(pair, alone[0])
 
     def _seen_finer(
         self, found: dict[tuple[int, int], Conclusion]
     ) -> dict[tuple[int, int], Conclusion]:
         """Let a float64 twin decide what float32 saw too coarsely."""
         from gradcheck_suite.verification.first_order.float64_reference import (  # noqa: PLC0415 - it needs a survey
-            finer_conclusions,
+            conclusions_by_reference,
         )
 
         if not self.deterministic:
             return {}
-        finer = finer_conclusions(self, found)
+        finer = conclusions_by_reference(self, found)
         if finer:
             self.covered.append(_IN_DOUBLE.format(len(finer), len(self.pairs)))
         return self._with_failures(finer)
@@ -297,7 +297,7 @@ class Survey:
     def direction(self, probe: int, variable: int) -> torch.Tensor:
         """Return how a variable moves per unit of step in a probe, the same on every call."""
         generator = generator_for(self._seed, _DIRECTIONS, probe, variable)
-        drawn = spread_signs(self.point.values[variable], generator)
+        drawn = random_signs(self.point.values[variable], generator)
         fixed = self.subject.variables[variable].fixed
         if fixed is not None:
             drawn = drawn.where(~fixed, 0.0)
@@ -394,12 +394,12 @@ class Survey:
             offsets = [
                 self.precision.move
                 * scale
-                * spread_signs(value, generator_for(self._seed, _MOVE, index))
+                * random_signs(value, generator_for(self._seed, _MOVE, index))
                 for index, (value, scale) in enumerate(
                     zip(self.point.values, self._scales, strict=True)
                 )
             ]
-            self._moved = point_beside(self.subject, self.point, offsets)
+            self._moved = shifted_point(self.subject, self.point, offsets)
         return self._moved
 
     def _measure(
@@ -420,10 +420,10 @@ class Survey:
         suspects = self._suspects()
         if not suspects:
             return
-        self._last_bits.nudge(suspects)
+        self._noise.perturb_inputs(suspects)
         faint = {pair for pair in self.pairs if self._is_faint(pair)}
         if faint:
-            self._last_bits.round_otherwise(faint)
+            self._noise.perturb_results(faint)
         for output in range(len(self.point.outputs)):
             for variable in suspects:
                 pair = (output, variable)
@@ -431,9 +431,9 @@ class Survey:
 
     def rounding_of_backward(self, pair: tuple[int, int]) -> float:
         """Measure how far rounding moves an analytic gradient, as a share of it."""
-        self._last_bits.nudge({pair[1]})
-        self._last_bits.round_otherwise({pair})
-        return self._last_bits.noise[pair]
+        self._noise.perturb_inputs({pair[1]})
+        self._noise.perturb_results({pair})
+        return self._noise.noise[pair]
 
     def _is_faint(self, pair: tuple[int, int]) -> bool:
         """Say whether rounding might explain a disagreement: half the digits may cancel."""
@@ -449,7 +449,7 @@ class Survey:
         measurement = outcome.measurement
         if len(measurement.group) > 1:
             return outcome
-        noise = self._last_bits.noise[pair] * measurement.contribution
+        noise = self._noise.noise[pair] * measurement.contribution
         measurement = replace(measurement, analytic_noise=noise)
         ruling = judge(measurement, pair[1], self.precision)
         return replace(outcome, ruling=ruling, measurement=measurement)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.first_order.measure import Survey
 
-__all__ = ["has_slopes_on_both_sides"]
+__all__ = ["has_one_sided_derivatives"]
 
 _STEPS = (2.0**-8, 2.0**-10, 2.0**-12)
 _STEPS_IN_DOUBLE = (2.0**-13, 2.0**-17, 2.0**-21)
@@ -29,7 +29,7 @@ _SAME = 1.0 / 64.0
 """By how much slopes may differ from each other; ``|x| ** p`` differs by more for p below 0.997."""
 
 
-def has_slopes_on_both_sides(survey: Survey, output: int, variable: int) -> bool:
+def has_one_sided_derivatives(survey: Survey, output: int, variable: int) -> bool:
     """Say whether slopes stay the same as steps shrink, where those entries move that are broken.
 
     Args:

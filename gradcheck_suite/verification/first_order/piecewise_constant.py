@@ -16,7 +16,7 @@ from gradcheck_suite.verification.numerics.evaluation_point import evaluate, mat
 if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.measure import Survey
 
-__all__ = ["change_along", "has_any_effect", "is_made_of_steps", "is_staircase"]
+__all__ = ["change_along", "has_any_effect", "is_piecewise_constant", "is_quantized"]
 
 # How far to move, in units of the input's scale. Narrower steps than these are the rounding of
 # larger numbers on the way, as in (x + 100) - 100, which float32 can't tell from steps by design.
@@ -34,7 +34,7 @@ _WHOLE = 1.0
 _FAR_AWAY = (-16.0, 16.0)
 
 
-def is_staircase(survey: Survey, output: int, variable: int) -> bool:
+def is_piecewise_constant(survey: Survey, output: int, variable: int) -> bool:
     """Say whether most entries of an output that change from afar stay the same from close by.
 
     Args:
@@ -59,7 +59,7 @@ def is_staircase(survey: Survey, output: int, variable: int) -> bool:
     return False
 
 
-def is_made_of_steps(survey: Survey, output: int, variable: int) -> bool:
+def is_quantized(survey: Survey, output: int, variable: int) -> bool:
     """Say whether an output stays the same, bit for bit, although its variable moves visibly.
 
     It has to change along larger steps, and by far fewer entries along small ones than a function

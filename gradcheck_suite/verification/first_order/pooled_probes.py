@@ -25,7 +25,7 @@ from gradcheck_suite.verification.numerics.directional_derivative import (
     differentiate,
     inner_product,
 )
-from gradcheck_suite.verification.numerics.evaluation_point import outputs_beside
+from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
 from gradcheck_suite.verification.numerics.regression import RATIO, Pool, Slope, step_for
 from gradcheck_suite.verification.progress import Deadline
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.numerics.evaluation_point import Point
 
-__all__ = ["Probes", "pooled_conclusions"]
+__all__ = ["ProbePool", "pooled_conclusions"]
 
 
 # Rounding shows at the first of these steps. The others are the bounds of the one to pool at: below
@@ -117,7 +117,9 @@ def _vanishes_in_proportion(survey: Survey, pair: Pair, off: float) -> bool:
     """
     output, variable = pair
     for step in (_SMALLEST, _PILOT):
-        probes = Probes(survey, survey.point, [variable], (step, RATIO * step), in_proportion=True)
+        probes = ProbePool(
+            survey, survey.point, [variable], (step, RATIO * step), in_proportion=True
+        )
         if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
             return True
         (slope,) = probes.pools[output].slopes()
@@ -141,12 +143,12 @@ def _pool(
         return {}
     found: dict[Pair, Conclusion] = {}
     variables = sorted({variable for _, variable in coarse})
-    probes = Probes(survey, point, variables, (_PILOT, RATIO * _PILOT))
+    probes = ProbePool(survey, point, variables, (_PILOT, RATIO * _PILOT))
     if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
         return found
     scatter = max(probes.pools[output].scatter() for output, _ in coarse)
     step = step_for(scatter, _PILOT, _SMALLEST, _LARGEST)
-    probes = Probes(survey, point, variables, (step, RATIO * step))
+    probes = ProbePool(survey, point, variables, (step, RATIO * step))
     # A fit uses one degree of freedom for each variable.
     sizes = [size + _FOR_EACH * len(variables) for size in _SIZES]
     if sizes[-1] * _elements(point) > _MOST_WORK:
@@ -160,8 +162,8 @@ def _pool(
                 # Single probes know what to make of an output that stays as it is, bit for bit.
                 continue
             slopes = probes.pools[output].slopes()
-            drowned = probes.drowned(output, survey.precision.eps)
-            for variable, slope, lost in zip(variables, slopes, drowned, strict=True):
+            lost_in_rounding = probes.lost_in_rounding(output, survey.precision.eps)
+            for variable, slope, lost in zip(variables, slopes, lost_in_rounding, strict=True):
                 pair = (output, variable)
                 if pair not in coarse or slope is None or lost:
                     continue
@@ -201,10 +203,10 @@ def _concluded(old: Conclusion, slope: Slope, step: float, *, fails: float) -> C
 
 
 # Changes of fewer roundings than these may be lost as a whole.
-_DROWNED = 8.0
+_LOST = 8.0
 
 
-class Probes:
+class ProbePool:
     """Probes in which some variables move together, at one point.
 
     Attributes:
@@ -262,13 +264,13 @@ class Probes:
                 return False
         return True
 
-    def drowned(self, output: int, eps: float) -> list[bool]:
+    def lost_in_rounding(self, output: int, eps: float) -> list[bool]:
         """Say for each variable whether roundings may swallow all that it does to an output."""
         parts = torch.tensor(self.pools[output].parts, dtype=torch.float64)[:, 0]
         finite = self._point.finite[output]
         centre = self._centres[output]
         size = torch.linalg.vector_norm(centre if finite is None else centre.where(finite, 0.0))
-        least = _DROWNED * eps * float(size)
+        least = _LOST * eps * float(size)
         return [float(part) <= least for part in parts.square().mean(0).sqrt()]
 
     def _look(self, along: Mapping[int, torch.Tensor], step: float) -> CentralDifference | None:
@@ -281,7 +283,7 @@ class Probes:
             difference = ends[0][variable].double() - ends[1][variable].double()
             fixed = subject.variables[variable].fixed
             made[variable] = difference if fixed is None else difference.where(~fixed, 0.0)
-        produced = outputs_beside(subject, point, ends)
+        produced = outputs_at(subject, point, ends)
         if produced is None:
             return None
         high, low = produced

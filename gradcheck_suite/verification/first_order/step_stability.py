@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.first_order.pooled_probes import Probes
+from gradcheck_suite.verification.first_order.pooled_probes import ProbePool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.numerics.evaluation_point import Point
 
-__all__ = ["is_contradicted_closer"]
+__all__ = ["vanishes_at_smaller_steps"]
 
 _STEPS = (2.0**-15, 2.0**-17, 2.0**-19)
 _PROBES, _PROBES_AGAIN = 8, 32
@@ -34,7 +34,7 @@ _CERTAIN = 3.0
 _CLOSER = 4.0
 
 
-def is_contradicted_closer(
+def vanishes_at_smaller_steps(
     survey: Survey, point: Point, variable: int, output: int, step: float
 ) -> bool:
     """Say whether the deviation that was seen at ``step`` is certainly not there at smaller ones.
@@ -49,18 +49,18 @@ def is_contradicted_closer(
     if not math.isfinite(step):
         return False
     return any(
-        _is_contradicted(survey, point, variable, output, step, in_proportion=in_proportion)
+        _vanishes(survey, point, variable, output, step, in_proportion=in_proportion)
         for in_proportion in (False, True)
     )
 
 
-def _is_contradicted(
+def _vanishes(
     survey: Survey, point: Point, variable: int, output: int, step: float, *, in_proportion: bool
 ) -> bool:
     """Compare the steps, of one size for all entries or in proportion to each."""
 
     def deviations(step: float, first: int, count: int) -> torch.Tensor | None:
-        probes = Probes(survey, point, [variable], (step,), in_proportion=in_proportion)
+        probes = ProbePool(survey, point, [variable], (step,), in_proportion=in_proportion)
         if not all(probes.take(first + probe) for probe in range(count)):
             return None
         rows: Sequence[Sequence[float]] = probes.pools[output].deviations

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.numerics.directional_derivative import differentiate, measure
-from gradcheck_suite.verification.numerics.evaluation_point import Point, point_beside
-from gradcheck_suite.verification.numerics.monte_carlo_arithmetic import other_roundings
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.evaluation_point import Point, shifted_point
+from gradcheck_suite.verification.numerics.monte_carlo_arithmetic import random_rounding
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.numerics.decision import Outcome
 
-__all__ = ["LastBits"]
+__all__ = ["UlpNoise"]
 
 _STREAM = 3
 # The few roundings behind one number may add up to much the same by chance.
@@ -35,7 +35,7 @@ _ANOTHER = 0.1
 _NOISY = 2.0**-10
 
 
-class LastBits:
+class UlpNoise:
     """What other last bits do to the function of a survey.
 
     Attributes:
@@ -49,14 +49,14 @@ class LastBits:
         self._seed = seed
         self._points: dict[int, Point | None] = {}
 
-    def nudge(self, variables: Collection[int]) -> None:
+    def perturb_inputs(self, variables: Collection[int]) -> None:
         """Measure what inputs that differ in their last bit do to some analytic gradients."""
         survey = self._survey
         cotangents = survey.cotangents(survey.point, 0)
         for draw in range(_DRAWS):
-            nudged = replace(survey.point, values=tuple(self._values(draw)))
+            perturbed = replace(survey.point, values=tuple(self._values(draw)))
             try:
-                other = differentiate(survey.subject, nudged, cotangents)
+                other = differentiate(survey.subject, perturbed, cotangents)
             except Exception:  # noqa: BLE001 - the user's function may fail off the given point
                 break
             rows = zip(survey.gradients.rows, other.rows, strict=True)
@@ -69,14 +69,14 @@ class LastBits:
                         survey.breaches.rounding.get(pair, 0.0),
                     )
 
-    def round_otherwise(self, pairs: Collection[tuple[int, int]]) -> None:
+    def perturb_results(self, pairs: Collection[tuple[int, int]]) -> None:
         """Measure what the roundings on the way do to some analytic gradients."""
         survey = self._survey
         cotangents = survey.cotangents(survey.point, 0)
         seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
         for draw in range(_DRAWS):
             try:
-                with other_roundings(draw):
+                with random_rounding(draw):
                     other = differentiate(survey.subject, survey.point, cotangents)
             except Exception:  # noqa: BLE001 - nothing has to run where numbers are changed
                 return
@@ -133,12 +133,12 @@ class LastBits:
                 torch.where(torch.isfinite(value), near - value, 0.0)
                 for value, near in zip(point.values, self._values(draw), strict=True)
             ]
-            self._points[draw] = point_beside(self._survey.subject, point, offsets)
+            self._points[draw] = shifted_point(self._survey.subject, point, offsets)
         return self._points[draw]
 
     def _values(self, draw: int) -> list[torch.Tensor]:
         return [
-            _nudged(
+            _perturbed(
                 value,
                 generator_for(self._seed, _STREAM + draw, index),
                 self._survey.precision.eps,
@@ -147,14 +147,14 @@ class LastBits:
         ]
 
 
-def _nudged(value: torch.Tensor, generator: torch.Generator, eps: float) -> torch.Tensor:
+def _perturbed(value: torch.Tensor, generator: torch.Generator, eps: float) -> torch.Tensor:
     """Move every value to one of its neighbours; zeros stay, as they may be special.
 
     Where the function computes more coarsely than its inputs are, it is a neighbour by ``eps``.
     """
     if value.dtype is torch.float64 and eps == torch.finfo(torch.float32).eps:
-        return value + eps * spread_signs(value, generator).sign() * value.abs()
-    towards = torch.inf * spread_signs(value, generator)
+        return value + eps * random_signs(value, generator).sign() * value.abs()
+    towards = torch.inf * random_signs(value, generator)
     return torch.where(value == 0, value, torch.nextafter(value, towards))
 
 

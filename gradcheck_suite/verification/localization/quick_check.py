@@ -19,7 +19,7 @@ from gradcheck_suite.verification.numerics.random_vectors import generator_for, 
 from gradcheck_suite.verification.target.dense_views import dense
 from gradcheck_suite.verification.target.tree import leaves_with_paths
 
-__all__ = ["QuickResult", "floating_outputs", "quick_probe"]
+__all__ = ["QuickResult", "floating_outputs", "quick_check"]
 
 Evaluate: TypeAlias = Callable[[Sequence[torch.Tensor]], object]
 """Makes the call with these tensors in place of those that require grad."""
@@ -62,7 +62,7 @@ def floating_outputs(tree: object) -> list[torch.Tensor]:
     ]
 
 
-def quick_probe(
+def quick_check(
     evaluate: Evaluate,
     values: Sequence[torch.Tensor],
     seed: int,

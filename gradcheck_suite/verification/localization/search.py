@@ -25,15 +25,15 @@ from gradcheck_suite.verification.localization.messages import (
     finding_of,
     verdict_of,
 )
-from gradcheck_suite.verification.localization.quick_check import QuickResult, quick_probe
+from gradcheck_suite.verification.localization.quick_check import QuickResult, quick_check
 from gradcheck_suite.verification.options import CheckOptions
-from gradcheck_suite.verification.progress import Deadline, tell, watched_by
+from gradcheck_suite.verification.progress import Deadline, report_progress, watched_by
 from gradcheck_suite.verification.target.arguments import split_arguments
-from gradcheck_suite.verification.target.call_recorder import Call, Kind, Recorder
+from gradcheck_suite.verification.target.call_recorder import Call, CallRecorder, Kind
 from gradcheck_suite.verification.target.call_replay import (
-    Repeatable,
+    ReplayableCall,
     copied_module,
-    repeatable,
+    replayable,
 )
 from gradcheck_suite.verification.target.random_state import RandomState, preserved_randomness
 from gradcheck_suite.verification.target.tree import replace_leaves
@@ -196,7 +196,7 @@ class _Run:
                     f"{_FORWARDS[name] * forward:.0f} s (level={name!r})"
                 )
                 continue
-            tell(_goal(name), functools.partial(self._so_far, interrupted=name))
+            report_progress(_goal(name), functools.partial(self._so_far, interrupted=name))
             seconds = _Pass(self, name).run()
             forward = forward or seconds
             self.passes.append(name)
@@ -271,7 +271,7 @@ class _Pass:
     def __init__(self, run: _Run, name: str) -> None:
         self._run = run
         self._name = name
-        self._doubtful: list[tuple[Call, Repeatable, QuickResult]] = []
+        self._doubtful: list[tuple[Call, ReplayableCall, QuickResult]] = []
         self._parents: dict[int, int | None] = {}
         self._passed_containers: set[int] = set()
         self._spent = 0.0
@@ -281,7 +281,7 @@ class _Pass:
         run = self._run
         model = copied_module(run.model) if isinstance(run.model, nn.Module) else run.model
         args, kwargs = replace_leaves((run.args, run.kwargs), _fresh)
-        recorder = Recorder(model, _KINDS[self._name], self._visit)
+        recorder = CallRecorder(model, _KINDS[self._name], self._visit)
         RandomState.from_seed(run.seed).restore()
         began = time.monotonic()
         with recorder.recording():
@@ -318,12 +318,12 @@ class _Pass:
             run.without_gradient[_WHAT[call.kind]] += 1
             return
         state = RandomState.capture()
-        again = repeatable(call, state)
+        again = replayable(call, state)
         if not again.values:
             run.without_gradient[_WHAT[call.kind]] += 1
             return
         try:
-            result = quick_probe(
+            result = quick_check(
                 again.evaluate,
                 again.values,
                 run.seed + call.number,
@@ -382,7 +382,7 @@ class _Pass:
                 self._blame(call, guilty)
             self._run.examined.append(done)
 
-    def _look_inside(self, outer: Call, again: Repeatable) -> bool:
+    def _look_inside(self, outer: Call, again: ReplayableCall) -> bool:
         """Check thoroughly every custom Function in a wrong module; say whether one is to blame.
 
         A quick look at them has seen nothing, which may be chance.
@@ -395,11 +395,11 @@ class _Pass:
             if examined.call.kind == "function" and self._is_inside(examined.call, outer)
         ]
         known.sort(key=lambda index: self._run.examined[index].call.number)
-        seen: list[Repeatable] = []
-        recorder = Recorder(
+        seen: list[ReplayableCall] = []
+        recorder = CallRecorder(
             again.target,
             frozenset({"function"}),
-            lambda call: seen.append(repeatable(call, RandomState.capture())),
+            lambda call: seen.append(replayable(call, RandomState.capture())),
         )
         with recorder.recording():
             again.evaluate([value.detach().requires_grad_() for value in again.values])
@@ -417,7 +417,7 @@ class _Pass:
             parent = self._parents.get(parent)
         return parent is not None
 
-    def _depth(self, doubtful: tuple[Call, Repeatable, QuickResult]) -> tuple[int, int]:
+    def _depth(self, doubtful: tuple[Call, ReplayableCall, QuickResult]) -> tuple[int, int]:
         """Order calls by nesting; the earlier one comes first from behind."""
         call = doubtful[0]
         depth, parent = 0, call.parent
@@ -431,7 +431,7 @@ class _Pass:
             guilty.add(parent)
             parent = self._parents.get(parent)
 
-    def _thorough(self, call: Call, again: Repeatable) -> Examined:
+    def _thorough(self, call: Call, again: ReplayableCall) -> Examined:
         target: Any = again.target
         try:
             options = CheckOptions(

@@ -18,14 +18,14 @@ from gradcheck_suite._torch_compat import noting_operators
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate, match_outputs
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gradcheck_suite.verification.target.pure_function import Output, Subject
+    from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
 __all__ = ["computes_in_float32", "narrower_types"]
 
@@ -36,7 +36,9 @@ _OFF = 2.0**-5
 _FEWEST = 4
 
 
-def narrower_types(subject: Subject, types: Iterable[torch.dtype], seed: int) -> set[torch.dtype]:
+def narrower_types(
+    subject: PureFunction, types: Iterable[torch.dtype], seed: int
+) -> set[torch.dtype]:
     """Return the types of fewer digits in which something that depends on the variables is held.
 
     The graph of the first call tells of most. What is detached, and what custom Functions compute,
@@ -58,7 +60,7 @@ def narrower_types(subject: Subject, types: Iterable[torch.dtype], seed: int) ->
 
 
 def _narrowed(
-    subject: Subject, values: Sequence[torch.Tensor], finest: float
+    subject: PureFunction, values: Sequence[torch.Tensor], finest: float
 ) -> list[tuple[torch.dtype, tuple[float, float]]]:
     """Call a function; return type and sums of each result of fewer digits than its arguments."""
     found: list[tuple[torch.dtype, tuple[float, float]]] = []
@@ -85,7 +87,7 @@ def _eps(kind: torch.dtype) -> float:
     return torch.finfo(kind).eps if kind.is_floating_point or kind.is_complex else 0.0
 
 
-def computes_in_float32(subject: Subject, outputs: Sequence[Output], seed: int) -> bool:
+def computes_in_float32(subject: PureFunction, outputs: Sequence[Output], seed: int) -> bool:
     """Say whether every float64 output holds what float32 can hold, here and around.
 
     A random float64 number is one of float32 by chance once in half a billion draws.
@@ -106,12 +108,12 @@ def computes_in_float32(subject: Subject, outputs: Sequence[Output], seed: int) 
     return full >= _FEWEST
 
 
-def _beside(subject: Subject, seed: int, place: int) -> list[torch.Tensor]:
+def _beside(subject: PureFunction, seed: int, place: int) -> list[torch.Tensor]:
     """Move all variables a little, another way for each place."""
     scales = scales_of([variable.value for variable in subject.variables])
     return [
         variable.value
-        + _OFF * scale * spread_signs(variable.value, generator_for(seed, _STREAM, place, i))
+        + _OFF * scale * random_signs(variable.value, generator_for(seed, _STREAM, place, i))
         for i, (variable, scale) in enumerate(zip(subject.variables, scales, strict=True))
     ]
 

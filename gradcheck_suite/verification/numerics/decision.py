@@ -94,7 +94,7 @@ def judge(measurement: Measurement, variable: int, precision: Precision) -> Ruli
             and tolerance <= precision.zero * measurement.magnitude
         )
         return "pass" if resolved or vanishes else "unresolved"
-    if not alone or not math.isfinite(tolerance) or measurement.drowned:
+    if not alone or not math.isfinite(tolerance) or measurement.lost_in_rounding:
         return "unresolved"
     if abs(measurement.deviation) < precision.rtol * max(part, abs(measurement.numeric)):
         return "pass" if resolved else "unresolved"
@@ -205,7 +205,7 @@ def why_unresolved(measurement: Measurement, precision: Precision) -> str:
             if measurement.trouble
             else "too few steps could be evaluated"
         )
-    if measurement.drowned:
+    if measurement.lost_in_rounding:
         return (
             "the output does not change, and the change that the gradient foretells is smaller "
             "than a rounding of numbers of the size of the input, so that it may be lost"

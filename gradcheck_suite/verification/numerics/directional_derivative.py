@@ -23,8 +23,8 @@ from gradcheck_suite.verification.numerics.central_differences import (
     estimate_limit,
 )
 from gradcheck_suite.verification.numerics.evaluation_point import Point, evaluate, match_outputs
-from gradcheck_suite.verification.numerics.random_vectors import spread_signs
-from gradcheck_suite.verification.target.pure_function import Subject
+from gradcheck_suite.verification.numerics.random_vectors import random_signs
+from gradcheck_suite.verification.target.pure_function import PureFunction
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.numerics.precision import Precision
@@ -34,7 +34,7 @@ __all__ = ["Gradients", "Measurement", "differentiate", "draw_cotangents", "meas
 SAFETY = 4.0
 """How many times the measured error the deviation of a right gradient may be."""
 
-_STAIRS = "does not change under small steps (it rounds or quantizes), yet its gradient is not zero"
+_FLAT = "does not change under small steps (it rounds or quantizes), yet its gradient is not zero"
 
 # A deviation this far beyond the tolerance, with this many steps finer than the first ones, will
 # not be explained by still smaller steps.
@@ -92,7 +92,7 @@ class Measurement:
     scale: float = 1.0
 
     @property
-    def drowned(self) -> bool:
+    def lost_in_rounding(self) -> bool:
         """Whether the change that the gradient foretells is lost in the roundings on the way.
 
         An output that is zero or stays the same, bit for bit, says nothing against a derivative
@@ -104,9 +104,9 @@ class Measurement:
         return silent and foretold < SAFETY * self.eps * max(self.scale, 1.0)
 
     @property
-    def on_stairs(self) -> bool:
+    def is_flat(self) -> bool:
         """Whether the function stayed the same along steps that its gradient says change it."""
-        return self.trouble == _STAIRS
+        return self.trouble == _FLAT
 
     @property
     def deviation(self) -> float:
@@ -158,13 +158,13 @@ def draw_cotangents(point: Point, generator: torch.Generator) -> tuple[torch.Ten
     """Draw a cotangent for each output, zero where the output is not finite."""
     drawn = []
     for output, finite in zip(point.outputs, point.finite, strict=True):
-        cotangent = spread_signs(output.tensor, generator)
+        cotangent = random_signs(output.tensor, generator)
         drawn.append(cotangent if finite is None else cotangent.where(finite, 0.0))
     return tuple(drawn)
 
 
 def differentiate(
-    subject: Subject, point: Point, cotangents: Sequence[torch.Tensor], *, scale: float = 1.0
+    subject: PureFunction, point: Point, cotangents: Sequence[torch.Tensor], *, scale: float = 1.0
 ) -> Gradients:
     """Compute the gradients of ``<scale * cotangent, output>`` for each output by itself.
 
@@ -205,7 +205,7 @@ def differentiate(
 
 
 def _require_unwritten(
-    subject: Subject, leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    subject: PureFunction, leaves: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> None:
     for variable, leaf, value in zip(subject.variables, leaves, values, strict=True):
         known = leaf.detach() == value
@@ -230,10 +230,10 @@ class _AnalyticSide:
 
 
 @dataclass(slots=True)
-class _Ladder:
+class _StepSequence:
     """The central differences of one probe, step by step."""
 
-    subject: Subject
+    subject: PureFunction
     point: Point
     cotangents: Sequence[torch.Tensor]
     direction: Direction
@@ -290,7 +290,7 @@ class _Ladder:
             )
         )
 
-    def descend(self, step: float) -> None:
+    def add_step(self, step: float) -> None:
         """Add one central difference of this half width, where the function allows it."""
         ahead, behind = self._moved(step), self._moved(-step)
         expected = self._expected(ahead, behind)
@@ -378,7 +378,7 @@ class _Ladder:
 
 
 def measure(
-    subject: Subject,
+    subject: PureFunction,
     point: Point,
     cotangents: Sequence[torch.Tensor],
     gradients: Gradients,
@@ -398,13 +398,13 @@ def measure(
         precision: the ladder's steps and what is asked of the result.
         thorough: whether disagreement is followed down to the smallest step, or left for others.
     """
-    ladder = _Ladder(subject, point, cotangents, direction, gradients, precision.eps)
+    sequence = _StepSequence(subject, point, cotangents, direction, gradients, precision.eps)
     results: list[Measurement] = []
     for count, step in enumerate(precision.steps, start=1):
-        ladder.descend(step)
+        sequence.add_step(step)
         if count < precision.first:
             continue
-        results = [_measurement(ladder, index) for index in range(len(point.outputs))]
+        results = [_measurement(sequence, index) for index in range(len(point.outputs))]
         open_questions = [result for result in results if not _is_settled(result, precision)]
         if not open_questions:
             break
@@ -424,27 +424,27 @@ def _is_settled(result: Measurement, precision: Precision) -> bool:
     return result.z <= 1.0 and result.tolerance <= precision.target * scale
 
 
-def _measurement(ladder: _Ladder, index: int) -> Measurement:
-    levels = ladder.levels[index]
-    side = ladder.sides[index]
-    trouble = ladder.trouble
+def _measurement(sequence: _StepSequence, index: int) -> Measurement:
+    levels = sequence.levels[index]
+    side = sequence.sides[index]
+    trouble = sequence.trouble
     if trouble is None and any(level.unchanged and level.slope != 0.0 for level in levels):
-        trouble = _STAIRS
+        trouble = _FLAT
     return Measurement(
         output=index,
-        group=tuple(ladder.direction),
+        group=tuple(sequence.direction),
         analytic=side.value,
         contributions=side.contributions,
         estimate=estimate_limit(levels) if levels else UNKNOWN,
-        magnitude=ladder.magnitudes[index],
-        eps=ladder.eps,
+        magnitude=sequence.magnitudes[index],
+        eps=sequence.eps,
         unchanged=bool(levels) and all(level.unchanged for level in levels),
         missing=side.missing,
         non_finite=side.non_finite,
-        masked=ladder.point.finite[index] is not None,
+        masked=sequence.point.finite[index] is not None,
         trouble=trouble,
         reach=max((level.step for level in levels), default=0.0),
-        scale=ladder.scale,
+        scale=sequence.scale,
     )
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.verification.target.pure_function import Output, Subject
+from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Point", "evaluate", "given_point", "match_outputs", "outputs_beside", "point_beside"]
+__all__ = ["Point", "evaluate", "given_point", "match_outputs", "outputs_at", "shifted_point"]
 
 # How many roundings apart the values with and without recording may be: fused kernels.
 _FEW_ROUNDINGS = 64.0
@@ -41,7 +41,7 @@ class Point:
     recorded: bool = False
 
 
-def given_point(subject: Subject, first: Sequence[Output], *, eps: float) -> Point:
+def given_point(subject: PureFunction, first: Sequence[Output], *, eps: float) -> Point:
     """Look at the point that the user gave.
 
     The function is called once more without recording gradients, which is how it will be called
@@ -69,7 +69,9 @@ def given_point(subject: Subject, first: Sequence[Output], *, eps: float) -> Poi
     return replace(_point(values, first, again), recorded=True)
 
 
-def point_beside(subject: Subject, point: Point, offsets: Sequence[torch.Tensor]) -> Point | None:
+def shifted_point(
+    subject: PureFunction, point: Point, offsets: Sequence[torch.Tensor]
+) -> Point | None:
     """Look at a point close by; None if the function can't be evaluated there as it can here."""
     values = tuple(value + offset for value, offset in zip(point.values, offsets, strict=True))
     try:
@@ -91,7 +93,7 @@ def point_beside(subject: Subject, point: Point, offsets: Sequence[torch.Tensor]
 
 
 def match_outputs(
-    subject: Subject, known: Sequence[Output], produced: Sequence[Output]
+    subject: PureFunction, known: Sequence[Output], produced: Sequence[Output]
 ) -> list[torch.Tensor]:
     """Find the known outputs among those of another call at the same point.
 
@@ -113,8 +115,8 @@ def match_outputs(
     return found
 
 
-def outputs_beside(
-    subject: Subject, point: Point, places: Sequence[Sequence[torch.Tensor]]
+def outputs_at(
+    subject: PureFunction, point: Point, places: Sequence[Sequence[torch.Tensor]]
 ) -> list[list[torch.Tensor]] | None:
     """Return the outputs of ``point`` at other values of the variables, computed as there.
 
@@ -132,7 +134,7 @@ def outputs_beside(
 
 
 def evaluate(
-    subject: Subject,
+    subject: PureFunction,
     values: Sequence[torch.Tensor],
     *,
     recorded: bool,

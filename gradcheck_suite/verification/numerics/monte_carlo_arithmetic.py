@@ -18,7 +18,7 @@ from gradcheck_suite import _torch_compat
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["other_roundings"]
+__all__ = ["random_rounding"]
 
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32}
 _COMPLEX = {torch.complex128: torch.float64, torch.complex64: torch.float32}
@@ -42,7 +42,7 @@ _ROUNDING = frozenset(
 _MIX = {torch.int64: 6364136223846793005, torch.int32: 1284865837}
 
 
-def other_roundings(draw: int) -> AbstractContextManager[None]:
+def random_rounding(draw: int) -> AbstractContextManager[None]:
     """Return a context in which results of arithmetic are rounded to a neighbour.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["generator_for", "scales_of", "spread_signs"]
+__all__ = ["generator_for", "random_signs", "scales_of"]
 
 _FLOOR = 2.0**-10
 
@@ -29,7 +29,7 @@ def generator_for(seed: int, *stream: int) -> torch.Generator:
     return torch.Generator().manual_seed(state)
 
 
-def spread_signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def random_signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw signs times magnitudes from 1/2 to 3/2, in the shape, type and place of ``like``."""
     # Uniform draws: the lower half becomes -3/2 to -1/2, the upper half 1/2 to 3/2.
     signed = torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.target.graph_walk import GraphPath
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["RecordedCall", "Row"]
 
@@ -40,7 +40,7 @@ class RecordedCall:
     make_ready: Callable[[], None]
 
     @classmethod
-    def of(cls, subject: Subject, point: Point) -> RecordedCall:
+    def of(cls, subject: PureFunction, point: Point) -> RecordedCall:
         """Call the function once, with gradients recorded; what it raises goes through."""
         with torch.enable_grad():
             leaves = subject.leaves(point.values)

@@ -17,7 +17,7 @@ from gradcheck_suite.verification.stages.input_variations.rerun import attempt
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["check_compiled", "compare_compiled"]
 
@@ -62,7 +62,7 @@ def _why_not(known: Known) -> str | None:
     return None
 
 
-def _compiled(known: Known) -> tuple[Subject, Gradients, str | None] | str:
+def _compiled(known: Known) -> tuple[PureFunction, Gradients, str | None] | str:
     """Compile in one graph, or in parts with the reason why not in one, or tell why not at all."""
     cotangents = known.survey.cotangents(known.survey.point, 0)
     broken = None
@@ -88,7 +88,9 @@ def _furthest(known: Known, gradients: Gradients) -> tuple[float, int, int]:
     )
 
 
-def _differs(known: Known, subject: Subject, pair: tuple[int, int], apart: float) -> StageResult:
+def _differs(
+    known: Known, subject: PureFunction, pair: tuple[int, int], apart: float
+) -> StageResult:
     output, variable = pair
     relative = min(apart, 1e300)
     if attempt(known, subject, pairs=[pair]).status != "failed":

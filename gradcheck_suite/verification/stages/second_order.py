@@ -29,7 +29,7 @@ from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import Known, StageResult
 from gradcheck_suite.verification.target.dense_views import PLAIN
 from gradcheck_suite.verification.target.graph_walk import backward_location, reachable
-from gradcheck_suite.verification.target.pure_function import Given, Subject, Variable
+from gradcheck_suite.verification.target.pure_function import Given, PureFunction, Variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,7 +112,7 @@ def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResu
     )
 
 
-def gradient_subject(known: Known) -> Subject:
+def gradient_subject(known: Known) -> PureFunction:
     """Make a subject that gives the gradients, of the variables and the cotangents."""
     inner, survey = known.subject, known.survey
     outputs = [
@@ -154,7 +154,7 @@ def gradient_subject(known: Known) -> Subject:
             if part is not None
         }
 
-    return Subject(
+    return PureFunction(
         title=f"the gradient of {inner.title}",
         call=gradients,
         variables=(
@@ -195,7 +195,7 @@ def _is_rounding(known: Known, variable: int) -> bool:
     )
 
 
-def _declared_once_differentiable(subject: Subject) -> set[str]:
+def _declared_once_differentiable(subject: PureFunction) -> set[str]:
     """Name the gradients that once_differentiable lets nobody differentiate.
 
     It leaves a node in their graph that raises; asked for gradients of leaves alone, autograd goes

@@ -23,9 +23,14 @@ from gradcheck_suite.verification.target.dense_views import (
     overlaps_itself,
     represented,
 )
-from gradcheck_suite.verification.target.non_derivatives import departures
-from gradcheck_suite.verification.target.parameter_swap import StandIns
-from gradcheck_suite.verification.target.pure_function import Constant, Given, Subject, Variable
+from gradcheck_suite.verification.target.non_derivatives import documented_exceptions
+from gradcheck_suite.verification.target.parameter_swap import ParameterSwap
+from gradcheck_suite.verification.target.pure_function import (
+    Constant,
+    Given,
+    PureFunction,
+    Variable,
+)
 from gradcheck_suite.verification.target.random_state import OwnGenerators
 from gradcheck_suite.verification.target.tree import leaves_with_paths, replace_leaves
 from gradcheck_suite.verification.text import one_line, short_name
@@ -35,18 +40,18 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.options import CheckOptions
 
-__all__ = ["build_subject"]
+__all__ = ["build_function"]
 
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
-def build_subject(
+def build_function(
     target: object,
     inputs: object,
     kwargs: Mapping[str, object] | None,
     options: CheckOptions,
-) -> Subject:
+) -> PureFunction:
     """Make a pure function of named tensors of what the user gave.
 
     Args:
@@ -79,17 +84,17 @@ def build_subject(
                 builder.tell_of_hooks(name, parameter)
     builder.require_variables(title, module=module)
 
-    stand_ins = None if module is None else StandIns(module)
+    parameter_swap = None if module is None else ParameterSwap(module)
 
     def run(given: Given) -> object:
         args = tuple(template(given) for template in arguments)
         named = {name: template(given) for name, template in keywords.items()}
-        if stand_ins is None:
+        if parameter_swap is None:
             return call(*args, **named)
         tensors = {name: slot(given) for name, slot in state.items()}
-        return stand_ins.call(tensors, args, named)
+        return parameter_swap.call(tensors, args, named)
 
-    return Subject(
+    return PureFunction(
         title=title,
         call=run,
         variables=tuple(builder.variables),
@@ -97,7 +102,7 @@ def build_subject(
         not_covered=(*builder.not_covered, *builder.shared_storage()),
         seed=options.seed,
         cast=options.cast,
-        stand_ins=stand_ins,
+        parameter_swap=parameter_swap,
         generators=OwnGenerators.reached_from(target, module, positional, keyword),
     )
 
@@ -152,7 +157,7 @@ class _Builder:
         prefix = "owner." if isinstance(module, (BoundMethod, ReadParameters)) else ""
         taken = {variable.name for variable in self.variables}
         slots: dict[str, _Slot] = {}
-        by_design = departures(module)
+        by_design = documented_exceptions(module)
         for full_name, parameter in module.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise UsageError(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Call", "Kind", "Recorder"]
+__all__ = ["Call", "CallRecorder", "Kind"]
 
 Kind: TypeAlias = Literal["function", "module", "container", "operation"]
 
@@ -77,7 +77,7 @@ class Call:
     parent: int | None
 
 
-class Recorder:
+class CallRecorder:
     """Hand every call of the wanted kinds to a visitor while a model runs."""
 
     def __init__(

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.target.call_recorder import Call
     from gradcheck_suite.verification.target.random_state import RandomState
 
-__all__ = ["Repeatable", "copied_module", "repeatable"]
+__all__ = ["ReplayableCall", "copied_module", "replayable"]
 
 _INTO_FIRST = ("__setitem__", "__delitem__")
 
 
 @dataclass(frozen=True, slots=True)
-class Repeatable:
+class ReplayableCall:
     """A call that can be made again and again without a trace.
 
     Attributes:
@@ -41,7 +41,7 @@ class Repeatable:
     evaluate: Callable[[Sequence[torch.Tensor]], object]
 
 
-def repeatable(call: Call, randomness: RandomState) -> Repeatable:
+def replayable(call: Call, randomness: RandomState) -> ReplayableCall:
     """Copy what a call is about to work on.
 
     Args:
@@ -97,7 +97,7 @@ def repeatable(call: Call, randomness: RandomState) -> Repeatable:
 
     if call.kind == "operation" and target is call.target:
         target = _named(target, call.name)
-    return Repeatable((*inputs, *parameters), target, args, kwargs, evaluate)
+    return ReplayableCall((*inputs, *parameters), target, args, kwargs, evaluate)
 
 
 def copied_module(module: nn.Module) -> nn.Module:

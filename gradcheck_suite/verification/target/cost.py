@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gradcheck_suite.verification.first_order.measure import Survey
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
-__all__ = ["Work", "ends_early", "work_of"]
+__all__ = ["Cost", "cost_of", "ends_early"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Cost:
     """What one call took.
 
     Attributes:
@@ -38,7 +38,7 @@ class Work:
     elements: int
 
 
-def work_of(subject: Subject) -> Work | None:
+def cost_of(subject: PureFunction) -> Cost | None:
     """Call a function at its point, without gradients, and count; None where it raises."""
     operators = elements = 0
 
@@ -54,7 +54,7 @@ def work_of(subject: Subject) -> Work | None:
             subject([variable.value for variable in subject.variables])
     except Exception:  # noqa: BLE001 - the user's function, perhaps off the point
         return None
-    return Work(operators, elements)
+    return Cost(operators, elements)
 
 
 _SCALES = (2.0**-10, 2.0**-3, 0.5, 1.5)
@@ -67,7 +67,7 @@ def ends_early(survey: Survey) -> bool:
     counts = set()
     for scale in (1.0, *_SCALES):
         values = [value * scale for value in survey.point.values]
-        work = work_of(survey.subject.elsewhere(values=values))
-        if work is not None:
-            counts.add(work.operators)
+        cost = cost_of(survey.subject.elsewhere(values=values))
+        if cost is not None:
+            counts.add(cost.operators)
     return len(counts) >= _FEWEST_COUNTS

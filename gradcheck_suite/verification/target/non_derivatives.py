@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 __all__ = [
     "CTC",
     "STRAIGHT_THROUGH",
-    "Departure",
-    "departures",
+    "DocumentedException",
+    "documented_exceptions",
     "is_straight_through",
     "log_probabilities",
 ]
 
 STRAIGHT_THROUGH = "straight_through"
 
-Departure: TypeAlias = "int | str"
+DocumentedException: TypeAlias = "int | str"
 """The row that gets no gradient, or why no row's is the derivative."""
 
 CTC = (
@@ -58,9 +58,9 @@ _SPECTRAL = (
 )
 
 
-def departures(module: nn.Module) -> dict[int, Departure]:
+def documented_exceptions(module: nn.Module) -> dict[int, DocumentedException]:
     """Return what is not the derivative, and why, by ``id`` of the parameter."""
-    found: dict[int, Departure] = {
+    found: dict[int, DocumentedException] = {
         id(weight): _SPECTRAL
         for weight, matrix, vector in power_iterations(module)
         if not _has_settled(matrix, vector)

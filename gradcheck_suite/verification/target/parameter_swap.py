@@ -19,13 +19,13 @@ from gradcheck_suite._torch_compat import standing_in, transform_is_active
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["StandIns"]
+__all__ = ["ParameterSwap"]
 
 _REFUSED = (torch.jit.ScriptModule, nn.DataParallel)
 """What ``functional_call`` says why it does not take."""
 
 
-class StandIns:
+class ParameterSwap:
     """A module whose parameters and buffers are those of the last call, until it is restored.
 
     Wrappers of ``torch.func`` die with their transform, and what is compiled is traced: such calls
@@ -34,7 +34,7 @@ class StandIns:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._standing = contextlib.ExitStack()
+        self._swapped = contextlib.ExitStack()
         self._tensors: dict[str, torch.Tensor] | None = None
 
     def call(
@@ -67,13 +67,13 @@ class StandIns:
     def restore(self) -> None:
         """Give the module its own tensors back."""
         self._tensors = None
-        self._standing.close()
+        self._swapped.close()
 
     def _put(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Put these in place; False if that can't be done but for a single call."""
         context = standing_in(self._module, tensors)
         if context is None:
             return False
-        self._standing.enter_context(context)
+        self._swapped.enter_context(context)
         self._tensors = tensors
         return True

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.verification.target.parameter_swap import StandIns
+    from gradcheck_suite.verification.target.parameter_swap import ParameterSwap
 
-__all__ = ["Arrangement", "Constant", "Given", "Output", "Subject", "Variable"]
+__all__ = ["Arrangement", "Constant", "Given", "Output", "PureFunction", "Variable"]
 
 Arrangement: TypeAlias = Callable[
     [Sequence[torch.Tensor], Sequence[torch.Tensor]],
@@ -127,7 +127,7 @@ class Output:
         return self.representation.dtype or self.tensor.dtype
 
 
-class Subject:
+class PureFunction:
     """A callable with its arguments, seen as a function of its variables.
 
     Attributes:
@@ -150,7 +150,7 @@ class Subject:
         not_covered: tuple[str, ...],
         seed: int,
         cast: torch.dtype | None,
-        stand_ins: StandIns | None = None,
+        parameter_swap: ParameterSwap | None = None,
         generators: OwnGenerators | None = None,
     ) -> None:
         self.title = title
@@ -164,7 +164,7 @@ class Subject:
         self._arrangement: Arrangement | None = None
         self._call = call
         self._cast = cast
-        self._stand_ins = stand_ins
+        self._parameter_swap = parameter_swap
         self._randomness = RandomState.from_seed(seed)
         self._generators = generators or OwnGenerators()
 
@@ -212,7 +212,7 @@ class Subject:
         values: Sequence[torch.Tensor] | None = None,
         constants: Sequence[torch.Tensor] | None = None,
         arrangement: Arrangement | None = None,
-    ) -> Subject:
+    ) -> PureFunction:
         """Return the same function at another point, or with its tensors arranged differently.
 
         Args:
@@ -221,7 +221,7 @@ class Subject:
             constants: for the constants.
             arrangement: what the tensors that the function takes pass through before each call.
         """
-        other = Subject(
+        other = PureFunction(
             title=self.title,
             call=self._call,
             variables=self.variables
@@ -239,14 +239,14 @@ class Subject:
             not_covered=self.not_covered,
             seed=self._seed,
             cast=self._cast,
-            stand_ins=self._stand_ins,
+            parameter_swap=self._parameter_swap,
             generators=self._generators,
         )
         other._count = self._count
         other._arrangement = arrangement
         return other
 
-    def compiled(self, *, whole: bool) -> Subject:
+    def compiled(self, *, whole: bool) -> PureFunction:
         """Return the same function, compiled by ``torch.compile`` on its first call.
 
         Args:
@@ -264,15 +264,15 @@ class Subject:
 
     def as_now(self) -> Callable[[], None]:
         """Return what makes ready for a backward of the last call, after others have been made."""
-        return _nothing if self._stand_ins is None else self._stand_ins.as_now()
+        return _nothing if self._parameter_swap is None else self._parameter_swap.as_now()
 
     def restore(self) -> None:
         """Give the module its own tensors back, and the program its generators as they were."""
         self._generators.restore()
-        if self._stand_ins is not None:
-            self._stand_ins.restore()
+        if self._parameter_swap is not None:
+            self._parameter_swap.restore()
 
-    def within(self, context: Callable[[], AbstractContextManager[object]]) -> Subject:
+    def within(self, context: Callable[[], AbstractContextManager[object]]) -> PureFunction:
         """Return the same function, every call of which runs in such a context."""
         other = copy.copy(self)
         call = self._call

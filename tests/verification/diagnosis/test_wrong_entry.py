@@ -8,7 +8,7 @@ from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.measure import Survey
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions
-from gradcheck_suite.verification.target.build import build_subject
+from gradcheck_suite.verification.target.build import build_function
 
 
 class Scaled(torch.autograd.Function):
@@ -47,7 +47,7 @@ class OneWeight(torch.autograd.Function):
 @pytest.fixture
 def survey():
     def build(function, *inputs):
-        subject = build_subject(function, inputs, None, CheckOptions())
+        subject = build_function(function, inputs, None, CheckOptions())
         outputs = subject.first_call()
         precision = precision_of([variable.value.dtype for variable in subject.variables])
         return Survey(subject, outputs, precision=precision, seed=0, probes=1)

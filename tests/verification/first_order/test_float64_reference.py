@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from gradcheck_suite.verification import check_gradients
-from gradcheck_suite.verification.first_order.float64_reference import twin_of
+from gradcheck_suite.verification.first_order.float64_reference import float64_reference_of
 from gradcheck_suite.verification.first_order.measure import Survey
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions
-from gradcheck_suite.verification.target.build import build_subject
+from gradcheck_suite.verification.target.build import build_function
 from tests.verification.wrong_functions import Scaled
 
 OPTIONS = {"variations": (), "order": 1}
@@ -55,7 +55,7 @@ def narrow_network(seed):
 
 
 def survey_of(function, x):
-    subject = build_subject(function, x, None, CheckOptions())
+    subject = build_function(function, x, None, CheckOptions())
     outputs = subject.first_call()
     return Survey(subject, outputs, precision=precision_of([x.dtype]), seed=0, probes=2)
 
@@ -103,9 +103,9 @@ def test_float32_tensors_of_a_function_s_own_are_cast_for_its_twin():
         lambda x: torch.cat([x @ weight, table]),
     ]
     for function in functions:
-        twin = twin_of(*_with_point(function))
-        assert twin is not None
-        assert twin.point.outputs[0].tensor.dtype is torch.float64
+        reference = float64_reference_of(*_with_point(function))
+        assert reference is not None
+        assert reference.point.outputs[0].tensor.dtype is torch.float64
     assert weight.dtype is layer.weight.dtype is torch.float32
 
 
@@ -117,21 +117,21 @@ def test_what_a_function_writes_to_keeps_its_type():
             seen.copy_(x).add_(1.0)
         return x.sin()
 
-    assert twin_of(*_with_point(watched)) is not None
+    assert float64_reference_of(*_with_point(watched)) is not None
     assert seen.dtype is torch.float32
 
 
 def test_a_function_that_is_float32_whatever_it_is_given_has_no_twin():
-    assert twin_of(*_with_point(lambda x: x.float().sin())) is None
+    assert float64_reference_of(*_with_point(lambda x: x.float().sin())) is None
 
 
 def test_another_function_in_float64_is_no_twin():
     def by_type(x):
         return x.sin() if x.dtype is torch.float32 else x.cos()
 
-    assert twin_of(*_with_point(by_type)) is None
+    assert float64_reference_of(*_with_point(by_type)) is None
     known = survey_of(torch.sin, drawn(4, 8))
-    assert twin_of(known, known.point) is not None
+    assert float64_reference_of(known, known.point) is not None
 
 
 def _with_point(function):
@@ -151,9 +151,9 @@ def test_a_function_with_the_same_values_here_alone_is_not_believed():
         return value
 
     known = survey_of(kinked, x)
-    twin = twin_of(known, known.point)
-    assert twin is not None
-    (steep,) = twin.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
+    reference = float64_reference_of(known, known.point)
+    assert reference is not None
+    (steep,) = reference.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
     assert steep > 1.0
     verdict = the_verdict(check_gradients(kinked, x, **OPTIONS))
     assert verdict.status != "fail"
@@ -162,8 +162,8 @@ def test_a_function_with_the_same_values_here_alone_is_not_believed():
 
 def test_the_twin_of_the_same_function_differs_by_rounding_alone():
     known = survey_of(lambda x: (8.0 * x).sin().abs(), drawn(30, 30))
-    twin = twin_of(known, known.point)
-    (steep,) = twin.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
+    reference = float64_reference_of(known, known.point)
+    (steep,) = reference.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
     assert steep < 1e-4
 
 
@@ -240,6 +240,6 @@ def test_no_twin_is_asked_once_the_time_is_up():
 
 def test_complex_constants_are_cast_for_a_twin():
     factor = torch.tensor([1.0 + 2.0j, -1.0j])
-    twin = twin_of(*_with_point(lambda x: (x[:, :2] * factor).real.relu()))
-    assert twin is not None
+    reference = float64_reference_of(*_with_point(lambda x: (x[:, :2] * factor).real.relu()))
+    assert reference is not None
     assert factor.dtype is torch.complex64

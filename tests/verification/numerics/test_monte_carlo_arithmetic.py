@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from gradcheck_suite import check_gradients
-from gradcheck_suite.verification.numerics.monte_carlo_arithmetic import other_roundings
+from gradcheck_suite.verification.numerics.monte_carlo_arithmetic import random_rounding
 
 
 def drawn(function, draws=6):
     results = []
     for draw in range(draws):
-        with other_roundings(draw):
+        with random_rounding(draw):
             results.append(function())
     return results
 
@@ -28,7 +28,7 @@ def test_results_of_arithmetic_move_by_their_last_bit_and_both_ways():
 
 def test_what_is_computed_twice_or_selected_comes_out_the_same():
     x = torch.tensor([2.0, 5.0, 5.0, 0.0])
-    with other_roundings(0):
+    with random_rounding(0):
         doubled, again = x * 2.0, x * 2.0
         largest = doubled.amax()
         same = (doubled == again).all(), (doubled == largest).sum(), doubled[3], x.clone() == x
@@ -48,7 +48,7 @@ def test_complex_numbers_move_too_and_other_types_do_not():
 
 def test_nothing_of_the_callers_is_written_to_and_nothing_stays():
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    with other_roundings(0):
+    with random_rounding(0):
         (x * x).sum().backward()
     assert x.tolist() == [1.0, 2.0]
     assert (x * 3.0).tolist() == [3.0, 6.0]

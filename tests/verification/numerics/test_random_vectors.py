@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 
 
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_element_of_a_direction_moves(seed):
-    drawn = spread_signs(torch.empty(200, dtype=torch.float64), generator_for(seed, 1))
+    drawn = random_signs(torch.empty(200, dtype=torch.float64), generator_for(seed, 1))
     assert bool(((drawn.abs() >= 0.5) & (drawn.abs() <= 1.5)).all())
     assert drawn.abs().unique().numel() == 200
     assert bool((drawn > 0).any())
@@ -24,7 +24,7 @@ def test_every_element_of_a_direction_moves(seed):
 
 def test_streams_are_independent_and_repeatable():
     like = torch.empty(8)
-    one, again, other = (spread_signs(like, generator_for(0, 1, n)) for n in (2, 2, 3))
+    one, again, other = (random_signs(like, generator_for(0, 1, n)) for n in (2, 2, 3))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 

@@ -12,7 +12,7 @@ from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.progress import Deadline
 from gradcheck_suite.verification.stages.full_jacobian import column_check
 from gradcheck_suite.verification.stages.full_jacobian.compare import compare_jacobians
-from gradcheck_suite.verification.target.build import build_subject
+from gradcheck_suite.verification.target.build import build_function
 
 SIZE = 96
 
@@ -58,7 +58,7 @@ def given(dtype=torch.float64):
 
 
 def compare(function, *inputs, deadline=None):
-    subject = build_subject(function, inputs, None, CheckOptions())
+    subject = build_function(function, inputs, None, CheckOptions())
     precision = precision_of([variable.value.dtype for variable in subject.variables])
     point = given_point(subject, subject.first_call(), eps=precision.eps)
     before = subject.evaluations
@@ -168,7 +168,7 @@ def test_time_may_run_out_between_groups():
 def test_little_to_gain_is_nothing_to_confirm():
     matrix = torch.ones(3, 5, dtype=torch.float64)
     assert (
-        column_check.confirm_columns(
+        column_check.check_columns(
             matrix,
             None,
             None,

@@ -10,11 +10,11 @@ from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.progress import Deadline
 from gradcheck_suite.verification.stages.full_jacobian.compare import compare_jacobians
-from gradcheck_suite.verification.target.build import build_subject
+from gradcheck_suite.verification.target.build import build_function
 
 
 def compare(function, *inputs, max_memory=2**30, deadline=None):
-    subject = build_subject(function, inputs, None, CheckOptions())
+    subject = build_function(function, inputs, None, CheckOptions())
     precision = precision_of([variable.value.dtype for variable in subject.variables])
     point = given_point(subject, subject.first_call(), eps=precision.eps)
     return compare_jacobians(

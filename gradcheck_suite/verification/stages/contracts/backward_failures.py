@@ -8,7 +8,7 @@ import torch
 
 from gradcheck_suite import _torch_compat, catalogue
 from gradcheck_suite.findings import Finding
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 from gradcheck_suite.verification.stages.contracts.forward_declarations import find_unmarked_writes
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.graph_walk import backward_location
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.verification.target.pure_function import Output, Subject
+    from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
 __all__ = ["explain_failure"]
 
@@ -27,7 +27,7 @@ _LONGEST = 160
 
 
 def explain_failure(
-    subject: Subject, outputs: Sequence[Output], error: BaseException
+    subject: PureFunction, outputs: Sequence[Output], error: BaseException
 ) -> list[Finding]:
     """Tell which Function broke which clause of its contract, where ``error`` came of it.
 
@@ -63,7 +63,7 @@ def _failing_node(
     """Run backward of one output and return the custom node in which it failed."""
     entered: list[tuple[Node, tuple[Any, ...]]] = []
     handles = [node.register_prehook(_noter(entered, node)) for node in nodes]
-    cotangent = spread_signs(tensor.detach(), generator_for(0))
+    cotangent = random_signs(tensor.detach(), generator_for(0))
     try:
         torch.autograd.grad(tensor, leaves, cotangent, retain_graph=True, allow_unused=True)
     except Exception:  # noqa: BLE001 - what is looked for

@@ -13,8 +13,8 @@ from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.graph_walk import method_location
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
     from gradcheck_suite.verification.stage import Known
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["constant_outputs", "find_unmarked_writes", "unmarked_writes"]
 
@@ -46,7 +46,7 @@ def unmarked_writes(known: Known, recording: RecordedCall) -> Iterator[Finding]:
 
 
 def find_unmarked_writes(
-    subject: Subject,
+    subject: PureFunction,
     values: Sequence[torch.Tensor],
     functions: Sequence[type],
     *,
@@ -171,7 +171,7 @@ def _stays(known: Known, name: str, tensor: torch.Tensor) -> bool:
     values = known.survey.point.values
     moved = [
         value
-        + (_STEP * scale * spread_signs(value, generator_for(index))).where(
+        + (_STEP * scale * random_signs(value, generator_for(index))).where(
             torch.isfinite(value), 0.0
         )
         for index, (value, scale) in enumerate(zip(values, scales_of(values), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, told
+from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, finding_of_breach
 from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.options import chosen_variations
@@ -21,13 +21,13 @@ from gradcheck_suite.verification.stages.contracts.function_nodes import (
 )
 from gradcheck_suite.verification.stages.contracts.vjp_checks import (
     Probed,
-    begin,
     probe_aliasing,
     probe_all_undefined,
     probe_layouts,
     probe_linearity,
     probe_undefined,
     probe_writing,
+    pulled_twice,
 )
 from gradcheck_suite.verification.target.graph_walk import graph_path
 from gradcheck_suite.verification.text import one_line
@@ -101,7 +101,9 @@ class _Probe:
             nodes = []
         for caught in nodes:
             name = caught.function.__qualname__
-            probed = begin(caught, caught.given, allowed=self._allowed) if caught.given else None
+            probed = (
+                pulled_twice(caught, caught.given, allowed=self._allowed) if caught.given else None
+            )
             if probed is None:
                 self.not_covered.append(f"{name}.backward can't be run by itself twice")
                 continue
@@ -110,7 +112,7 @@ class _Probe:
                 if breach.kind == "nonlinear" and self._is_linear(caught):
                     continue
                 number = "its output" if breach.output is None else f"output {breach.output}"
-                yield told(
+                yield finding_of_breach(
                     breach,
                     subject=f"{name}.backward",
                     output=number,
@@ -120,7 +122,7 @@ class _Probe:
     def _is_linear(self, caught: CaughtNode) -> bool:
         """Say whether a Function's backward is linear, and a hook beside it is not."""
         bare = BareNode(caught.node, caught.function)
-        probed = begin(bare, caught.given, allowed=self._allowed)
+        probed = pulled_twice(bare, caught.given, allowed=self._allowed)
         return isinstance(probed, Probed) and not list(probe_linearity(probed))
 
     def _of_outputs(self) -> Iterator[Finding]:
@@ -128,7 +130,7 @@ class _Probe:
         names = [f"`{output.name}`" for output in self._known.survey.point.outputs]
         given = {index: self._cotangents[index] for index in recording.attached}
         floors = [sum(column) for column in zip(*self._floors, strict=True)]
-        whole = begin(recording, given, allowed=self._allowed, floors=floors)
+        whole = pulled_twice(recording, given, allowed=self._allowed, floors=floors)
         if whole is None:
             self.not_covered.append("the contract of backward: it can't be run twice on one graph")
             return
@@ -146,7 +148,7 @@ class _Probe:
                 self.not_covered.append(f"undefined gradients: a hook raises ({breach.error})")
                 probed = ["linear"]
                 continue
-            yield told(
+            yield finding_of_breach(
                 breach,
                 subject=f"backward of {names[index]}",
                 output=names[index],

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Probed",
     "Pullback",
-    "begin",
     "probe_aliasing",
     "probe_all_undefined",
     "probe_layouts",
     "probe_linearity",
     "probe_undefined",
     "probe_writing",
+    "pulled_twice",
 ]
 
 Given: TypeAlias = Mapping[int, torch.Tensor]
@@ -88,7 +88,7 @@ class Probed:
         return max(row_differences(one, two, self.scales), default=0.0)
 
 
-def begin(
+def pulled_twice(
     pullback: Pullback, given: Given, *, allowed: float, floors: Sequence[float] | None = None
 ) -> Probed | Breach | None:
     """Run a pullback twice; None if it can't be run twice on one graph.

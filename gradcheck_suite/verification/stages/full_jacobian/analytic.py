@@ -18,7 +18,7 @@ from gradcheck_suite.verification.target.dense_views import dense
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["AnalyticJacobian", "Block"]
 
@@ -48,7 +48,7 @@ class AnalyticJacobian:
     """
 
     def __init__(
-        self, subject: Subject, point: Point, values: Sequence[torch.Tensor] | None = None
+        self, subject: PureFunction, point: Point, values: Sequence[torch.Tensor] | None = None
     ) -> None:
         self._subject = subject
         self._point = point

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gradcheck_suite.verification.stages.full_jacobian.numeric import NumericJacobian
 
-__all__ = ["Confirmed", "confirm_columns"]
+__all__ = ["CheckedColumns", "check_columns"]
 
 _STREAM = 7030
 # How many columns that share outputs move together. The more they are, the longer the step in their
@@ -38,7 +38,7 @@ _BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class CheckedColumns:
     """Columns that agree with the differences of groups of columns.
 
     Attributes:
@@ -57,7 +57,7 @@ class Confirmed:
     group: torch.Tensor
 
 
-def confirm_columns(
+def check_columns(
     dense: torch.Tensor,
     sets: torch.Tensor | None,
     numeric: NumericJacobian,
@@ -67,7 +67,7 @@ def confirm_columns(
     allowed: torch.Tensor,
     late: Callable[[], bool],
     keep: bool,
-) -> Confirmed | None:
+) -> CheckedColumns | None:
     """Confirm as many columns as possible.
 
     Args:
@@ -122,7 +122,9 @@ class _Run:
         self._unknown = None if bool(torch.isfinite(allowed).all()) else torch.isinf(allowed)
         self._late = late
 
-    def compared(self, sets: torch.Tensor | None, company: int, *, keep: bool) -> Confirmed | None:
+    def compared(
+        self, sets: torch.Tensor | None, company: int, *, keep: bool
+    ) -> CheckedColumns | None:
         """Confirm columns in groups of so many sets; None if too many groups fail."""
         count = len(self._dense)
         generator = generator_for(_STREAM, company, self._first)
@@ -130,7 +132,7 @@ class _Run:
             _neighbours(count, company) if sets is None else _shuffled(sets, company, generator)
         )
         groups, places = members.shape
-        weights = spread_signs(torch.empty(groups, _DRAWS, places, dtype=torch.float64), generator)
+        weights = random_signs(torch.empty(groups, _DRAWS, places, dtype=torch.float64), generator)
         weights += torch.where(weights < 0.0, -0.5, 0.5)
         columns = torch.zeros(count, dtype=torch.bool)
         moved = torch.zeros(count, dtype=torch.float64)
@@ -170,7 +172,9 @@ class _Run:
                 return None
             if self._late():
                 break
-        return Confirmed(columns, moved, largest / 2.0, torch.cat(kept) if keep else None, group)
+        return CheckedColumns(
+            columns, moved, largest / 2.0, torch.cat(kept) if keep else None, group
+        )
 
     def _evaluated(
         self, entries: torch.Tensor, weights: torch.Tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 
 __all__ = ["Grouping", "group_columns"]
 
@@ -74,5 +74,5 @@ def group_columns(dense: torch.Tensor) -> Grouping | None:
     rank[order] = torch.arange(count) - starts[block[order]]
     columns = torch.full((int(sizes.max()), len(names)), -1)
     columns[rank, block] = torch.arange(count)
-    weights = spread_signs(torch.empty(columns.shape, dtype=torch.float64), generator)
+    weights = random_signs(torch.empty(columns.shape, dtype=torch.float64), generator)
     return Grouping(columns, weights, block_of_output)

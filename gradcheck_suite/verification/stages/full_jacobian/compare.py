@@ -16,13 +16,13 @@ import torch
 from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 from gradcheck_suite.verification.stages.full_jacobian.analytic import AnalyticJacobian, Block
 from gradcheck_suite.verification.stages.full_jacobian.column_check import (
-    Confirmed,
-    confirm_columns,
+    CheckedColumns,
+    check_columns,
 )
 from gradcheck_suite.verification.stages.full_jacobian.column_grouping import (
     Grouping,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.numerics.precision import Precision
     from gradcheck_suite.verification.progress import Deadline
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["Comparison", "compare_jacobians"]
 
@@ -94,7 +94,7 @@ class Comparison:
 
 
 def compare_jacobians(
-    subject: Subject,
+    subject: PureFunction,
     point: Point,
     *,
     precision: Precision,
@@ -123,7 +123,7 @@ def compare_jacobians(
 class _Comparer:
     def __init__(
         self,
-        subject: Subject,
+        subject: PureFunction,
         point: Point,
         *,
         precision: Precision,
@@ -165,7 +165,7 @@ class _Comparer:
             for variable, value in enumerate(point.values)
             if value.numel()
         }
-        self._nudged: tuple[Block, torch.Tensor] | None = None
+        self._perturbed: tuple[Block, torch.Tensor] | None = None
 
     @staticmethod
     def _empty(outputs: int, inputs: int, keep: int) -> Comparison:
@@ -256,7 +256,7 @@ class _Comparer:
         everything = torch.arange(block.low, block.high)
         # Reading the pattern of few columns off takes longer than what it saves.
         grouping = group_columns(dense) if block.size > _FEW else None
-        confirmed = confirm_columns(
+        confirmed = check_columns(
             dense,
             None if grouping is None else grouping.columns,
             numeric,
@@ -279,7 +279,7 @@ class _Comparer:
                 done |= self._grouped(block, numeric, dense, step, grouping=grouping, done=done)
         return everything[~done]
 
-    def _note_confirmed(self, block: Block, dense: torch.Tensor, confirmed: Confirmed) -> None:
+    def _note_confirmed(self, block: Block, dense: torch.Tensor, confirmed: CheckedColumns) -> None:
         columns = confirmed.columns
         if not bool(columns.any()):
             return
@@ -458,22 +458,22 @@ class _Comparer:
         Inputs that differ in their last bit are as good as the given ones: what their gradients
         differ by, no gradient can be blamed for.
         """
-        if self._nudged is None or self._nudged[0] != block:
+        if self._perturbed is None or self._perturbed[0] != block:
             try:
                 (dense,) = AnalyticJacobian(
                     self._subject, self._point, self._nudged_values()
                 ).block([block], max_memory=self._max_memory // 4)
             except Exception:  # noqa: BLE001 - the user's function may fail off the given point
                 return torch.ones_like(difference, dtype=torch.bool)
-            self._nudged = block, dense.t()
-        other = self._nudged[1][entries - block.low].double()
+            self._perturbed = block, dense.t()
+        other = self._perturbed[1][entries - block.low].double()
         noise = torch.nan_to_num((other - expected).abs(), nan=0.0, posinf=0.0)
         return ~(difference <= _ROUNDINGS * noise)
 
     def _nudged_values(self) -> list[torch.Tensor]:
         values = []
         for index, value in enumerate(self._point.values):
-            towards = torch.inf * spread_signs(value, generator_for(_NUDGE, index))
+            towards = torch.inf * random_signs(value, generator_for(_NUDGE, index))
             values.append(torch.where(value == 0, value, torch.nextafter(value, towards)))
         return values
 

@@ -19,7 +19,7 @@ from gradcheck_suite.verification.numerics.evaluation_point import Point, evalua
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["Columns", "NumericJacobian"]
 
@@ -81,7 +81,9 @@ class Columns:
 class NumericJacobian:
     """Differences of all outputs of a subject along single entries of one variable."""
 
-    def __init__(self, subject: Subject, point: Point, variable: int, *, max_memory: int) -> None:
+    def __init__(
+        self, subject: PureFunction, point: Point, variable: int, *, max_memory: int
+    ) -> None:
         self._subject = subject
         self._point = point
         self._variable = variable

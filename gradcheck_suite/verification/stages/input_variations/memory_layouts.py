@@ -16,8 +16,8 @@ from gradcheck_suite.verification.numerics.gradient_comparison import noise_floo
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.stages.input_variations.messages import (
+    as_layout_dependent,
     backward_fails,
-    told_as_layout,
 )
 from gradcheck_suite.verification.stages.input_variations.rerun import attempt
 from gradcheck_suite.verification.target.graph_walk import graph_path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.numerics.recorded_call import Row
     from gradcheck_suite.verification.stage import Known
-    from gradcheck_suite.verification.target.pure_function import Arrangement, Subject
+    from gradcheck_suite.verification.target.pure_function import Arrangement, PureFunction
 
 __all__ = [
     "LayoutResult",
@@ -174,7 +174,7 @@ class _Place:
     varies: bool
 
 
-def _places(subject: Subject, layout: str) -> list[_Place]:
+def _places(subject: PureFunction, layout: str) -> list[_Place]:
     """List the inputs that this layout changes."""
 
     def suits(tensor: torch.Tensor) -> bool:
@@ -239,11 +239,13 @@ def _tried(known: Known, layout: str, places: Sequence[_Place]) -> LayoutResult:
     return LayoutResult(covered=False, not_covered=(f"{label}: the outputs depend on the layout",))
 
 
-def _confirmed(known: Known, varied: Subject, layout: str, names: Sequence[str]) -> LayoutResult:
+def _confirmed(
+    known: Known, varied: PureFunction, layout: str, names: Sequence[str]
+) -> LayoutResult:
     """Ask finite differences whether the gradients for a layout are wrong."""
     trial = attempt(known, varied)
     if trial.status == "failed":
-        told = told_as_layout(trial.findings, layout=layout, names=names)
+        told = as_layout_dependent(trial.findings, layout=layout, names=names)
         return LayoutResult(covered=False, findings=tuple(told))
     if trial.status == "held":
         return LayoutResult(covered=True)

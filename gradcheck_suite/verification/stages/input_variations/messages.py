@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import JSON
     from gradcheck_suite.verification.target.graph_walk import GraphPath
 
-__all__ = ["backward_fails", "told_as_layout", "told_under_variation"]
+__all__ = ["as_layout_dependent", "backward_fails", "under_variation"]
 
 
-def told_under_variation(
+def under_variation(
     findings: Iterable[Finding], *, kind: str, words: str, hint: str
 ) -> Iterator[Finding]:
     """Say in each finding that it holds only under a variation of the inputs.
@@ -38,7 +38,7 @@ def told_under_variation(
         )
 
 
-def told_as_layout(
+def as_layout_dependent(
     findings: Iterable[Finding], *, layout: str, names: Iterable[str]
 ) -> Iterator[Finding]:
     """Turn wrong gradients that only one layout of the inputs shows into GCS609."""

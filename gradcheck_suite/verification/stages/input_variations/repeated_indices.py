@@ -19,20 +19,20 @@ from gradcheck_suite.verification.numerics.directional_derivative import (
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate, given_point
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.stage import Known
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["is_overwritten", "repeats_indices"]
 
 _STREAM = 95
 
 
-def repeats_indices(known: Known, subject: Subject) -> bool:
+def repeats_indices(known: Known, subject: PureFunction) -> bool:
     """Say whether integer inputs hold values twice that they hold once at the given point."""
     return any(
         before.kind == "input"
@@ -43,7 +43,7 @@ def repeats_indices(known: Known, subject: Subject) -> bool:
     )
 
 
-def is_overwritten(known: Known, subject: Subject, pair: tuple[int, int]) -> bool:
+def is_overwritten(known: Known, subject: PureFunction, pair: tuple[int, int]) -> bool:
     """Say whether the entry whose gradient is most wrong does not reach the output at all."""
     output, variable = pair
     precision = known.survey.precision
@@ -57,7 +57,7 @@ def is_overwritten(known: Known, subject: Subject, pair: tuple[int, int]) -> boo
     gradients = differentiate(subject, point, cotangents)
     value = point.values[variable]
     scale = scales_of(point.values)[variable]
-    direction = spread_signs(value, generator_for(known.options.seed, _STREAM, 1)) * scale
+    direction = random_signs(value, generator_for(known.options.seed, _STREAM, 1)) * scale
 
     def deviation(low: int, high: int) -> float:
         part = torch.zeros_like(direction).flatten()

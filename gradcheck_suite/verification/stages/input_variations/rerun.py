@@ -26,12 +26,12 @@ from gradcheck_suite.verification.numerics.directional_derivative import (
 from gradcheck_suite.verification.numerics.evaluation_point import Point, given_point
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 from gradcheck_suite.verification.stage import Known
 from gradcheck_suite.verification.stages.contracts.backward_failures import explain_failure
-from gradcheck_suite.verification.target.pure_function import Subject
+from gradcheck_suite.verification.target.pure_function import PureFunction
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _RelativeSurvey(Survey):
 
 def attempt(
     known: Known,
-    subject: Subject,
+    subject: PureFunction,
     *,
     pairs: Iterable[Pair] | None = None,
     resized: bool = False,
@@ -116,7 +116,7 @@ def _held(known: Known, unresolved: frozenset[Pair]) -> Trial:
     return Trial("undecided", _undecided(known, unresolved)) if unresolved else Trial("held")
 
 
-def attempt_non_finite(known: Known, subject: Subject) -> Trial:
+def attempt_non_finite(known: Known, subject: PureFunction) -> Trial:
     """Look for NaN and Inf alone in the gradients of a varied subject, all of them at once."""
     try:
         outputs = _matching(known, subject.first_call(), resized=False)
@@ -144,7 +144,7 @@ def attempt_non_finite(known: Known, subject: Subject) -> Trial:
     return replace(trial, findings=findings)
 
 
-def extends(known: Known, larger: Subject) -> bool:
+def extends(known: Known, larger: PureFunction) -> bool:
     """Say whether a subject with more entries gives what it gave before for those it had."""
     outputs = _matching(known, larger.first_call(), resized=True)
     if isinstance(outputs, str):
@@ -167,7 +167,7 @@ class _Probe:
     """One look at all gradients of a point, along one direction."""
 
     known: Known
-    subject: Subject
+    subject: PureFunction
     point: Point
     cotangents: Sequence[torch.Tensor]
     gradients: Gradients
@@ -232,7 +232,7 @@ def _differs(result: object) -> bool:
 
 
 def _confirm(
-    known: Known, subject: Subject, outputs: Sequence[Output], counted: frozenset[Pair]
+    known: Known, subject: PureFunction, outputs: Sequence[Output], counted: frozenset[Pair]
 ) -> Trial:
     try:
         survey = _RelativeSurvey(
@@ -303,4 +303,4 @@ def _undecided(
 def _relative(value: torch.Tensor, scale: float, generator: torch.Generator) -> torch.Tensor:
     size = torch.where(value == 0, torch.full_like(value, scale), value.abs())
     # What is not finite is never moved.
-    return (spread_signs(value, generator) * size).where(torch.isfinite(value), 0.0)
+    return (random_signs(value, generator) * size).where(torch.isfinite(value), 0.0)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.stage import Known
     from gradcheck_suite.verification.target.pure_function import Arrangement
 
-__all__ = ["AloneResult", "try_alone"]
+__all__ = ["SingleInputResult", "try_single_inputs"]
 
 # Up to here each by itself; from here on halves, such that every two are apart in one of them.
 _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class AloneResult:
+class SingleInputResult:
     """Whether every variable was tried without each other one; findings; what was refused."""
 
     covered: bool
@@ -36,7 +36,7 @@ class AloneResult:
     not_covered: tuple[str, ...] = ()
 
 
-def try_alone(known: Known) -> AloneResult:
+def try_single_inputs(known: Known) -> SingleInputResult:
     """Compare the gradients of some variables, where only they require grad, with those of all.
 
     The gradient of each was verified where all require grad, so one that differs, is None or
@@ -54,7 +54,7 @@ def try_alone(known: Known) -> AloneResult:
             if key not in seen:
                 findings.append(outcome)
             seen.add(key)
-    return AloneResult(not lines and not findings, tuple(findings), tuple(lines[:3]))
+    return SingleInputResult(not lines and not findings, tuple(findings), tuple(lines[:3]))
 
 
 def _subsets(known: Known) -> Iterator[frozenset[int]]:

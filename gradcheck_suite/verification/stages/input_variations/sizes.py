@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, spread_signs
-from gradcheck_suite.verification.target.cost import work_of
+from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
+from gradcheck_suite.verification.target.cost import cost_of
 from gradcheck_suite.verification.target.dense_views import PLAIN
-from gradcheck_suite.verification.target.pure_function import Subject
+from gradcheck_suite.verification.target.pure_function import PureFunction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,15 +45,15 @@ class Resized:
         rule: what sizes are then, in words.
     """
 
-    subject: Subject
+    subject: PureFunction
     words: str
     hint: str
-    others: tuple[Subject, ...] = ()
-    multiple: Subject | None = None
+    others: tuple[PureFunction, ...] = ()
+    multiple: PureFunction | None = None
     rule: str = ""
 
 
-def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Resized]:
+def resized_subjects(subject: PureFunction, seed: int, *, large: bool) -> Iterator[Resized]:
     """Yield the subject with its inputs resized, in one dimension at a time.
 
     Inputs that have the same size there are resized along, or only those of as many dimensions;
@@ -101,7 +101,7 @@ def resized_subjects(subject: Subject, seed: int, *, large: bool) -> Iterator[Re
         )
 
 
-def _affordable(subject: Subject, seed: int, leading: int, wanted: int) -> int:
+def _affordable(subject: PureFunction, seed: int, leading: int, wanted: int) -> int:
     """Return a first dimension at which a call makes no more elements than it should.
 
     What makes elements in proportion to the first dimension stays below by itself; all pairs of
@@ -109,8 +109,8 @@ def _affordable(subject: Subject, seed: int, leading: int, wanted: int) -> int:
     """
     if wanted <= 2 * leading:
         return wanted
-    small = work_of(subject)
-    double = work_of(_Resizing(0, leading, 2 * leading, None).of(subject, seed))
+    small = cost_of(subject)
+    double = cost_of(_Resizing(0, leading, 2 * leading, None).of(subject, seed))
     if small is None or double is None or not 0 < 2 * small.elements < double.elements:
         return wanted
     power = math.log2(double.elements / small.elements)
@@ -118,7 +118,7 @@ def _affordable(subject: Subject, seed: int, leading: int, wanted: int) -> int:
     return min(wanted, int(most))
 
 
-def _may_shrink(subject: Subject) -> bool:
+def _may_shrink(subject: PureFunction) -> bool:
     """Return whether no index can come to lie outside: those kill a process that runs on a GPU."""
     given = [variable.value for variable in subject.variables]
     given += [constant.value for constant in subject.constants]
@@ -134,7 +134,7 @@ class _Resizing:
     new: int
     rank: int | None
 
-    def of(self, subject: Subject, seed: int) -> Subject:
+    def of(self, subject: PureFunction, seed: int) -> PureFunction:
         """Return the subject with its inputs resized."""
         values = [
             self._resized(variable.value, generator_for(seed, _STREAM, index))
@@ -160,7 +160,7 @@ class _Resizing:
         resized = value.index_select(self.dimension, places)
         if generator is None or not resized.is_floating_point() or self.new < self.old:
             return resized
-        drawn = spread_signs(resized, generator) * _JITTER
+        drawn = random_signs(resized, generator) * _JITTER
         drawn.narrow(self.dimension, 0, self.old).zero_()
         return resized * (1.0 + drawn)
 

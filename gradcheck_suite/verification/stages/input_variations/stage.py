@@ -12,7 +12,7 @@ from gradcheck_suite.verification.options import LAYOUTS, chosen_variations
 from gradcheck_suite.verification.stage import Known, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import has_custom_code
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import try_layout
-from gradcheck_suite.verification.stages.input_variations.messages import told_under_variation
+from gradcheck_suite.verification.stages.input_variations.messages import under_variation
 from gradcheck_suite.verification.stages.input_variations.repeated_indices import (
     is_overwritten,
     repeats_indices,
@@ -23,7 +23,7 @@ from gradcheck_suite.verification.stages.input_variations.rerun import (
     attempt_non_finite,
     extends,
 )
-from gradcheck_suite.verification.stages.input_variations.single_input import try_alone
+from gradcheck_suite.verification.stages.input_variations.single_input import try_single_inputs
 from gradcheck_suite.verification.stages.input_variations.sizes import Resized, resized_subjects
 from gradcheck_suite.verification.stages.input_variations.values import (
     Change,
@@ -38,7 +38,7 @@ from gradcheck_suite.verification.target.cost import ends_early
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["vary_inputs"]
 
@@ -116,7 +116,7 @@ class _Run:
         """Try each input alone requiring grad."""
         if "alone" not in self.names or len(self.known.subject.variables) < 2:  # noqa: PLR2004
             return
-        result = try_alone(self.known)
+        result = try_single_inputs(self.known)
         if result.covered:
             self.covered.append("alone")
         self._tell(result.findings)
@@ -185,9 +185,7 @@ class _Run:
                 held = True
             else:
                 # What raises is no silent mistake, and the size may be none that is meant.
-                told = told_under_variation(
-                    raised, kind="sizes", words=resized.words, hint=resized.hint
-                )
+                told = under_variation(raised, kind="sizes", words=resized.words, hint=resized.hint)
                 self._tell(replace(finding, severity=Severity.WARNING) for finding in told)
                 refused.append(f"sizes, {resized.words}: {trial.reason}")
         if held:
@@ -195,7 +193,7 @@ class _Run:
         elif refused:
             self.not_covered.append(refused[0])
 
-    def _holds(self, subject: Subject | None) -> bool:
+    def _holds(self, subject: PureFunction | None) -> bool:
         return subject is not None and attempt(self.known, subject, resized=True).status == "held"
 
     def _attempt(self, changes: Sequence[Change]) -> Trial:
@@ -237,7 +235,7 @@ class _Run:
         self,
         findings: Iterable[Finding],
         trial: Trial | None = None,
-        subject: Subject | None = None,
+        subject: PureFunction | None = None,
     ) -> None:
         """Keep findings that name something new; one mistake often shows in several ways."""
         if trial is not None and subject is not None and repeats_indices(self.known, subject):
@@ -256,7 +254,7 @@ class _Run:
 
 
 def _told(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:
-    return told_under_variation(trial.findings, kind=kind, words=words, hint=hint)
+    return under_variation(trial.findings, kind=kind, words=words, hint=hint)
 
 
 def _for_multiples(finding: Finding, resized: Resized) -> Finding:

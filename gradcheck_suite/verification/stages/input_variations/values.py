@@ -14,14 +14,14 @@ import torch
 
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
+    random_signs,
     scales_of,
-    spread_signs,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradcheck_suite.verification.target.pure_function import Subject
+    from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["Change", "changed", "huge_values", "magnitude_halves", "tiny_values", "value_changes"]
 
@@ -63,7 +63,7 @@ class Change:
         ]
 
 
-def changed(subject: Subject, changes: Sequence[Change]) -> Subject:
+def changed(subject: PureFunction, changes: Sequence[Change]) -> PureFunction:
     """Return the subject with all these changes; of two for one tensor the later holds."""
     values = {index: variable.value for index, variable in enumerate(subject.variables)}
     constants = {index: constant.value for index, constant in enumerate(subject.constants)}
@@ -75,7 +75,7 @@ def changed(subject: Subject, changes: Sequence[Change]) -> Subject:
     )
 
 
-def value_changes(subject: Subject, seed: int, names: frozenset[str]) -> list[Change]:
+def value_changes(subject: PureFunction, seed: int, names: frozenset[str]) -> list[Change]:
     """List the changes that make sense for the values that were given.
 
     The last one that is asked for contains those before it where they meet in one tensor, so that
@@ -103,7 +103,7 @@ def value_changes(subject: Subject, seed: int, names: frozenset[str]) -> list[Ch
     return found
 
 
-def magnitude_halves(subject: Subject, seed: int) -> list[Change]:
+def magnitude_halves(subject: PureFunction, seed: int) -> list[Change]:
     """Return the change of magnitudes in two: only larger ones, only smaller ones."""
     current = [variable.value for variable in subject.variables]
     halves = (
@@ -113,14 +113,14 @@ def magnitude_halves(subject: Subject, seed: int) -> list[Change]:
     return [Change(change.kind, words, change.variables) for change, words in halves if change]
 
 
-def tiny_values(subject: Subject, seed: int) -> Change | None:
+def tiny_values(subject: PureFunction, seed: int) -> Change | None:
     """Make all inputs a thousandth to a hundred-millionth of what they are."""
     current = [variable.value for variable in subject.variables]
     change = _magnitudes(subject, current, seed, (_TINY,))
     return change and Change(change.kind, "for tiny values", change.variables)
 
 
-def huge_values(subject: Subject, seed: int) -> Change | None:
+def huge_values(subject: PureFunction, seed: int) -> Change | None:
     """Make all inputs so large that their exponentials overflow; each keeps its sign."""
     moved = {}
     for index, variable in enumerate(subject.variables):
@@ -137,7 +137,7 @@ def huge_values(subject: Subject, seed: int) -> Change | None:
 
 
 def _off_special(
-    subject: Subject, current: Sequence[torch.Tensor], scales: Sequence[float], seed: int
+    subject: PureFunction, current: Sequence[torch.Tensor], scales: Sequence[float], seed: int
 ) -> Change | None:
     moved: dict[int, torch.Tensor] = {}
     names = []
@@ -145,7 +145,7 @@ def _off_special(
         special = _special(value)
         if special is None:
             continue
-        drawn = spread_signs(value, generator_for(seed, _SPECIAL, index)) * _SPREAD
+        drawn = random_signs(value, generator_for(seed, _SPECIAL, index)) * _SPREAD
         # A constant keeps its sign; zeros get the scale of the other tensors.
         size = torch.where(value == 0, torch.full_like(value, scales[index]), value.abs())
         moved[index] = value + drawn * size
@@ -183,7 +183,7 @@ def _both_signs(
         positive, negative = bool((value > 0).any()), bool((value < 0).any())
         if positive and negative:
             continue
-        drawn = spread_signs(value, generator_for(seed, _SIGNS, index))
+        drawn = random_signs(value, generator_for(seed, _SIGNS, index))
         if value.numel() == 1:
             drawn = -value.sign() * drawn.abs()
         size = torch.where(value == 0, torch.full_like(value, scales[index]), value.abs())
@@ -195,7 +195,7 @@ def _both_signs(
 
 
 def _magnitudes(
-    subject: Subject,
+    subject: PureFunction,
     current: Sequence[torch.Tensor],
     seed: int,
     ranges: Sequence[tuple[float, float]],
@@ -215,7 +215,7 @@ def _magnitudes(
     return Change("magnitudes", "for larger or smaller values", moved) if moved else None
 
 
-def _repeated_indices(subject: Subject) -> Change | None:
+def _repeated_indices(subject: PureFunction) -> Change | None:
     moved = {}
     names = []
     for index, constant in enumerate(subject.constants):
