@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 
@@ -50,6 +50,8 @@ class CheckOptions:
             those of a module are.
         localize_by: what to write to look for the wrong call inside of what is checked; None where
             a report is not to name it.
+        examined: custom Functions that are being checked by themselves: they are what is to blame
+            there, and only the outcome counts.
     """
 
     cast: torch.dtype | None = None
@@ -67,6 +69,7 @@ class CheckOptions:
     max_memory: int = 2**30
     closures: bool = True
     localize_by: str | None = None
+    examined: frozenset[type] = frozenset()
 
     @classmethod
     def validated(
@@ -133,7 +136,7 @@ class CheckOptions:
             time_limit=None if time_limit is None else float(cast("float", time_limit)),
             max_memory=cast("int", max_memory),
             localize_by=localize_by,
-            **cast("dict[str, bool]", switches),
+            **cast("dict[str, Any]", switches),
         )
 
 

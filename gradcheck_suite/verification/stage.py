@@ -1,49 +1,66 @@
 """What the stages of a check hand to one another.
 
 A check goes through stages in a fixed order, cheapest first (see ``check.py``). Everything after
-the first survey is a stage: a function of what is known so far that returns what it adds.
+the first measurement is a stage: a function of what is known so far that returns what it adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gradcheck_suite.findings import Finding, Verdict
+from gradcheck_suite.findings import Finding, Report, Verdict
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.first_order.measure import Survey
-from gradcheck_suite.verification.numerics.decision import Conclusion
+from gradcheck_suite.verification.first_order.measure import GradientMeasurement
+from gradcheck_suite.verification.numerics.decision import Conclusion, Pair
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.progress import Deadline
-from gradcheck_suite.verification.target.pure_function import PureFunction
 
-__all__ = ["Known", "Stage", "StageResult"]
+if TYPE_CHECKING:
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.target.pure_function import PureFunction
+
+__all__ = ["CheckState", "Checker", "Stage", "StageResult"]
+
+
+Checker: TypeAlias = Callable[[Any, Any, "Mapping[str, Any] | None", CheckOptions], Report]
+"""Checks a function or module with these inputs and keyword arguments: ``check_with``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a stage may look at.
+class CheckState:
+    """What is known so far, which a stage may look at.
 
     Attributes:
-        subject: the function that is checked.
-        survey: first-order measurements at the given point.
+        measurement: first-order measurements at the given point.
         conclusions: what they came to for each (output, variable) pair of indices.
         options: what the caller asked for.
+        check: checks a part of the function by itself.
         deadline: when to stop; a stage that stops early says so under ``not_covered``.
         findings: what earlier stages found.
     """
 
-    subject: PureFunction
-    survey: Survey
-    conclusions: Mapping[tuple[int, int], Conclusion]
+    measurement: GradientMeasurement
+    conclusions: Mapping[Pair, Conclusion]
     options: CheckOptions
+    check: Checker
     deadline: Deadline = Deadline()  # noqa: RUF009 - it is frozen
     findings: tuple[Finding, ...] = ()
 
     @property
+    def context(self) -> ProbeContext:
+        """The function at the given point, and what probes of it share."""
+        return self.measurement.context
+
+    @property
+    def subject(self) -> PureFunction:
+        """The function that is checked."""
+        return self.measurement.context.subject
+
+    @property
     def clean(self) -> bool:
-        """Whether no gradient was found to be wrong so far."""
+        """Return whether no gradient was found to be wrong so far."""
         wrong = any(finding.severity is Severity.ERROR for finding in self.findings)
         return not wrong and all(
             conclusion.status != "fail" for conclusion in self.conclusions.values()
@@ -67,4 +84,4 @@ class StageResult:
     not_covered: tuple[str, ...] = ()
 
 
-Stage: TypeAlias = Callable[[Known], StageResult]
+Stage: TypeAlias = Callable[[CheckState], StageResult]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.decision import Conclusion
     from gradcheck_suite.verification.numerics.directional_derivative import Measurement
 
@@ -70,7 +70,7 @@ def first_look(measurements: Sequence[Measurement]) -> Diagnosis:
 
 
 def diagnose(
-    survey: Survey,
+    context: ProbeContext,
     conclusions: Mapping[tuple[int, int], Conclusion],
     pair: tuple[int, int],
     *,
@@ -83,7 +83,7 @@ def diagnose(
     more.
 
     Args:
-        survey: what was measured so far.
+        context: gives the function, the point and random draws.
         conclusions: what it came to, for every pair.
         pair: the output and the variable.
         first: what the failed measurements show.
@@ -92,9 +92,9 @@ def diagnose(
     output, variable = pair
     step = conclusions[pair].shown.estimate.step
     try:
-        evidence, found = _one_of_many(survey, pair, step, entry)
+        evidence, found = _one_of_many(context, pair, step, entry)
         if evidence is None or found is None:
-            evidence = Evidence(survey, output, variable, step)
+            evidence = Evidence(context, output, variable, step)
             found = _kind_of_mistake(evidence, first, entry)
         conditions = conditions_of(evidence, conclusions)
     except Exception:  # noqa: BLE001 - the user's backward may refuse any other cotangent
@@ -107,12 +107,12 @@ def diagnose(
 
 
 def _one_of_many(
-    survey: Survey, pair: tuple[int, int], step: float, entry: WrongEntry | None
+    context: ProbeContext, pair: tuple[int, int], step: float, entry: WrongEntry | None
 ) -> tuple[Evidence | None, Diagnosis | None]:
     """Say that one entry is wrong, where that is known and no factor explains it as well."""
     if entry is None or not entry.exact or entry.count > 1 or entry.total <= _MANY:
         return None, None
-    evidence = Evidence(survey, *pair, step, probes=_FEWEST_PROBES)
+    evidence = Evidence(context, *pair, step, probes=_FEWEST_PROBES)
     if evidence.factor(lambda probe: probe.gradient) is not None:
         return None, None
     claim = claim_on_one_entry(evidence, entry)
@@ -131,12 +131,12 @@ def _kind_of_mistake(evidence: Evidence, first: Diagnosis, entry: WrongEntry | N
         ratio, error = 1.0 / factor, max(error / factor**2, _LEAST_ERROR)
         if abs(ratio + 1.0) <= error:
             return Diagnosis("sign", ratio=-1.0)
-        survey = evidence.survey
+        context = evidence.context
         shapes = [
             (known.name, tuple(value.shape))
-            for known, value in zip(survey.subject.variables, survey.point.values, strict=True)
+            for known, value in zip(context.subject.variables, context.point.values, strict=True)
         ]
-        shapes += [(known.name, tuple(known.tensor.shape)) for known in survey.point.outputs]
+        shapes += [(known.name, tuple(known.tensor.shape)) for known in context.point.outputs]
         name = name_ratio(ratio, error, shapes)
         return Diagnosis("factor", ratio=ratio, ratio_name=name)
     few = entry is not None and entry.count <= _FEW * entry.total

@@ -36,20 +36,20 @@ def conditions_of(
 
 def claim_on_staleness(evidence: Evidence) -> Claim | None:
     """See whether the gradient stays the same at other values, where the derivative does not."""
-    survey = evidence.survey
+    context = evidence.context
     if not evidence.sharp:
         return None
     offsets = [
         0.25 * value.abs() * random_signs(value, generator_for(_STREAM, index))
-        for index, value in enumerate(survey.point.values)
+        for index, value in enumerate(context.point.values)
     ]
-    moved = shifted_point(survey.subject, survey.point, offsets)
+    moved = shifted_point(context.subject, context.point, offsets)
     probe = evidence.probes[0]
     if moved is None or not bool((probe.gradient != 0.0).any()):
         return None
     cotangents = [torch.zeros_like(known.tensor) for known in moved.outputs]
     cotangents[evidence.output] = probe.cotangent.to(moved.outputs[evidence.output].tensor.dtype)
-    row = differentiate(survey.subject, moved, cotangents).rows[evidence.output]
+    row = differentiate(context.subject, moved, cotangents).rows[evidence.output]
     there = row[evidence.variable]
     if there is None or not torch.equal(there.double(), probe.gradient):
         return None
@@ -65,7 +65,7 @@ def claim_on_staleness(evidence: Evidence) -> Claim | None:
 
 
 def _only_this_dtype(evidence: Evidence) -> Claim | None:
-    point, subject = evidence.survey.point, evidence.survey.subject
+    point, subject = evidence.context.point, evidence.context.subject
     dtype = point.values[evidence.variable].dtype
     if dtype == torch.float64 or not evidence.sharp:
         return None
@@ -81,7 +81,7 @@ def _only_this_dtype(evidence: Evidence) -> Claim | None:
 
 
 def _only_this_layout(evidence: Evidence) -> Claim | None:
-    point, subject = evidence.survey.point, evidence.survey.subject
+    point, subject = evidence.context.point, evidence.context.subject
     if all(value.is_contiguous() for value in point.values) or not evidence.sharp:
         return None
     values = [value.contiguous() for value in point.values]
@@ -94,8 +94,8 @@ def _is_right_there(
     evidence: Evidence, subject: PureFunction, values: Sequence[torch.Tensor]
 ) -> bool:
     """Say whether the analytic gradient of a twin of the function agrees with every probe."""
-    outputs = evidence.survey.point.outputs
-    place = replace(evidence.survey.point, values=tuple(values))
+    outputs = evidence.context.point.outputs
+    place = replace(evidence.context.point, values=tuple(values))
 
     def gradient(cotangent: torch.Tensor) -> torch.Tensor:
         cotangents = [torch.zeros_like(known.tensor) for known in outputs]
@@ -120,6 +120,6 @@ def _only_this_output(
     }
     if not others or set(others.values()) != {"pass"}:
         return None
-    names = [f"`{evidence.survey.point.outputs[output].name}`" for output in sorted(others)]
+    names = [f"`{evidence.context.point.outputs[output].name}`" for output in sorted(others)]
     shown = names[0] if len(names) == 1 else f"the {len(names)} other outputs"
     return Claim("output", f"only for this output: that of {shown} is right")

@@ -1,4 +1,4 @@
-"""Turn what a survey concluded into findings, one for each mistake."""
+"""Turn what was concluded on each gradient into findings, one for each mistake."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from gradcheck_suite.verification.diagnosis import messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, finding_of_breach
-from gradcheck_suite.verification.diagnosis.function_isolation import is_examined, wrong_functions
+from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.target.cost import ends_early
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
-    from gradcheck_suite.verification.first_order.measure import Survey
-    from gradcheck_suite.verification.numerics.decision import Conclusion, Pair
+    from gradcheck_suite.verification.numerics.decision import Pair
     from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+    from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.graph_walk import GraphPath
 
 __all__ = ["find_mistakes"]
@@ -41,30 +41,31 @@ _NOT_ZERO = "is not zero, although the function is made of steps and stays the s
 _NO_EFFECT = "is not zero, although the output stays the same however far it is moved"
 
 
-def find_mistakes(survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> Iterator[Finding]:
+def find_mistakes(state: CheckState) -> Iterator[Finding]:
     """Yield a finding for each breach of contract and each wrong gradient."""
-    wrong = [pair for pair, conclusion in conclusions.items() if conclusion.status == "fail"]
-    breaches = survey.breaches
+    wrong = [pair for pair, conclusion in state.conclusions.items() if conclusion.status == "fail"]
+    breaches = state.context.breaches
     if not (
         wrong or breaches.written or breaches.unequal or breaches.nonlinear or breaches.undefined
     ):
         return
-    yield from _Mistakes(survey, conclusions).findings(wrong)
+    yield from _Mistakes(state).findings(wrong)
 
 
 class _Mistakes:
-    def __init__(self, survey: Survey, conclusions: Mapping[Pair, Conclusion]) -> None:
-        self._survey = survey
-        self._conclusions = conclusions
-        self._call = RecordedCall.of(survey.subject, survey.point)
-        self._searches = _MOST_SEARCHES if is_examined() else 0
+    def __init__(self, state: CheckState) -> None:
+        self._state = state
+        self._context = state.context
+        self._conclusions = state.conclusions
+        self._call = RecordedCall.of(state.subject, state.context.point)
+        self._searches = _MOST_SEARCHES if state.options.examined else 0
         self._iterates: bool | None = None
         self._wrong: dict[tuple[type, ...], tuple[type, ...] | None] = {}
 
     def findings(self, wrong: Sequence[Pair]) -> Iterator[Finding]:
         yield from self._breaches()
-        attached = self._survey.gradients.attached
-        explains = self._survey.breaches.explains
+        attached = self._context.gradients.attached
+        explains = self._context.breaches.explains
         groups: dict[object, list[Pair]] = {}
         for pair in wrong:
             if attached[pair[0]] and not explains(pair):
@@ -81,7 +82,7 @@ class _Mistakes:
                 yield self._detached(output, variables)
 
     def _breaches(self) -> Iterator[Finding]:
-        breaches = self._survey.breaches
+        breaches = self._context.breaches
         for output in sorted(breaches.written):
             path = self._call.whole_graph(output)
             yield messages.grad_output_modified(output=self._output(output), path=path)
@@ -125,13 +126,13 @@ class _Mistakes:
         entry = None
         if shown.unchanged and shown.contribution:
             diagnosis = Diagnosis("not zero", words=_NOT_ZERO)
-            if not has_any_effect(self._survey, output, variable):
+            if not has_any_effect(self._context, output, variable):
                 diagnosis = Diagnosis("no effect", words=_NO_EFFECT)
         elif self._searches < _MOST_SEARCHES and not (shown.non_finite or conclusion.moved):
             self._searches += 1
-            entry = find_wrong_entry(self._survey, output, variable, shown.estimate.step)
+            entry = find_wrong_entry(self._context, output, variable, shown.estimate.step)
             diagnosis = diagnose(
-                self._survey, self._conclusions, pair, first=diagnosis, entry=entry
+                self._context, self._conclusions, pair, first=diagnosis, entry=entry
             )
         return messages.wrong_gradient(
             ends_early=self._is_little(shown, diagnosis, entry) and self._ends_early(),
@@ -139,7 +140,7 @@ class _Mistakes:
             output=self._output(output),
             variable=self._variable(variable),
             also=[self._variable(other) for _, other in pairs if other != variable],
-            shape=self._survey.point.values[variable].shape,
+            shape=self._context.point.values[variable].shape,
             shown=shown,
             diagnosis=diagnosis,
             entry=entry,
@@ -147,8 +148,8 @@ class _Mistakes:
             at_kink=conclusion.at_kink,
             broken=self._broken(pair) if shown.non_finite and not conclusion.moved else None,
             is_complex=(
-                self._survey.point.outputs[output].representation.is_complex,
-                self._survey.subject.variables[variable].representation.is_complex,
+                self._context.point.outputs[output].representation.is_complex,
+                self._context.subject.variables[variable].representation.is_complex,
             ),
         )
 
@@ -164,7 +165,7 @@ class _Mistakes:
 
     def _ends_early(self) -> bool:
         if self._iterates is None:
-            self._iterates = ends_early(self._survey)
+            self._iterates = ends_early(self._context.subject)
         return self._iterates
 
     def _backward_draws(self, output: int) -> bool:
@@ -175,7 +176,7 @@ class _Mistakes:
 
     def _broken(self, pair: Pair) -> messages.Broken | None:
         """Return the first entry of a gradient that is NaN or Inf, and how many are."""
-        gradient = self._survey.gradients.rows[pair[0]][pair[1]]
+        gradient = self._context.gradients.rows[pair[0]][pair[1]]
         if gradient is None or bool(torch.isfinite(gradient).all()):
             return None
         places = (~torch.isfinite(gradient)).nonzero()
@@ -187,13 +188,13 @@ class _Mistakes:
             variables=[self._variable(variable) for variable in variables],
             shown=self._conclusions[output, variables[0]].shown,
             path=self._path((output, variables[0])),
-            others_attached=any(self._survey.gradients.attached),
+            others_attached=any(self._context.gradients.attached),
         )
 
     def _first_look(self, pair: Pair) -> Diagnosis:
         failed = [
             outcome.measurement
-            for outcome in self._survey.outcomes(pair)
+            for outcome in self._state.measurement.outcomes(pair)
             if outcome.ruling == "fail"
         ]
         return first_look(failed)
@@ -204,12 +205,12 @@ class _Mistakes:
         if not path.functions or path.alone:
             return path
         if path.functions not in self._wrong:
-            self._wrong[path.functions] = wrong_functions(self._survey, path.functions)
+            self._wrong[path.functions] = wrong_functions(self._state, path.functions)
         wrong = self._wrong[path.functions]
         return path if wrong is None else replace(path, functions=wrong)
 
     def _output(self, index: int) -> str:
-        return self._survey.point.outputs[index].name
+        return self._context.point.outputs[index].name
 
     def _variable(self, index: int) -> str:
-        return self._survey.subject.variables[index].name
+        return self._context.subject.variables[index].name

@@ -154,7 +154,7 @@ def _one_slice(evidence: Evidence) -> Claim | None:
                 continue
             alone = evidence.deviation(evidence.probes[0].direction, kept)
             if alone.contribution > 0.0 and evidence.is_right(alone):
-                name = evidence.survey.point.outputs[evidence.output].name
+                name = evidence.context.point.outputs[evidence.output].name
                 return Claim(
                     "missing reduction",
                     f"lacks a sum over dimension {dim} of `{name}`: only its slice {index} "
@@ -277,10 +277,10 @@ def terms_of(evidence: Evidence, probe: Probe) -> Iterator[tuple[str, torch.Tens
 
     ``grad`` stands for the analytic gradient, ``grad_output`` for the incoming one.
     """
-    survey = evidence.survey
+    context = evidence.context
     x, y = evidence.value, evidence.tensor
-    name = survey.subject.variables[evidence.variable].name
-    output = survey.point.outputs[evidence.output].name
+    name = context.subject.variables[evidence.variable].name
+    output = context.point.outputs[evidence.output].name
     yield from _incoming(evidence, probe.cotangent)
     gradient = probe.gradient
     yield f"grad * {name}", gradient * x
@@ -297,8 +297,8 @@ def terms_of(evidence: Evidence, probe: Probe) -> Iterator[tuple[str, torch.Tens
 
 def _incoming(evidence: Evidence, cotangent: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     x, y = evidence.value, evidence.tensor
-    name = evidence.survey.subject.variables[evidence.variable].name
-    output = evidence.survey.point.outputs[evidence.output].name
+    name = evidence.context.subject.variables[evidence.variable].name
+    output = evidence.context.point.outputs[evidence.output].name
     factors = [("", torch.ones(())), (f" * {output}", y), (f" * {name}", x)]
     factors += [(f" * {other}", value) for other, value in _others(evidence)]
     for suffix, factor in factors:
@@ -311,11 +311,11 @@ def _incoming(evidence: Evidence, cotangent: torch.Tensor) -> Iterator[tuple[str
 
 
 def _others(evidence: Evidence) -> list[tuple[str, torch.Tensor]]:
-    survey = evidence.survey
+    context = evidence.context
     return [
         (known.name, value.double())
         for index, (known, value) in enumerate(
-            zip(survey.subject.variables, survey.point.values, strict=True)
+            zip(context.subject.variables, context.point.values, strict=True)
         )
         if index != evidence.variable
     ][:_MOST_OTHERS]

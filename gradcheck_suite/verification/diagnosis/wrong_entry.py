@@ -22,7 +22,7 @@ from gradcheck_suite.verification.target.dense_views import dense
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.precision import Precision
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
@@ -73,7 +73,7 @@ class WrongEntry:
 
 
 def find_wrong_entry(
-    survey: Survey, output: int, variable: int, step: float, *, point: Point | None = None
+    context: ProbeContext, output: int, variable: int, step: float, *, point: Point | None = None
 ) -> WrongEntry | None:
     """Narrow a failure down to one entry of the variable and one of the output.
 
@@ -81,7 +81,7 @@ def find_wrong_entry(
     the function, most of them for the count.
 
     Args:
-        survey: what was measured so far.
+        context: gives the function, the point and random draws.
         output: index of the output.
         variable: index of the variable.
         step: the step, relative to the variable's scale, at which the failure was measured.
@@ -91,11 +91,11 @@ def find_wrong_entry(
         The worst entry that was looked at, or None if no entry by itself is clearly wrong, or
         the function fails at the points around.
     """
-    place = survey.point if point is None else point
+    place = context.point if point is None else point
     try:
-        direction, eps = survey.direction(0, variable), survey.precision.eps
-        search = _Deviations(survey.subject, place, direction, output, variable, eps=eps)
-        return _EntrySearch(search, survey.precision, step).run()
+        direction, eps = context.direction(0, variable), context.precision.eps
+        search = _Deviations(context.subject, place, direction, output, variable, eps=eps)
+        return _EntrySearch(search, context.precision, step).run()
     except _NotEvaluableError:
         return None
 

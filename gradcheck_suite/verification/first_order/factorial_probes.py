@@ -25,7 +25,7 @@ from gradcheck_suite.verification.numerics.regression import BIAS_OF_KINKS, Fit
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.float64_reference import Float64Reference
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.progress import Deadline
 
@@ -149,7 +149,7 @@ class Pool:
 
 
 def crossed_probes(
-    survey: Survey,
+    context: ProbeContext,
     point: Point,
     variables: Sequence[int],
     pools: Sequence[Pool],
@@ -166,27 +166,27 @@ def crossed_probes(
     Nothing is added where the function can't be evaluated near by, nor what is not finite.
 
     Args:
-        survey: gives the function, and random directions and cotangents.
+        context: gives the function, and random directions and cotangents.
         point: where.
         variables: what moves, all at once.
         pools: one for each output.
         steps: both steps, the smaller one first.
         directions: how many, at most.
         cotangents: how many, at most.
-        stream: which of the survey's random draws are used.
+        stream: which of the context's random draws are used.
         clock: when to stop; what was seen by then counts.
-        twin: the function in float64 at the same point, if it has one.
+        reference: the function in float64 at the same point, if it has one.
     """
-    subject = survey.subject
+    subject = context.subject
     first = stream + _APART * len(pools[0].rounds)
     entries = sum(point.values[variable].numel() for variable in variables)
     most = max(_FEWEST, _MOST_KEPT // max(1, entries * len(pools)))
     weights: list[list[torch.Tensor]] = [[] for _ in pools]
     rows: list[list[list[torch.Tensor]]] = [[[] for _ in variables] for _ in pools]
     for number in range(min(cotangents, most)):
-        drawn = survey.cotangents(point, first + number)
-        is_known = first + number == 0 and point is survey.point
-        known = survey.gradients if is_known else differentiate(subject, point, drawn)
+        drawn = context.cotangents(point, first + number)
+        is_known = first + number == 0 and point is context.point
+        known = context.gradients if is_known else differentiate(subject, point, drawn)
         for output, row in enumerate(known.rows):
             weights[output].append(drawn[output].double().reshape(-1))
             for place, variable in enumerate(variables):
@@ -202,7 +202,7 @@ def crossed_probes(
     parts: list[list[torch.Tensor]] = [[] for _ in pools]
     bends: list[list[torch.Tensor]] = [[] for _ in pools]
     for number in range(directions):
-        look = _look(survey, point, variables, first + number, steps=steps, reference=reference)
+        look = _look(context, point, variables, first + number, steps=steps, reference=reference)
         if look is None:
             break
         for output, (pool_seen, pool_parts) in enumerate(zip(seen, parts, strict=True)):
@@ -251,7 +251,7 @@ class _Look:
 
 
 def _look(
-    survey: Survey,
+    context: ProbeContext,
     point: Point,
     variables: Sequence[int],
     probe: int,
@@ -260,8 +260,8 @@ def _look(
     reference: Float64Reference | None,
 ) -> list[_Look] | None:
     """Return what is seen at each step; None where the function can't be evaluated."""
-    subject = survey.subject
-    along = {variable: survey.direction(probe, variable).double() for variable in variables}
+    subject = context.subject
+    along = {variable: context.direction(probe, variable).double() for variable in variables}
     found = []
     for step in steps:
         ends = [list(point.values), list(point.values)]

@@ -45,7 +45,8 @@ from gradcheck_suite.verification.target.pure_function import PureFunction
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.first_order.ulp_noise import UlpNoise
     from gradcheck_suite.verification.target.pure_function import Output
 
 
@@ -182,14 +183,14 @@ class Float64Reference:
         ]
 
 
-def float64_reference_of(survey: Survey, point: Point) -> Float64Reference | None:
+def float64_reference_of(context: ProbeContext, point: Point) -> Float64Reference | None:
     """Make the function in float64; None if it can't run so, or has other values there.
 
     Inputs, parameters and buffers are cast. Tensors of a coarser type that the function holds of
     its own are cast wherever one of torch's functions gets them together with float64 ones. A
     function that computes in float32 whatever it is given has no twin.
     """
-    subject = survey.subject
+    subject = context.subject
     try:
         values = tuple(value.double() for value in point.values)
         constants = [_doubled(constant.value) for constant in subject.constants]
@@ -317,7 +318,7 @@ def coarse_pairs(conclusions: Mapping[Pair, Conclusion]) -> set[Pair]:
 
 
 def conclusions_by_reference(
-    survey: Survey, conclusions: Mapping[Pair, Conclusion]
+    context: ProbeContext, conclusions: Mapping[Pair, Conclusion], noise: UlpNoise
 ) -> dict[Pair, Conclusion]:
     """Conclude anew on the pairs that single probes could not tell finely.
 
@@ -333,28 +334,28 @@ def conclusions_by_reference(
         # A function of steps has no slope that wider and smaller steps agree on.
         if not (conclusions[pair].shown.unchanged or conclusions[pair].shown.is_flat)
     }
-    reference = float64_reference_of(survey, survey.point) if coarse else None
+    reference = float64_reference_of(context, context.point) if coarse else None
     if reference is None:
         return {}
-    look = _Probes(survey, reference, coarse, _FIRST_PROBE)
+    look = _Probes(context, reference, coarse, _FIRST_PROBE)
     for probe in range(_PROBES):
-        if survey.deadline.passed:
+        if context.deadline.passed:
             return {}
         look.measure(probe, sorted({variable for _, variable in coarse}))
     look.measure_again()
     found = look.conclusions()
     failed = {pair for pair, conclusion in found.items() if conclusion.status == "fail"}
-    confirmed = {pair for pair in failed if look.is_certain(pair)}
-    confirmed &= _failing_beside(survey, confirmed)
+    confirmed = {pair for pair in failed if look.is_certain(pair, noise)}
+    confirmed &= _failing_beside(context, confirmed)
     return {pair: one for pair, one in found.items() if one.status == "pass" or pair in confirmed}
 
 
-def _failing_beside(survey: Survey, pairs: Collection[Pair]) -> set[Pair]:
-    beside = survey.moved_point() if pairs else None
-    reference = None if beside is None else float64_reference_of(survey, beside)
+def _failing_beside(context: ProbeContext, pairs: Collection[Pair]) -> set[Pair]:
+    beside = context.moved_point() if pairs else None
+    reference = None if beside is None else float64_reference_of(context, beside)
     if reference is None:
         return set()
-    look = _Probes(survey, reference, pairs, _FIRST_BESIDE)
+    look = _Probes(context, reference, pairs, _FIRST_BESIDE)
     for variable in sorted({variable for _, variable in pairs}):
         for probe in range(_MORE_PROBES):
             look.measure(probe, [variable])
@@ -365,9 +366,13 @@ class _Probes:
     """Probes of some pairs at one point."""
 
     def __init__(
-        self, survey: Survey, reference: Float64Reference, pairs: Collection[Pair], first_probe: int
+        self,
+        context: ProbeContext,
+        reference: Float64Reference,
+        pairs: Collection[Pair],
+        first_probe: int,
     ) -> None:
-        self._survey = survey
+        self._context = context
         self._reference = reference
         self._pairs = pairs
         self._first = first_probe
@@ -440,14 +445,14 @@ class _Probes:
                 found[pair] = Conclusion("fail", worst, in_double=True)
         return found
 
-    def is_certain(self, pair: Pair) -> bool:
+    def is_certain(self, pair: Pair, noise: UlpNoise) -> bool:
         """Say whether rounding within backward can't be what makes a gradient look wrong."""
         output, variable = pair
         _, result, probe = max(self._seen[pair], key=lambda one: one[1].relative_deviation)
         if self._is_shared(output, variable, probe, result):
             return True
-        noise = self._survey.rounding_of_backward(pair) * result.contribution
-        return abs(result.deviation) > _BEYOND_ROUNDING * noise
+        rounding = noise.of_backward(pair) * result.contribution
+        return abs(result.deviation) > _BEYOND_ROUNDING * rounding
 
     def _is_shared(self, output: int, variable: int, probe: int, result: Measurement) -> bool:
         """Say whether the twin's own gradient is as wrong."""
@@ -467,15 +472,15 @@ class _Probes:
         return abs(apart) <= _SHARED * abs(result.deviation)
 
     def _cotangents(self, probe: int) -> tuple[torch.Tensor, ...]:
-        return self._survey.cotangents(self._reference.given, self._first + probe)
+        return self._context.cotangents(self._reference.given, self._first + probe)
 
     def _direction(self, probe: int, variable: int) -> torch.Tensor:
-        return self._survey.direction(self._first + probe, variable)
+        return self._context.direction(self._first + probe, variable)
 
     def _differentiated(self, probe: int) -> Gradients:
         if probe not in self._gradients:
             self._gradients[probe] = differentiate(
-                self._survey.subject, self._reference.given, self._cotangents(probe)
+                self._context.subject, self._reference.given, self._cotangents(probe)
             )
         return self._gradients[probe]
 

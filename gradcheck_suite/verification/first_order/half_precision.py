@@ -21,9 +21,9 @@ from gradcheck_suite.verification.first_order.float64_reference import (
     Float64Reference,
     float64_reference_of,
 )
-from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.numerics.central_differences import Estimate
-from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome
+from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome, Pair
 from gradcheck_suite.verification.numerics.directional_derivative import Measurement
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ _STREAM_BESIDE = 50_000
 _MOST_SECONDS = 60.0
 
 
-class HalfPrecisionMeasurement(Survey):
-    """A survey for tensors in half precision, over many probes.
+class HalfPrecisionMeasurement(GradientMeasurement):
+    """The measurements of gradients in half precision, over many probes.
 
     All variables move together first, and those whose gradients this shows to be right are done
     with; as long as enough of them are, the others move together without them. What is left, and
@@ -79,30 +79,36 @@ class HalfPrecisionMeasurement(Survey):
 
     _reference: Float64Reference | None = None
 
-    def run(self) -> dict[tuple[int, int], Conclusion]:
+    def run(self) -> dict[Pair, Conclusion]:
         """Measure every pair and conclude on it."""
-        clock = self.deadline.or_after(_MOST_SECONDS)
-        self._reference = float64_reference_of(self, self.point) if self.deterministic else None
+        clock = self.context.deadline.or_after(_MOST_SECONDS)
+        self._reference = (
+            float64_reference_of(self.context, self.context.point)
+            if self.context.deterministic
+            else None
+        )
         if self._reference is not None:
             self.covered.append(_IN_DOUBLE)
         found = self._passed_together(clock)
-        for variable in self._variables():
-            if any((output, variable) not in found for output in range(len(self.point.outputs))):
+        for variable in self.context.variables:
+            if any(
+                (output, variable) not in found for output in range(len(self.context.point.outputs))
+            ):
                 found = self._run(variable, clock) | found
         for pair, conclusion in found.items():
             if conclusion.status == "fail":
                 self._outcomes[pair].append(Outcome("fail", conclusion.shown, False, 0))
-        return {pair: found[pair] for pair in self.pairs}
+        return {pair: found[pair] for pair in self.context.pairs}
 
-    def _passed_together(self, clock: Deadline) -> dict[tuple[int, int], Conclusion]:
+    def _passed_together(self, clock: Deadline) -> dict[Pair, Conclusion]:
         """Conclude on the gradients that are right, as far as variables moved together show it."""
-        found: dict[tuple[int, int], Conclusion] = {}
-        left = [variable for variable in self._variables() if self._has_gradient(variable)]
+        found: dict[Pair, Conclusion] = {}
+        left = [variable for variable in self.context.variables if self._has_gradient(variable)]
         stream = _STREAM
         while len(left) >= _FEWEST_TOGETHER and not clock.passed:
             found.update(self._pool_together(left, stream, clock))
             stream += _STREAM
-            outputs = range(len(self.point.outputs))
+            outputs = range(len(self.context.point.outputs))
             rest = [v for v in left if any((output, v) not in found for output in outputs)]
             if len(rest) > _STALLED * len(left):
                 break
@@ -110,7 +116,7 @@ class HalfPrecisionMeasurement(Survey):
         return found
 
     def _has_gradient(self, variable: int) -> bool:
-        parts = [row[variable] for row in self.gradients.rows]
+        parts = [row[variable] for row in self.context.gradients.rows]
         return all(
             part is not None and bool(part.any()) and bool(torch.isfinite(part).all())
             for part in parts
@@ -118,13 +124,13 @@ class HalfPrecisionMeasurement(Survey):
 
     def _pool_together(
         self, variables: Sequence[int], stream: int, clock: Deadline
-    ) -> dict[tuple[int, int], Conclusion]:
-        pools = [Pool() for _ in self.point.outputs]
-        passed: dict[tuple[int, int], Conclusion] = {}
+    ) -> dict[Pair, Conclusion]:
+        pools = [Pool() for _ in self.context.point.outputs]
+        passed: dict[Pair, Conclusion] = {}
         for size in _ROUNDS:
             crossed_probes(
-                self,
-                self.point,
+                self.context,
+                self.context.point,
                 variables,
                 pools,
                 steps=(_STEP, 2.0 * _STEP),
@@ -144,19 +150,19 @@ class HalfPrecisionMeasurement(Survey):
         return passed
 
     def _passed(self, output: int, variable: int, slope: Slope) -> Conclusion | None:
-        part = self.gradients.rows[output][variable]
+        part = self.context.gradients.rows[output][variable]
         tolerance = _PASSES * slope.error + _slack(slope)
-        if not abs(slope.off) <= tolerance <= self.precision.target:
+        if not abs(slope.off) <= tolerance <= self.context.precision.target:
             return None
         return Conclusion("pass", self._measurement(output, variable, part, slope.off, tolerance))
 
-    def _run(self, variable: int, clock: Deadline) -> dict[tuple[int, int], Conclusion]:
-        pools = [Pool() for _ in self.point.outputs]
-        done: dict[tuple[int, int], Conclusion] = {}
+    def _run(self, variable: int, clock: Deadline) -> dict[Pair, Conclusion]:
+        pools = [Pool() for _ in self.context.point.outputs]
+        done: dict[Pair, Conclusion] = {}
         for number, size in enumerate(_LAST_ROUNDS, start=1):
             crossed_probes(
-                self,
-                self.point,
+                self.context,
+                self.context.point,
                 [variable],
                 pools,
                 steps=(_STEP, 2.0 * _STEP),
@@ -178,7 +184,7 @@ class HalfPrecisionMeasurement(Survey):
 
     def _conclude(self, output: int, variable: int, pool: Pool, *, left: int) -> Conclusion | None:
         """Conclude on one gradient, or on nothing as long as rounds are ``left`` to decide it."""
-        part = self.gradients.rows[output][variable]
+        part = self.context.gradients.rows[output][variable]
         if part is not None and not bool(torch.isfinite(part).all()):
             shown = self._measurement(output, variable, part, 0.0, math.inf)
             return Conclusion("inconclusive", shown, "the analytic gradient is not finite")
@@ -205,7 +211,7 @@ class HalfPrecisionMeasurement(Survey):
         off, slack = abs(slope.off), _slack(slope)
         tolerance = _PASSES * slope.error + slack
         shown = self._measurement(output, variable, part, slope.off, tolerance)
-        wanted = _WANTED[min(left, len(_WANTED) - 1)] * self.precision.target
+        wanted = _WANTED[min(left, len(_WANTED) - 1)] * self.context.precision.target
         if off <= tolerance and shown.relative_tolerance <= wanted:
             return Conclusion("pass", shown)
         if left > _LEFT_AT_FAILURE:
@@ -226,14 +232,14 @@ class HalfPrecisionMeasurement(Survey):
 
     def _fails_beside(self, output: int, variable: int, slope: Slope) -> bool:
         """Say whether a gradient is as wrong at a point close by."""
-        point = self.moved_point()
+        point = self.context.moved_point()
         if point is None:
             return True
-        pools = [Pool() for _ in self.point.outputs]
-        reference = None if self._reference is None else float64_reference_of(self, point)
+        pools = [Pool() for _ in self.context.point.outputs]
+        reference = None if self._reference is None else float64_reference_of(self.context, point)
         for size in _ROUNDS[-2:]:
             crossed_probes(
-                self,
+                self.context,
                 point,
                 [variable],
                 pools,
@@ -241,7 +247,7 @@ class HalfPrecisionMeasurement(Survey):
                 directions=size,
                 cotangents=size,
                 stream=_STREAM_BESIDE,
-                clock=self.deadline,
+                clock=self.context.deadline,
                 reference=reference,
             )
         found = pools[output].slopes()
@@ -285,7 +291,7 @@ class HalfPrecisionMeasurement(Survey):
         """Describe a pooled slope as the derivative along one direction of typical size."""
         size = 0.0
         if part is not None and bool(torch.isfinite(part).all()):
-            product = part.double() * self.direction(0, variable).double()
+            product = part.double() * self.context.direction(0, variable).double()
             size = float(torch.linalg.vector_norm(product))
         unit = size if size > 0.0 else 1.0
         return Measurement(
@@ -306,7 +312,7 @@ class HalfPrecisionMeasurement(Survey):
             unchanged=False,
             missing=part is None,
             non_finite=part is not None and not math.isfinite(float(part.double().sum())),
-            masked=self.point.finite[output] is not None,
+            masked=self.context.point.finite[output] is not None,
         )
 
 

@@ -1,4 +1,4 @@
-"""Measure every gradient of a subject with as few evaluations as certainty allows.
+"""Measure every gradient of a function with as few evaluations as certainty allows.
 
 All variables move together first. A variable whose part of the derivative stands out against the
 tolerance is done with; the others are measured in smaller groups, down to single ones. What looks
@@ -15,46 +15,40 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.first_order.backward_contract import (
-    ContractBreaches,
-    check_contracts,
-)
+from gradcheck_suite.verification.first_order.float64_reference import conclusions_by_reference
 from gradcheck_suite.verification.first_order.one_sided import has_one_sided_derivatives
 from gradcheck_suite.verification.first_order.piecewise_constant import (
     is_piecewise_constant,
     is_quantized,
 )
+from gradcheck_suite.verification.first_order.pooled_probes import pooled_conclusions
 from gradcheck_suite.verification.first_order.step_stability import vanishes_at_smaller_steps
 from gradcheck_suite.verification.first_order.ulp_noise import UlpNoise
 from gradcheck_suite.verification.numerics.central_differences import Estimate
-from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome, conclude, judge
+from gradcheck_suite.verification.numerics.decision import (
+    Conclusion,
+    Outcome,
+    Pair,
+    conclude,
+    judge,
+)
 from gradcheck_suite.verification.numerics.directional_derivative import (
     Gradients,
     Measurement,
-    differentiate,
-    draw_cotangents,
     measure,
 )
-from gradcheck_suite.verification.numerics.evaluation_point import Point, given_point, shifted_point
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
-from gradcheck_suite.verification.progress import Deadline
 from gradcheck_suite.verification.target.non_derivatives import CTC, is_straight_through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradcheck_suite.verification.numerics.precision import Precision
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.target.graph_walk import GraphPath
-    from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
-__all__ = ["Survey"]
+__all__ = ["GradientMeasurement"]
 
-_COTANGENTS, _DIRECTIONS, _MOVE = range(3)
 _FIRST_CONFIRMATION = 1000
 _CONFIRMATIONS = 2
 # Where this many gradients look wrong, one cause spoils them all: one more look at each will do.
@@ -75,131 +69,95 @@ _IN_DOUBLE = (
     "{} of {} gradients: float32 differences were too coarse, so those of the same function in "
     "float64, which has the same values here and around, were taken"
 )
+_LATE = (
+    "gradients that kinks hide from single probes were not looked at by many of them, for want of "
+    "time; dtype='float64' sees more in less"
+)
 # A group this small that does not shrink is measured one by one.
 _SMALL_GROUP = 8
-# Of more variables than these, each gets one close look of its own; in float32 ``pooling`` follows.
+# Of more variables than these, each is measured once by itself; in float32 pooled probes follow.
 _MANY_VARIABLES = 16
 
 
-class Survey:
-    """The measurements of one subject, and what they come to.
+class GradientMeasurement:
+    """The measurements of every gradient of a function, and what they come to.
 
     Attributes:
-        point: where the user asked for gradients.
-        gradients: the analytic gradients of the first probe.
-        breaches: what backward owes and does not keep.
+        context: the function and the point, and what probes share.
         covered: sentences on what was looked at otherwise than usual.
         not_covered: sentences on what was left out for want of time.
     """
 
-    def __init__(
-        self,
-        subject: PureFunction,
-        outputs: Sequence[Output],
-        *,
-        precision: Precision,
-        seed: int,
-        probes: int,
-        deadline: Deadline = Deadline(),  # noqa: B008 - it is frozen
-    ) -> None:
-        self.deadline = deadline
+    def __init__(self, context: ProbeContext, *, probes: int) -> None:
+        self.context = context
         self.covered: list[str] = []
         self.not_covered: list[str] = []
-        self.subject = subject
-        self.precision = precision
-        self._seed = seed
         self._probes = probes
-        self._scales = scales_of([variable.value for variable in subject.variables])
-        self._outcomes: dict[tuple[int, int], list[Outcome]] = defaultdict(list)
-        self._noise = UlpNoise(self, seed)
-        self._gradients: dict[tuple[bool, int], Gradients] = {}
-        self._moved: Point | None = None
+        self._outcomes: dict[Pair, list[Outcome]] = defaultdict(list)
+        self._noise = UlpNoise(context)
         self._call: RecordedCall | None = None
-        self.point = given_point(subject, outputs, eps=precision.eps)
-        self.gradients = self._differentiate(self.point, 0)
-        self.breaches: ContractBreaches = check_contracts(
-            subject,
-            self.point,
-            self.cotangents(self.point, 0),
-            self.gradients,
-            precision=precision,
-        )
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether two calls at the same point with the same random draws were equal."""
-        return all(noise is None for noise in self.point.noise)
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Every (output, variable) pair in which both have elements."""
-        return [
-            (output, variable)
-            for output in range(len(self.point.outputs))
-            for variable in self._variables()
-        ]
-
-    def run(self) -> dict[tuple[int, int], Conclusion]:
+    def run(self) -> dict[Pair, Conclusion]:
         """Measure every pair and conclude on it."""
         for probe in range(self._probes):
             suspects = self._suspects()
-            group = [variable for variable in self._variables() if variable not in suspects]
-            gradients = self._differentiate(self.point, probe)
+            group = [variable for variable in self.context.variables if variable not in suspects]
+            gradients = self.context.differentiated(self.context.point, probe)
             broken = [v for v in group if _has_non_finite(gradients, v)]
             for variable in broken:
-                self._survey(probe, [variable])
-            self._survey(probe, [variable for variable in group if variable not in broken])
+                self._measure_group(probe, [variable])
+            self._measure_group(probe, [variable for variable in group if variable not in broken])
         self._allow_for_rounding_in_backward()
         for count, variable in enumerate(sorted(self._suspects())):
             few = count < _MANY_SUSPECTS
             for extra in range(_CONFIRMATIONS if few else 1):
-                self._measure_alone(self.point, _FIRST_CONFIRMATION + extra, variable)
+                self._measure_alone(self.context.point, _FIRST_CONFIRMATION + extra, variable)
             if few or not self._failed_everywhere(variable):
                 self._measure_moved(variable, probes=1)
-            if not self.precision.is_double:
+            if not self.context.precision.is_double:
                 self._measure_relative(variable)
         for variable in sorted(self._undecided()):
             if self._in_trouble(variable):
                 self._measure_relative(variable)
             if variable in self._undecided():
                 self._measure_moved(variable, probes=_CONFIRMATIONS)
-        found = {pair: self._concluded(pair) for pair in self.pairs}
-        if self.precision.is_double:
+        found = {pair: self._concluded(pair) for pair in self.context.pairs}
+        if self.context.precision.is_double:
             return found
         held = {pair: self._held_to_smaller_steps(pair, one) for pair, one in found.items()}
         refuted = {pair for pair, one in held.items() if one.status != found[pair].status}
-        held = held | self._seen_finer(held)
+        held = held | self._by_reference(held)
         # Pooled slopes are compared at several steps anyway, and would stride over the same.
         rest = {pair: one for pair, one in held.items() if pair not in refuted}
         return held | self._pooled(rest)
 
-    def _held_to_smaller_steps(self, pair: tuple[int, int], conclusion: Conclusion) -> Conclusion:
-        point = self.moved_point() if conclusion.moved else self.point
-        if conclusion.status != "fail" or point is None or not self.deterministic:
+    def _held_to_smaller_steps(self, pair: Pair, conclusion: Conclusion) -> Conclusion:
+        point = self.context.moved_point() if conclusion.moved else self.context.point
+        if conclusion.status != "fail" or point is None or not self.context.deterministic:
             return conclusion
         if conclusion.shown.unchanged:
             return conclusion
         output, variable = pair
         step = conclusion.shown.estimate.step
-        if vanishes_at_smaller_steps(self, point, variable, output, step):
+        if vanishes_at_smaller_steps(self.context, point, variable, output, step):
             return replace(conclusion, status="inconclusive", reason=_STRIDES)
         return conclusion
 
-    def _concluded(self, pair: tuple[int, int]) -> Conclusion:
-        conclusion = conclude(self._outcomes[pair], self.precision)
+    def _concluded(self, pair: Pair) -> Conclusion:
+        conclusion = conclude(self._outcomes[pair], self.context.precision)
         shown = conclusion.shown
         silent = conclusion.status == "fail" and not shown.contribution and not shown.non_finite
-        if silent and is_piecewise_constant(self, *pair):
+        if silent and is_piecewise_constant(self.context, *pair):
             return replace(conclusion, status="inconclusive", reason=_STEPS)
         if conclusion.status == "fail" and self._is_rounding(pair):
             return replace(conclusion, status="inconclusive", reason=_LAST_BIT)
-        if conclusion.at_kink and has_one_sided_derivatives(self, *pair):
+        if conclusion.at_kink and has_one_sided_derivatives(self.context, *pair):
             return replace(conclusion, status="fail", reason=None)
-        if conclusion.status == "pass" or shown.non_finite or not self.deterministic:
+        if conclusion.status == "pass" or shown.non_finite or not self.context.deterministic:
             return conclusion
         return self._held_to_functions(pair, conclusion)
 
-    def _held_to_functions(self, pair: tuple[int, int], conclusion: Conclusion) -> Conclusion:
+    def _held_to_functions(self, pair: Pair, conclusion: Conclusion) -> Conclusion:
         """Conclude anew where custom Functions round, or say that they give no derivative."""
         path = self._path_of(pair)
         functions = path.functions if path.connected else ()
@@ -215,7 +173,7 @@ class Survey:
                 meant=True,
             )
         shown = conclusion.shown
-        if not functions or not shown.contribution or not is_quantized(self, *pair):
+        if not functions or not shown.contribution or not is_quantized(self.context, *pair):
             return conclusion
         still = Estimate(
             value=-shown.analytic, truncation=0.0, rounding=0.0, kink=0.0, step=shown.reach
@@ -224,13 +182,13 @@ class Survey:
         self._outcomes[pair].append(Outcome("fail", shown, moved=False, probe=0))
         return Conclusion("fail", shown)
 
-    def _path_of(self, pair: tuple[int, int]) -> GraphPath:
+    def _path_of(self, pair: Pair) -> GraphPath:
         """Return what lies on the way from a variable to an output."""
         if self._call is None:
-            self._call = RecordedCall.of(self.subject, self.point)
+            self._call = RecordedCall.of(self.context.subject, self.context.point)
         return self._call.path(*pair)
 
-    def _is_rounding(self, pair: tuple[int, int]) -> bool:
+    def _is_rounding(self, pair: Pair) -> bool:
         """Say whether the last bits of the inputs decide what a gradient deviates by."""
         alone = [
             outcome
@@ -239,85 +197,47 @@ class Survey:
             and outcome.measurement.group == (pair[1],)
             and not (outcome.moved or outcome.relative or outcome.measurement.non_finite)
         ]
-        return bool(alone) and self._noise.decide(pair, alone[0])
+        return bool(alone) and self._noise.explains(pair, alone[0])
 
-    def _seen_finer(
-        self, found: dict[tuple[int, int], Conclusion]
-    ) -> dict[tuple[int, int], Conclusion]:
-        """Let a float64 twin decide what float32 saw too coarsely."""
-        from gradcheck_suite.verification.first_order.float64_reference import (  # noqa: PLC0415 - it needs a survey
-            conclusions_by_reference,
-        )
-
-        if not self.deterministic:
+    def _by_reference(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
+        """Let the function in float64 decide what float32 saw too coarsely."""
+        if not self.context.deterministic:
             return {}
-        finer = conclusions_by_reference(self, found)
+        finer = conclusions_by_reference(self.context, found, self._noise)
         if finer:
-            self.covered.append(_IN_DOUBLE.format(len(finer), len(self.pairs)))
+            self.covered.append(_IN_DOUBLE.format(len(finer), len(self.context.pairs)))
         return self._with_failures(finer)
 
-    def _pooled(
-        self, found: dict[tuple[int, int], Conclusion]
-    ) -> dict[tuple[int, int], Conclusion]:
+    def _pooled(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
         """Let many probes together decide what single ones, in float32, saw too coarsely."""
-        from gradcheck_suite.verification.first_order.pooled_probes import (  # noqa: PLC0415 - it needs a survey
-            pooled_conclusions,
-        )
-
-        if not self.deterministic:
+        if not self.context.deterministic:
             return found
-        return found | self._with_failures(pooled_conclusions(self, found))
+        pooled, late = pooled_conclusions(self.context, found)
+        if late:
+            self.not_covered.append(_LATE)
+        return found | self._with_failures(pooled)
 
-    def _with_failures(
-        self, found: dict[tuple[int, int], Conclusion]
-    ) -> dict[tuple[int, int], Conclusion]:
-        """Note failures that came of other measurements than the survey's own."""
+    def _with_failures(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
+        """Note failures that came of other measurements than single probes."""
         for pair, conclusion in found.items():
             if conclusion.status == "fail":
                 outcome = Outcome("fail", conclusion.shown, moved=False, probe=0)
                 self._outcomes[pair].append(outcome)
         return found
 
-    def conclusions_so_far(self) -> dict[tuple[int, int], Conclusion]:
+    def conclusions_so_far(self) -> dict[Pair, Conclusion]:
         """Conclude on the pairs that have been measured, as after an interruption."""
         return {
-            pair: conclude(self._outcomes[pair], self.precision)
-            for pair in self.pairs
+            pair: conclude(self._outcomes[pair], self.context.precision)
+            for pair in self.context.pairs
             if self._outcomes[pair]
         }
 
-    def outcomes(self, pair: tuple[int, int]) -> list[Outcome]:
+    def outcomes(self, pair: Pair) -> list[Outcome]:
         """Return everything that was measured of a pair."""
         return self._outcomes[pair]
 
-    def cotangents(self, point: Point, probe: int) -> tuple[torch.Tensor, ...]:
-        """Return the cotangents of a probe, the same on every call."""
-        return draw_cotangents(point, generator_for(self._seed, _COTANGENTS, probe))
-
-    def direction(self, probe: int, variable: int) -> torch.Tensor:
-        """Return how a variable moves per unit of step in a probe, the same on every call."""
-        generator = generator_for(self._seed, _DIRECTIONS, probe, variable)
-        drawn = random_signs(self.point.values[variable], generator)
-        fixed = self.subject.variables[variable].fixed
-        if fixed is not None:
-            drawn = drawn.where(~fixed, 0.0)
-        return drawn * self._scales[variable]
-
-    def _variables(self) -> list[int]:
-        return [
-            index
-            for index, variable in enumerate(self.subject.variables)
-            if variable.value.numel() > 0
-        ]
-
-    def _differentiate(self, point: Point, probe: int) -> Gradients:
-        key = (point.moved, probe)
-        if key not in self._gradients:
-            cotangents = self.cotangents(point, probe)
-            self._gradients[key] = differentiate(self.subject, point, cotangents)
-        return self._gradients[key]
-
-    def _survey(self, probe: int, group: list[int]) -> None:
+    def _measure_group(self, probe: int, group: list[int]) -> None:
         """Measure variables together, and those that this does not settle in smaller groups.
 
         Of many variables, those that have passed before are not looked at more closely again for
@@ -325,16 +245,18 @@ class Survey:
         """
         if not group:
             return
-        results = self._measure(self.point, probe, {v: self.direction(probe, v) for v in group})
+        results = self._measure(
+            self.context.point, probe, {v: self.context.direction(probe, v) for v in group}
+        )
         if len(group) == 1:
             self._note(results, group[0], probe, moved=False)
             return
         agree = all(result.z <= 1.0 for result in results)
-        spare = agree and len(self.point.values) > _MANY_VARIABLES
+        spare = agree and len(self.context.point.values) > _MANY_VARIABLES
         rest = []
         for variable in group:
             known = spare and self._has_passed(variable)
-            rulings = [judge(result, variable, self.precision) for result in results]
+            rulings = [judge(result, variable, self.context.precision) for result in results]
             for result, ruling in zip(results, rulings, strict=True):
                 if ruling == "pass":
                     pair = (result.output, variable)
@@ -342,76 +264,57 @@ class Survey:
             if not known and any(ruling != "pass" for ruling in rulings):
                 rest.append(variable)
         if len(rest) <= len(group) // 2:
-            self._survey(probe, rest)
+            self._measure_group(probe, rest)
             return
         parts = len(rest) if len(rest) <= _SMALL_GROUP else 2
         size = -(-len(rest) // parts)
         for start in range(0, len(rest), size):
-            self._survey(probe, rest[start : start + size])
+            self._measure_group(probe, rest[start : start + size])
 
     def _has_passed(self, variable: int) -> bool:
         return all(
             any(outcome.ruling == "pass" for outcome in self._outcomes[output, variable])
-            for output in range(len(self.point.outputs))
+            for output in range(len(self.context.point.outputs))
         )
 
     def _measure_alone(self, point: Point, probe: int, variable: int) -> None:
-        results = self._measure(point, probe, {variable: self.direction(probe, variable)})
+        results = self._measure(point, probe, {variable: self.context.direction(probe, variable)})
         self._note(results, variable, probe, moved=point.moved)
-
-    def in_proportion(self, variable: int, direction: torch.Tensor) -> torch.Tensor:
-        """Scale a direction by the size of each entry, in place of one size for all."""
-        size = self.point.values[variable].abs()
-        return direction / self._scales[variable] * size.where(torch.isfinite(size), 0.0)
 
     def _in_trouble(self, variable: int) -> bool:
         return any(
             outcome.measurement.trouble
-            for output in range(len(self.point.outputs))
+            for output in range(len(self.context.point.outputs))
             for outcome in self._outcomes[output, variable]
         )
 
     def _measure_relative(self, variable: int) -> None:
         """Move every entry in proportion to itself, which keeps it on its side of zero."""
-        value = self.point.values[variable]
+        value = self.context.point.values[variable]
         if bool((value == 0).any()) or not bool(torch.isfinite(value).all()):
             return
         probe = _FIRST_CONFIRMATION
-        direction = self.in_proportion(variable, self.direction(probe, variable))
-        results = self._measure(self.point, probe, {variable: direction})
+        direction = self.context.in_proportion(variable, self.context.direction(probe, variable))
+        results = self._measure(self.context.point, probe, {variable: direction})
         self._note(results, variable, probe, moved=False, relative=True)
 
     def _measure_moved(self, variable: int, *, probes: int) -> None:
-        point = self.moved_point()
+        point = self.context.moved_point()
         if point is None:
             return
         for probe in range(probes):
             self._measure_alone(point, _FIRST_CONFIRMATION + _CONFIRMATIONS + probe, variable)
 
-    def moved_point(self) -> Point | None:
-        """Look at a point beside the given one; None where the function can't be evaluated."""
-        if self._moved is None:
-            offsets = [
-                self.precision.move
-                * scale
-                * random_signs(value, generator_for(self._seed, _MOVE, index))
-                for index, (value, scale) in enumerate(
-                    zip(self.point.values, self._scales, strict=True)
-                )
-            ]
-            self._moved = shifted_point(self.subject, self.point, offsets)
-        return self._moved
-
     def _measure(
         self, point: Point, probe: int, direction: dict[int, torch.Tensor]
     ) -> list[Measurement]:
         return measure(
-            self.subject,
+            self.context.subject,
             point,
-            self.cotangents(point, probe),
-            self._differentiate(point, probe),
+            self.context.cotangents(point, probe),
+            self.context.differentiated(point, probe),
             direction,
-            precision=self.precision,
+            precision=self.context.precision,
             thorough=len(direction) == 1,
         )
 
@@ -421,37 +324,31 @@ class Survey:
         if not suspects:
             return
         self._noise.perturb_inputs(suspects)
-        faint = {pair for pair in self.pairs if self._is_faint(pair)}
+        faint = {pair for pair in self.context.pairs if self._is_faint(pair)}
         if faint:
             self._noise.perturb_results(faint)
-        for output in range(len(self.point.outputs)):
+        for output in range(len(self.context.point.outputs)):
             for variable in suspects:
                 pair = (output, variable)
                 self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
 
-    def rounding_of_backward(self, pair: tuple[int, int]) -> float:
-        """Measure how far rounding moves an analytic gradient, as a share of it."""
-        self._noise.perturb_inputs({pair[1]})
-        self._noise.perturb_results({pair})
-        return self._noise.noise[pair]
-
-    def _is_faint(self, pair: tuple[int, int]) -> bool:
+    def _is_faint(self, pair: Pair) -> bool:
         """Say whether rounding might explain a disagreement: half the digits may cancel."""
-        most = math.sqrt(self.precision.eps)
+        most = math.sqrt(self.context.precision.eps)
         return any(
             outcome.ruling in {"fail", "ambiguous"}
             and abs(outcome.measurement.deviation) <= most * outcome.measurement.magnitude
             for outcome in self._outcomes[pair]
         )
 
-    def _judged(self, pair: tuple[int, int], outcome: Outcome) -> Outcome:
+    def _judged(self, pair: Pair, outcome: Outcome) -> Outcome:
         """Judge a measurement of one variable in the light of its backward's rounding."""
         measurement = outcome.measurement
         if len(measurement.group) > 1:
             return outcome
         noise = self._noise.noise[pair] * measurement.contribution
         measurement = replace(measurement, analytic_noise=noise)
-        ruling = judge(measurement, pair[1], self.precision)
+        ruling = judge(measurement, pair[1], self.context.precision)
         return replace(outcome, ruling=ruling, measurement=measurement)
 
     def _note(
@@ -479,7 +376,7 @@ class Survey:
         """Say whether no measurement of this variable by itself was a doubtful one."""
         alone = [
             outcome.ruling
-            for output in range(len(self.point.outputs))
+            for output in range(len(self.context.point.outputs))
             for outcome in self._outcomes[output, variable]
             if len(outcome.measurement.group) == 1
         ]
@@ -488,7 +385,7 @@ class Survey:
     def _undecided(self) -> set[int]:
         return {
             variable
-            for output, variable in self.pairs
+            for output, variable in self.context.pairs
             if all(outcome.ruling == "unresolved" for outcome in self._outcomes[output, variable])
         }
 

@@ -18,7 +18,7 @@ from gradcheck_suite.verification.first_order.piecewise_constant import change_a
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 
 __all__ = ["has_one_sided_derivatives"]
 
@@ -29,21 +29,21 @@ _SAME = 1.0 / 64.0
 """By how much slopes may differ from each other; ``|x| ** p`` differs by more for p below 0.997."""
 
 
-def has_one_sided_derivatives(survey: Survey, output: int, variable: int) -> bool:
+def has_one_sided_derivatives(context: ProbeContext, output: int, variable: int) -> bool:
     """Say whether slopes stay the same as steps shrink, where those entries move that are broken.
 
     Args:
-        survey: gives the function, the point, directions and the machine epsilon.
+        context: gives the function, the point, directions and the machine epsilon.
         output: the index of the output.
         variable: the index of the variable whose gradient holds NaN or Inf.
     """
-    gradient = survey.gradients.rows[output][variable]
-    if gradient is None or gradient.layout is not torch.strided or not survey.deterministic:
+    gradient = context.gradients.rows[output][variable]
+    if gradient is None or gradient.layout is not torch.strided or not context.deterministic:
         return False
-    along = survey.direction(0, variable).where(~torch.isfinite(gradient), 0.0)
-    steps = _STEPS_IN_DOUBLE if survey.precision.is_double else _STEPS
+    along = context.direction(0, variable).where(~torch.isfinite(gradient), 0.0)
+    steps = _STEPS_IN_DOUBLE if context.precision.is_double else _STEPS
     return all(
-        _settles([(step, change_along(survey, output, variable, step, along)) for step in taken])
+        _settles([(step, change_along(context, output, variable, step, along)) for step in taken])
         for taken in (steps, [-step for step in steps])
     )
 

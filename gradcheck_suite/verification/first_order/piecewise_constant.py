@@ -14,7 +14,7 @@ import torch
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate, match_outputs
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 
 __all__ = ["change_along", "has_any_effect", "is_piecewise_constant", "is_quantized"]
 
@@ -34,21 +34,21 @@ _WHOLE = 1.0
 _FAR_AWAY = (-16.0, 16.0)
 
 
-def is_piecewise_constant(survey: Survey, output: int, variable: int) -> bool:
+def is_piecewise_constant(context: ProbeContext, output: int, variable: int) -> bool:
     """Say whether most entries of an output that change from afar stay the same from close by.
 
     Args:
-        survey: gives the function, the point, directions and the machine epsilon.
+        context: gives the function, the point, directions and the machine epsilon.
         output: the index of the output.
         variable: the index of the variable that moves.
     """
-    eps = survey.precision.eps
-    known = survey.point.outputs[output].tensor.double()
-    far = change_along(survey, output, variable, _FAR)
+    eps = context.precision.eps
+    known = context.point.outputs[output].tensor.double()
+    far = change_along(context, output, variable, _FAR)
     if far is None:
         return False
-    for step in _CLOSE_IN_DOUBLE if survey.precision.is_double else _CLOSE:
-        close = change_along(survey, output, variable, step)
+    for step in _CLOSE_IN_DOUBLE if context.precision.is_double else _CLOSE:
+        close = change_along(context, output, variable, step)
         if close is None:
             return False
         expected = far.abs() * (step / _FAR)
@@ -59,60 +59,64 @@ def is_piecewise_constant(survey: Survey, output: int, variable: int) -> bool:
     return False
 
 
-def is_quantized(survey: Survey, output: int, variable: int) -> bool:
+def is_quantized(context: ProbeContext, output: int, variable: int) -> bool:
     """Say whether an output stays the same, bit for bit, although its variable moves visibly.
 
     It has to change along larger steps, and by far fewer entries along small ones than a function
     that computes in any floating-point type.
 
     Args:
-        survey: gives the function, the point and directions.
+        context: gives the function, the point and directions.
         output: the index of the output.
         variable: the index of the variable that moves.
     """
-    values = survey.point.values[variable]
+    values = context.point.values[variable]
     # Zeros do not move in proportion to themselves.
     moves = int((torch.isfinite(values) & (values != 0)).sum())
     if not values.numel() or moves < _MOST * values.numel():
         return False
-    along = survey.in_proportion(variable, survey.direction(0, variable))
+    along = context.in_proportion(variable, context.direction(0, variable))
     near, middle = (
-        change_along(survey, output, variable, step, along) for step in (_NEAR, _MIDDLE)
+        change_along(context, output, variable, step, along) for step in (_NEAR, _MIDDLE)
     )
-    far = change_along(survey, output, variable, _WHOLE, survey.direction(0, variable))
+    far = change_along(context, output, variable, _WHOLE, context.direction(0, variable))
     if near is None or middle is None or far is None or not bool((near == 0).all()):
         return False
     return int((middle != 0).sum()) <= _MOST * int((far != 0).sum())
 
 
-def has_any_effect(survey: Survey, output: int, variable: int) -> bool:
+def has_any_effect(context: ProbeContext, output: int, variable: int) -> bool:
     """Say whether an output changes along some step of a random direction, small or large."""
     for step in (_NEAR, _MIDDLE, _WHOLE, *_FAR_AWAY):
-        change = change_along(survey, output, variable, step)
+        change = change_along(context, output, variable, step)
         if change is None or bool((change != 0).any()):
             return True
     return False
 
 
 def change_along(
-    survey: Survey, output: int, variable: int, step: float, along: torch.Tensor | None = None
+    context: ProbeContext,
+    output: int,
+    variable: int,
+    step: float,
+    along: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Return what a step changes in an output, in float64; None where that can't be told.
 
     Args:
-        survey: gives the function and the point.
+        context: gives the function and the point.
         output: the index of the output.
         variable: the index of the variable that moves.
         step: how far.
         along: in which direction; the first random one where nothing is said.
     """
-    point = survey.point
+    point = context.point
     values = list(point.values)
-    along = survey.direction(0, variable) if along is None else along
+    along = context.direction(0, variable) if along is None else along
     values[variable] = values[variable] + step * along
     try:
-        produced = evaluate(survey.subject, values, recorded=point.recorded)
-        found = match_outputs(survey.subject, point.outputs, produced)[output]
+        produced = evaluate(context.subject, values, recorded=point.recorded)
+        found = match_outputs(context.subject, point.outputs, produced)[output]
     except Exception:  # noqa: BLE001 - the user's function may fail off the given point
         return None
     change = found.double() - point.outputs[output].tensor.double()

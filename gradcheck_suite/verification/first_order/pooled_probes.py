@@ -30,7 +30,7 @@ from gradcheck_suite.verification.numerics.regression import RATIO, Pool, Slope,
 from gradcheck_suite.verification.progress import Deadline
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.evaluation_point import Point
 
 __all__ = ["ProbePool", "pooled_conclusions"]
@@ -48,10 +48,6 @@ _FOR_EACH = 2
 _MOST_WORK = 2**27
 # Where a call takes so long that this is not enough, single probes have to do.
 _MOST_SECONDS = 60.0
-_LATE = (
-    "gradients that kinks hide from single probes were not looked at by many of them, for want of "
-    "time; dtype='float64' sees more in less"
-)
 _FIRST_PROBE = 5000
 _FIRST_AGAIN = 6000
 # What neither averages out nor is an error: digits of constants, as of an approximated function.
@@ -66,50 +62,51 @@ _LEFT = 0.3
 
 
 def pooled_conclusions(
-    survey: Survey, conclusions: Mapping[Pair, Conclusion]
-) -> dict[Pair, Conclusion]:
+    context: ProbeContext, conclusions: Mapping[Pair, Conclusion]
+) -> tuple[dict[Pair, Conclusion], bool]:
     """Conclude anew on the pairs that single probes could not tell finely.
 
     A failure has to show again in other probes, at a point beside the given one, where no entry
     lies exactly on a kink.
 
     Returns:
-        Conclusions for those pairs alone where pooling says more.
+        Conclusions for those pairs alone where pooling says more, and whether there was no time
+        for some of the others.
     """
     coarse = coarse_pairs(conclusions)
-    clock = survey.deadline.or_after(_MOST_SECONDS)
-    found = _pool(survey, survey.point, conclusions, coarse, clock=clock)
-    if clock.passed and coarse - found.keys():
-        survey.not_covered.append(_LATE)
+    clock = context.deadline.or_after(_MOST_SECONDS)
+    found = _pool(context, context.point, conclusions, coarse, clock=clock)
+    late = clock.passed and bool(coarse - found.keys())
     failed = {pair for pair, conclusion in found.items() if conclusion.status == "fail"}
-    confirmed = _confirmed(survey, conclusions, found, failed) if failed else failed
-    return {
+    confirmed = _confirmed(context, conclusions, found, failed) if failed else failed
+    kept = {
         pair: conclusion
         for pair, conclusion in found.items()
         if conclusion.status != "fail" or pair in confirmed
     }
+    return kept, late
 
 
 def _confirmed(
-    survey: Survey,
+    context: ProbeContext,
     conclusions: Mapping[Pair, Conclusion],
     first: Mapping[Pair, Conclusion],
     failed: set[Pair],
 ) -> set[Pair]:
-    beside = survey.moved_point()
+    beside = context.moved_point()
     if beside is None:
         return set()
-    again = _pool(survey, beside, conclusions, failed, fails=_CONFIRMS, first=_FIRST_AGAIN)
+    again = _pool(context, beside, conclusions, failed, fails=_CONFIRMS, first=_FIRST_AGAIN)
     return {
         pair
         for pair, conclusion in again.items()
         if conclusion.status == "fail"
         and conclusion.shown.deviation * first[pair].shown.deviation > 0.0
-        and not _vanishes_in_proportion(survey, pair, first[pair].shown.relative_deviation)
+        and not _vanishes_in_proportion(context, pair, first[pair].shown.relative_deviation)
     }
 
 
-def _vanishes_in_proportion(survey: Survey, pair: Pair, off: float) -> bool:
+def _vanishes_in_proportion(context: ProbeContext, pair: Pair, off: float) -> bool:
     """Say whether steps in proportion to each entry certainly see less of an error.
 
     Where a few small entries make most of the gradient (``a % b`` for a small ``b``), steps of one
@@ -118,7 +115,7 @@ def _vanishes_in_proportion(survey: Survey, pair: Pair, off: float) -> bool:
     output, variable = pair
     for step in (_SMALLEST, _PILOT):
         probes = ProbePool(
-            survey, survey.point, [variable], (step, RATIO * step), in_proportion=True
+            context, context.point, [variable], (step, RATIO * step), in_proportion=True
         )
         if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
             return True
@@ -129,7 +126,7 @@ def _vanishes_in_proportion(survey: Survey, pair: Pair, off: float) -> bool:
 
 
 def _pool(
-    survey: Survey,
+    context: ProbeContext,
     point: Point,
     conclusions: Mapping[Pair, Conclusion],
     wanted: set[Pair],
@@ -143,12 +140,12 @@ def _pool(
         return {}
     found: dict[Pair, Conclusion] = {}
     variables = sorted({variable for _, variable in coarse})
-    probes = ProbePool(survey, point, variables, (_PILOT, RATIO * _PILOT))
+    probes = ProbePool(context, point, variables, (_PILOT, RATIO * _PILOT))
     if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
         return found
     scatter = max(probes.pools[output].scatter() for output, _ in coarse)
     step = step_for(scatter, _PILOT, _SMALLEST, _LARGEST)
-    probes = ProbePool(survey, point, variables, (step, RATIO * step))
+    probes = ProbePool(context, point, variables, (step, RATIO * step))
     # A fit uses one degree of freedom for each variable.
     sizes = [size + _FOR_EACH * len(variables) for size in _SIZES]
     if sizes[-1] * _elements(point) > _MOST_WORK:
@@ -162,7 +159,7 @@ def _pool(
                 # Single probes know what to make of an output that stays as it is, bit for bit.
                 continue
             slopes = probes.pools[output].slopes()
-            lost_in_rounding = probes.lost_in_rounding(output, survey.precision.eps)
+            lost_in_rounding = probes.lost_in_rounding(output, context.precision.eps)
             for variable, slope, lost in zip(variables, slopes, lost_in_rounding, strict=True):
                 pair = (output, variable)
                 if pair not in coarse or slope is None or lost:
@@ -216,7 +213,7 @@ class ProbePool:
 
     def __init__(
         self,
-        survey: Survey,
+        context: ProbeContext,
         point: Point,
         variables: Sequence[int],
         steps: Sequence[float],
@@ -224,7 +221,7 @@ class ProbePool:
         in_proportion: bool = False,
     ) -> None:
         self._in_proportion = in_proportion
-        self._survey = survey
+        self._context = context
         self._steps = tuple(steps)
         self._point = point
         self._variables = variables
@@ -234,12 +231,12 @@ class ProbePool:
 
     def take(self, probe: int) -> bool:
         """Take a probe at every step; False if the function can't be evaluated near by."""
-        point, survey = self._point, self._survey
-        cotangents = survey.cotangents(point, probe)
-        rows = differentiate(survey.subject, point, cotangents).rows
-        along = {variable: survey.direction(probe, variable) for variable in self._variables}
+        point, context = self._point, self._context
+        cotangents = context.cotangents(point, probe)
+        rows = differentiate(context.subject, point, cotangents).rows
+        along = {variable: context.direction(probe, variable) for variable in self._variables}
         if self._in_proportion:
-            along = {variable: survey.in_proportion(variable, v) for variable, v in along.items()}
+            along = {variable: context.in_proportion(variable, v) for variable, v in along.items()}
         seen = [self._look(along, step) for step in self._steps]
         steps = []
         for look in seen:
@@ -274,7 +271,7 @@ class ProbePool:
         return [float(part) <= least for part in parts.square().mean(0).sqrt()]
 
     def _look(self, along: Mapping[int, torch.Tensor], step: float) -> CentralDifference | None:
-        point, subject = self._point, self._survey.subject
+        point, subject = self._point, self._context.subject
         ends = [list(point.values), list(point.values)]
         made = {}
         for variable, direction in along.items():

@@ -19,7 +19,7 @@ from gradcheck_suite.verification.first_order.pooled_probes import ProbePool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradcheck_suite.verification.first_order.measure import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.evaluation_point import Point
 
 __all__ = ["vanishes_at_smaller_steps"]
@@ -35,12 +35,12 @@ _CLOSER = 4.0
 
 
 def vanishes_at_smaller_steps(
-    survey: Survey, point: Point, variable: int, output: int, step: float
+    context: ProbeContext, point: Point, variable: int, output: int, step: float
 ) -> bool:
     """Say whether the deviation that was seen at ``step`` is certainly not there at smaller ones.
 
     Args:
-        survey: draws directions and cotangents.
+        context: draws directions and cotangents.
         point: where the gradient looked wrong.
         variable: with respect to which.
         output: of which output.
@@ -49,18 +49,24 @@ def vanishes_at_smaller_steps(
     if not math.isfinite(step):
         return False
     return any(
-        _vanishes(survey, point, variable, output, step, in_proportion=in_proportion)
+        _vanishes(context, point, variable, output, step, in_proportion=in_proportion)
         for in_proportion in (False, True)
     )
 
 
 def _vanishes(
-    survey: Survey, point: Point, variable: int, output: int, step: float, *, in_proportion: bool
+    context: ProbeContext,
+    point: Point,
+    variable: int,
+    output: int,
+    step: float,
+    *,
+    in_proportion: bool,
 ) -> bool:
     """Compare the steps, of one size for all entries or in proportion to each."""
 
     def deviations(step: float, first: int, count: int) -> torch.Tensor | None:
-        probes = ProbePool(survey, point, [variable], (step,), in_proportion=in_proportion)
+        probes = ProbePool(context, point, [variable], (step,), in_proportion=in_proportion)
         if not all(probes.take(first + probe) for probe in range(count)):
             return None
         rows: Sequence[Sequence[float]] = probes.pools[output].deviations

@@ -21,8 +21,8 @@ from gradcheck_suite.verification.numerics.random_vectors import generator_for, 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from gradcheck_suite.verification.first_order.measure import Survey
-    from gradcheck_suite.verification.numerics.decision import Outcome
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.numerics.decision import Outcome, Pair
 
 __all__ = ["UlpNoise"]
 
@@ -36,59 +36,64 @@ _NOISY = 2.0**-10
 
 
 class UlpNoise:
-    """What other last bits do to the function of a survey.
+    """What other last bits do to a function.
 
     Attributes:
         noise: for each (output, variable) pair by how much rounding was seen to move the analytic
             gradient, as a share of it.
     """
 
-    def __init__(self, survey: Survey, seed: int) -> None:
-        self.noise: dict[tuple[int, int], float] = defaultdict(float)
-        self._survey = survey
-        self._seed = seed
+    def __init__(self, context: ProbeContext) -> None:
+        self.noise: dict[Pair, float] = defaultdict(float)
+        self._context = context
         self._points: dict[int, Point | None] = {}
 
     def perturb_inputs(self, variables: Collection[int]) -> None:
         """Measure what inputs that differ in their last bit do to some analytic gradients."""
-        survey = self._survey
-        cotangents = survey.cotangents(survey.point, 0)
+        context = self._context
+        cotangents = context.cotangents(context.point, 0)
         for draw in range(_DRAWS):
-            perturbed = replace(survey.point, values=tuple(self._values(draw)))
+            perturbed = replace(context.point, values=tuple(self._values(draw)))
             try:
-                other = differentiate(survey.subject, perturbed, cotangents)
+                other = differentiate(context.subject, perturbed, cotangents)
             except Exception:  # noqa: BLE001 - the user's function may fail off the given point
                 break
-            rows = zip(survey.gradients.rows, other.rows, strict=True)
+            rows = zip(context.gradients.rows, other.rows, strict=True)
             for output, (row, second) in enumerate(rows):
                 for variable in variables:
                     pair = (output, variable)
                     self.noise[pair] = max(
                         self.noise[pair],
                         _spread(row[variable], second[variable]),
-                        survey.breaches.rounding.get(pair, 0.0),
+                        context.breaches.rounding.get(pair, 0.0),
                     )
 
-    def perturb_results(self, pairs: Collection[tuple[int, int]]) -> None:
+    def perturb_results(self, pairs: Collection[Pair]) -> None:
         """Measure what the roundings on the way do to some analytic gradients."""
-        survey = self._survey
-        cotangents = survey.cotangents(survey.point, 0)
-        seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
+        context = self._context
+        cotangents = context.cotangents(context.point, 0)
+        seen: dict[Pair, list[float]] = {pair: [] for pair in pairs}
         for draw in range(_DRAWS):
             try:
                 with random_rounding(draw):
-                    other = differentiate(survey.subject, survey.point, cotangents)
+                    other = differentiate(context.subject, context.point, cotangents)
             except Exception:  # noqa: BLE001 - nothing has to run where numbers are changed
                 return
             for (output, variable), spreads in seen.items():
-                rows = survey.gradients.rows[output][variable], other.rows[output][variable]
+                rows = context.gradients.rows[output][variable], other.rows[output][variable]
                 spreads.append(_spread(*rows))
         for pair, spreads in seen.items():
             # One draw may land beyond a threshold within the function.
             usual = sorted(spreads)[len(spreads) // 2]
             self.noise[pair] = max(self.noise[pair], usual)
 
-    def decide(self, pair: tuple[int, int], failed: Outcome) -> bool:
+    def of_backward(self, pair: Pair) -> float:
+        """Measure how far rounding moves an analytic gradient, as a share of it."""
+        self.perturb_inputs({pair[1]})
+        self.perturb_results({pair})
+        return self.noise[pair]
+
+    def explains(self, pair: Pair, failed: Outcome) -> bool:
         """Say whether inputs that differ in their last bit give quite another deviation.
 
         An output that is zero but for rounding, such as a layer norm over one element, has
@@ -98,27 +103,27 @@ class UlpNoise:
             pair: the output and the variable.
             failed: a measurement of that variable alone, at the given point.
         """
-        survey, known = self._survey, failed.measurement
+        context, known = self._context, failed.measurement
         output, variable = pair
-        cotangents = survey.cotangents(survey.point, failed.probe)
+        cotangents = context.cotangents(context.point, failed.probe)
         for draw in range(_DRAWS):
             point = self._point(draw)
             if point is None:
                 return False
-            here, there = (one.outputs[output].tensor.double() for one in (survey.point, point))
+            here, there = (one.outputs[output].tensor.double() for one in (context.point, point))
             if _spread(here, there) < _NOISY:
                 return False
             try:
-                gradients = differentiate(survey.subject, point, cotangents)
+                gradients = differentiate(context.subject, point, cotangents)
             except Exception:  # noqa: BLE001 - the user's function may fail off the given point
                 return False
             again = measure(
-                survey.subject,
+                context.subject,
                 point,
                 cotangents,
                 gradients,
-                {variable: survey.direction(failed.probe, variable)},
-                precision=survey.precision,
+                {variable: context.direction(failed.probe, variable)},
+                precision=context.precision,
                 thorough=True,
             )[output]
             seen = max(_ANOTHER * abs(known.deviation), known.tolerance + again.tolerance)
@@ -128,22 +133,22 @@ class UlpNoise:
 
     def _point(self, draw: int) -> Point | None:
         if draw not in self._points:
-            point = self._survey.point
+            point = self._context.point
             offsets = [
                 torch.where(torch.isfinite(value), near - value, 0.0)
                 for value, near in zip(point.values, self._values(draw), strict=True)
             ]
-            self._points[draw] = shifted_point(self._survey.subject, point, offsets)
+            self._points[draw] = shifted_point(self._context.subject, point, offsets)
         return self._points[draw]
 
     def _values(self, draw: int) -> list[torch.Tensor]:
         return [
             _perturbed(
                 value,
-                generator_for(self._seed, _STREAM + draw, index),
-                self._survey.precision.eps,
+                generator_for(self._context.seed, _STREAM + draw, index),
+                self._context.precision.eps,
             )
-            for index, value in enumerate(self._survey.point.values)
+            for index, value in enumerate(self._context.point.values)
         ]
 
 

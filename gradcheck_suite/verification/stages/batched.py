@@ -17,7 +17,7 @@ from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors, row_differences
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
-from gradcheck_suite.verification.stage import Known, StageResult
+from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.dense_views import dense
 from gradcheck_suite.verification.target.graph_walk import method_location
@@ -31,19 +31,19 @@ __all__ = ["check_batched", "compare_batched"]
 _BATCH = 3
 
 
-def check_batched(known: Known) -> StageResult:
+def check_batched(state: CheckState) -> StageResult:
     """Compare batched gradients with a loop, where ``batched=True`` asks for it."""
-    return compare_batched(known) if known.options.batched else StageResult()
+    return compare_batched(state) if state.options.batched else StageResult()
 
 
-def compare_batched(known: Known) -> StageResult:
+def compare_batched(state: CheckState) -> StageResult:
     """Send several incoming gradients through backward at once and one by one."""
     with warnings.catch_warnings():
         # torch warns of ops that have no batching rule and are run in a loop.
         warnings.simplefilter("ignore")
-        parts = [_of_gradients(known)]
-        if _with_vmap(known):
-            parts.append(_of_inputs(known))
+        parts = [_of_gradients(state)]
+        if _with_vmap(state):
+            parts.append(_of_inputs(state))
     return StageResult(
         findings=tuple(finding for part in parts for finding in part.findings)[:1],
         covered=tuple(line for part in parts for line in part.covered),
@@ -51,10 +51,10 @@ def compare_batched(known: Known) -> StageResult:
     )
 
 
-def _of_gradients(known: Known) -> StageResult:
-    point, precision = known.survey.point, known.survey.precision
-    recording = RecordedCall.of(known.subject, point)
-    draws = [known.survey.cotangents(point, probe) for probe in range(_BATCH)]
+def _of_gradients(state: CheckState) -> StageResult:
+    point, precision = state.context.point, state.context.precision
+    recording = RecordedCall.of(state.subject, point)
+    draws = [state.context.cotangents(point, probe) for probe in range(_BATCH)]
     floors = noise_floors(point, draws[0], precision)
     for output in recording.attached:
         given = torch.stack([draw[output] for draw in draws])
@@ -74,18 +74,18 @@ def _of_gradients(known: Known) -> StageResult:
             row = [None if part is None else dense(part[index]) for part in batched]
             apart = row_differences(expected, row, floors[output])
             if max(apart, default=0.0) > precision.linearity:
-                return _mismatch(known, output, apart, "vmap of backward")
+                return _mismatch(state, output, apart, "vmap of backward")
     return StageResult(covered=("batched gradients: agree with a loop",))
 
 
-def _of_inputs(known: Known) -> StageResult:
+def _of_inputs(state: CheckState) -> StageResult:
     """Run forward and backward under vmap, for Functions that say how."""
-    point, precision = known.survey.point, known.survey.precision
-    cotangents = known.survey.cotangents(point, 0)
+    point, precision = state.context.point, state.context.precision
+    cotangents = state.context.cotangents(point, 0)
 
     def pulled(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         def outputs(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(match_outputs(known.subject, point.outputs, known.subject(leaves)))
+            return tuple(match_outputs(state.subject, point.outputs, state.subject(leaves)))
 
         # Its annotation allows for a third value, which has_aux=True asks for.
         result: Any = torch.func.vjp(outputs, *values)
@@ -108,18 +108,18 @@ def _of_inputs(known: Known) -> StageResult:
         apart = row_differences(expected[:count], row[:count], floors)
         values = row_differences(expected[count:], row[count:])
         if max(*apart, *values) > precision.linearity:
-            return _mismatch(known, 0, apart, "vmap of the function", max(values))
+            return _mismatch(state, 0, apart, "vmap of the function", max(values))
     return StageResult(covered=("vmap over the inputs: agrees with a loop",))
 
 
 def _mismatch(
-    known: Known, output: int, apart: Sequence[float], what: str, values: float = 0.0
+    state: CheckState, output: int, apart: Sequence[float], what: str, values: float = 0.0
 ) -> StageResult:
     variable = max(range(len(apart)), key=lambda index: apart[index])
-    functions = _with_vmap(known) or _custom(known)
+    functions = _with_vmap(state) or _custom(state)
     function = functions[0] if len(functions) == 1 else None
     method = "vmap" if what == "vmap of the function" else "backward"
-    names = (known.survey.point.outputs[output].name, known.subject.variables[variable].name)
+    names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
     most = min(max(apart[variable], values), 1e300)
     subject = (
         f"`{names[0]}`"
@@ -148,17 +148,17 @@ def _mismatch(
     )
 
 
-def _custom(known: Known) -> list[type]:
-    recording = RecordedCall.of(known.subject, known.survey.point)
+def _custom(state: CheckState) -> list[type]:
+    recording = RecordedCall.of(state.subject, state.context.point)
     found = {_torch_compat.custom_function_class(node) for node in custom_nodes(recording.tensors)}
     return [function for function in found if function is not None]
 
 
-def _with_vmap(known: Known) -> list[type]:
+def _with_vmap(state: CheckState) -> list[type]:
     """List the custom Functions in the graph that say how they are batched."""
     return [
         function
-        for function in _custom(known)
+        for function in _custom(state)
         if getattr(function, "generate_vmap_rule", False)
         or getattr(function, "vmap", None) is not torch.autograd.Function.vmap
     ]

@@ -12,7 +12,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.numerics.directional_derivative import Gradients, differentiate
 from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors, row_differences
-from gradcheck_suite.verification.stage import Known, StageResult
+from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.input_variations.rerun import attempt
 from gradcheck_suite.verification.text import one_line
 
@@ -22,86 +22,86 @@ if TYPE_CHECKING:
 __all__ = ["check_compiled", "compare_compiled"]
 
 
-def check_compiled(known: Known) -> StageResult:
+def check_compiled(state: CheckState) -> StageResult:
     """Compare compiled with eager gradients, where ``compiled=True`` asks for it."""
-    return compare_compiled(known) if known.options.compiled else StageResult()
+    return compare_compiled(state) if state.options.compiled else StageResult()
 
 
-def compare_compiled(known: Known) -> StageResult:
+def compare_compiled(state: CheckState) -> StageResult:
     """Compile the function, differentiate it at the given point and compare with eager mode.
 
     A difference counts once finite differences of the compiled function say that its gradient is
     wrong: at ties it may choose another element than eager mode does.
     """
-    unfit = _why_not(known)
+    unfit = _why_not(state)
     if unfit is not None:
         return StageResult(not_covered=(f"compiled code: {unfit}",))
     started = time.monotonic()
     with warnings.catch_warnings():
         # Importing the compiler warns of what it uses of torch itself.
         warnings.simplefilter("ignore")
-        compiled = _compiled(known)
+        compiled = _compiled(state)
         if isinstance(compiled, str):
             return StageResult(not_covered=(f"compiled code: {compiled}",))
         subject, gradients, broken = compiled
         seconds = time.monotonic() - started
-        apart, output, variable = _furthest(known, gradients)
-        if apart > known.survey.precision.linearity:
-            return _differs(known, subject, (output, variable), apart)
+        apart, output, variable = _furthest(state, gradients)
+        if apart > state.context.precision.linearity:
+            return _differs(state, subject, (output, variable), apart)
     if broken is not None:
         line = f"compiled code: only parts of the function can be, and those agree ({broken})"
         return StageResult(not_covered=(line,))
     return StageResult(covered=(f"compiled code: agrees with eager ({seconds:.1f} s)",))
 
 
-def _why_not(known: Known) -> str | None:
+def _why_not(state: CheckState) -> str | None:
     if _compiler() is None:
         return "there is no C++ compiler (g++ or clang++)"
-    if not known.survey.deterministic or known.subject.draws_random_numbers():
+    if not state.context.deterministic or state.subject.draws_random_numbers():
         return "the function is random, and compiled code draws otherwise"
     return None
 
 
-def _compiled(known: Known) -> tuple[PureFunction, Gradients, str | None] | str:
+def _compiled(state: CheckState) -> tuple[PureFunction, Gradients, str | None] | str:
     """Compile in one graph, or in parts with the reason why not in one, or tell why not at all."""
-    cotangents = known.survey.cotangents(known.survey.point, 0)
+    cotangents = state.context.cotangents(state.context.point, 0)
     broken = None
     for whole in (True, False):
-        subject = known.subject.compiled(whole=whole)
+        subject = state.subject.compiled(whole=whole)
         try:
-            return subject, differentiate(subject, known.survey.point, cotangents), broken
+            return subject, differentiate(subject, state.context.point, cotangents), broken
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises
             broken = one_line(error)
     return str(broken)
 
 
-def _furthest(known: Known, gradients: Gradients) -> tuple[float, int, int]:
+def _furthest(state: CheckState, gradients: Gradients) -> tuple[float, int, int]:
     """Return the largest relative difference from eager mode, and of which pair."""
-    survey, point = known.survey, known.survey.point
-    floors = noise_floors(point, survey.cotangents(point, 0), survey.precision)
+    context, point = state.context, state.context.point
+    floors = noise_floors(point, context.cotangents(point, 0), context.precision)
     return max(
         (apart, output, variable)
         for output, (row, other) in enumerate(
-            zip(survey.gradients.rows, gradients.rows, strict=True)
+            zip(context.gradients.rows, gradients.rows, strict=True)
         )
         for variable, apart in enumerate(row_differences(row, other, floors[output]))
     )
 
 
 def _differs(
-    known: Known, subject: PureFunction, pair: tuple[int, int], apart: float
+    state: CheckState, subject: PureFunction, pair: tuple[int, int], apart: float
 ) -> StageResult:
     output, variable = pair
     relative = min(apart, 1e300)
-    if attempt(known, subject, pairs=[pair]).status != "failed":
+    if attempt(state, subject, pairs=[pair]).status != "failed":
         line = (
             f"compiled code: its gradients differ, by {relative:.2g}, and finite differences do "
             "not call them wrong"
         )
         return StageResult(not_covered=(line,))
     names = (
-        known.survey.point.outputs[output].name,
-        known.subject.variables[variable].name,
+        state.context.point.outputs[output].name,
+        state.subject.variables[variable].name,
     )
     finding = Finding.of(
         catalogue.COMPILED_GRADIENT_MISMATCH,

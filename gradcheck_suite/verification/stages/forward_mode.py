@@ -19,7 +19,7 @@ from gradcheck_suite.verification.numerics.directional_derivative import measure
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
-from gradcheck_suite.verification.stage import Known, StageResult
+from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.graph_walk import method_location
 from gradcheck_suite.verification.text import one_line
@@ -32,55 +32,55 @@ __all__ = ["check_forward_mode", "compare_forward_mode"]
 _MANY = 8
 
 
-def check_forward_mode(known: Known) -> StageResult:
+def check_forward_mode(state: CheckState) -> StageResult:
     """Compare forward mode with reverse mode, where ``forward_mode=True`` asks for it."""
-    return compare_forward_mode(known) if known.options.forward_mode else StageResult()
+    return compare_forward_mode(state) if state.options.forward_mode else StageResult()
 
 
-def compare_forward_mode(known: Known) -> StageResult:
+def compare_forward_mode(state: CheckState) -> StageResult:
     """Compare forward mode with reverse mode: all variables together, then each that differs."""
     with warnings.catch_warnings():
         # torch compiles decompositions with its own deprecated tools.
         warnings.simplefilter("ignore")
-        return _compared(known)
+        return _compared(state)
 
 
-def _compared(known: Known) -> StageResult:
+def _compared(state: CheckState) -> StageResult:
     variables = [
-        index for index, variable in enumerate(known.subject.variables) if variable.value.numel()
+        index for index, variable in enumerate(state.subject.variables) if variable.value.numel()
     ]
-    directions = {index: known.survey.direction(0, index) for index in variables}
+    directions = {index: state.context.direction(0, index) for index in variables}
     try:
-        together = _pushed(known, directions)
+        together = _pushed(state, directions)
     except Exception as error:  # noqa: BLE001 - an op without forward mode, or a wrong jvp
-        return _refused(known, error)
-    if not _differing(known, directions, together):
+        return _refused(state, error)
+    if not _differing(state, directions, together):
         return StageResult(covered=("forward mode: agrees with reverse mode",))
     findings = []
     for variable in variables[:_MANY]:
         alone = {variable: directions[variable]}
-        pushed = _pushed(known, alone)
-        for output in _differing(known, alone, pushed):
-            finding = _mismatch(known, (output, variable), alone, pushed[output])
+        pushed = _pushed(state, alone)
+        for output in _differing(state, alone, pushed):
+            finding = _mismatch(state, (output, variable), alone, pushed[output])
             if finding is not None:
                 findings.append(finding)
     return StageResult(findings=tuple(_first_of_each_place(findings)))
 
 
-def _pushed(known: Known, directions: Mapping[int, torch.Tensor]) -> list[float]:
+def _pushed(state: CheckState, directions: Mapping[int, torch.Tensor]) -> list[float]:
     """Return ``<cotangent, J direction>`` of each output by forward mode."""
-    point = known.survey.point
-    cotangents = known.survey.cotangents(point, 0)
+    point = state.context.point
+    cotangents = state.context.cotangents(point, 0)
     with forward_ad.dual_level():
         values = [
             forward_ad.make_dual(variable.copy(value), directions[index])  # type: ignore[no-untyped-call]
             if index in directions
             else variable.copy(value)
             for index, (variable, value) in enumerate(
-                zip(known.subject.variables, point.values, strict=True)
+                zip(state.subject.variables, point.values, strict=True)
             )
         ]
-        tensors = match_outputs(known.subject, point.outputs, known.subject(values))
+        tensors = match_outputs(state.subject, point.outputs, state.subject(values))
         found = []
         for tensor, given in zip(tensors, cotangents, strict=True):
             tangent = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
@@ -95,12 +95,12 @@ def _pushed(known: Known, directions: Mapping[int, torch.Tensor]) -> list[float]
 
 
 def _pulled(
-    known: Known, output: int, directions: Mapping[int, torch.Tensor]
+    state: CheckState, output: int, directions: Mapping[int, torch.Tensor]
 ) -> tuple[float, float]:
     """Return ``<J^T cotangent, direction>`` of one output, and how large its terms are."""
     total, square = 0.0, 0.0
     for variable, direction in directions.items():
-        part = known.survey.gradients.rows[output][variable]
+        part = state.context.gradients.rows[output][variable]
         if part is not None:
             product = part.double() * direction.double()
             total += float(product.sum())
@@ -109,13 +109,13 @@ def _pulled(
 
 
 def _differing(
-    known: Known, directions: Mapping[int, torch.Tensor], pushed: list[float]
+    state: CheckState, directions: Mapping[int, torch.Tensor], pushed: list[float]
 ) -> list[int]:
-    point, precision = known.survey.point, known.survey.precision
-    floors = noise_floors(point, known.survey.cotangents(point, 0), precision)
+    point, precision = state.context.point, state.context.precision
+    floors = noise_floors(point, state.context.cotangents(point, 0), precision)
     found = []
     for output, forward in enumerate(pushed):
-        reverse, size = _pulled(known, output, directions)
+        reverse, size = _pulled(state, output, directions)
         floor = sum(
             floors[output][variable] * float(torch.linalg.vector_norm(direction.double()))
             for variable, direction in directions.items()
@@ -127,31 +127,31 @@ def _differing(
 
 
 def _mismatch(
-    known: Known,
+    state: CheckState,
     pair: tuple[int, int],
     direction: Mapping[int, torch.Tensor],
     forward: float,
 ) -> Finding | None:
     """Report a mismatch, unless forward mode is right and reverse mode was told of already."""
     output, variable = pair
-    point = known.survey.point
-    reverse, _ = _pulled(known, output, direction)
+    point = state.context.point
+    reverse, _ = _pulled(state, output, direction)
     result = measure(
-        known.subject,
+        state.subject,
         point,
-        known.survey.cotangents(point, 0),
-        known.survey.gradients,
+        state.context.cotangents(point, 0),
+        state.context.gradients,
         dict(direction),
-        precision=known.survey.precision,
+        precision=state.context.precision,
         thorough=True,
     )[output]
     near = abs(forward - result.numeric) <= abs(reverse - result.numeric)
-    if near and known.conclusions[pair].status == "fail":
+    if near and state.conclusions[pair].status == "fail":
         return None
     wrong = "reverse" if near else "forward"
-    functions = _with_jvp(known)
+    functions = _with_jvp(state)
     function = functions[0] if len(functions) == 1 else None
-    names = (point.outputs[output].name, known.subject.variables[variable].name)
+    names = (point.outputs[output].name, state.subject.variables[variable].name)
     return Finding.of(
         catalogue.FORWARD_MODE_MISMATCH,
         f"derivative of `{names[0]}` along `{names[1]}` is {forward:.6g} by forward mode and "
@@ -172,9 +172,9 @@ def _mismatch(
     )
 
 
-def _refused(known: Known, error: Exception) -> StageResult:
+def _refused(state: CheckState, error: Exception) -> StageResult:
     """Tell an op without forward mode from a jvp that fails."""
-    functions = _with_jvp(known)
+    functions = _with_jvp(state)
     if isinstance(error, NotImplementedError) or not functions:
         return StageResult(not_covered=(f"forward mode: {one_line(error)}",))
     function = functions[0] if len(functions) == 1 else None
@@ -193,9 +193,9 @@ def _refused(known: Known, error: Exception) -> StageResult:
     )
 
 
-def _with_jvp(known: Known) -> list[type]:
+def _with_jvp(state: CheckState) -> list[type]:
     """List the custom Functions in the graph that define forward mode themselves."""
-    recording = RecordedCall.of(known.subject, known.survey.point)
+    recording = RecordedCall.of(state.subject, state.context.point)
     found = {_torch_compat.custom_function_class(node) for node in custom_nodes(recording.tensors)}
     return [
         function

@@ -21,12 +21,13 @@ from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.diagnosis.classify import ErrorKind, error_kind
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
 from gradcheck_suite.verification.diagnosis.messages import measurement_evidence, percent
-from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.first_order.measure import GradientMeasurement
+from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 from gradcheck_suite.verification.numerics.directional_derivative import draw_cotangents
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.numerics.random_vectors import generator_for
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
-from gradcheck_suite.verification.stage import Known, StageResult
+from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.target.dense_views import PLAIN
 from gradcheck_suite.verification.target.graph_walk import backward_location, reachable
 from gradcheck_suite.verification.target.pure_function import Given, PureFunction, Variable
@@ -34,7 +35,7 @@ from gradcheck_suite.verification.target.pure_function import Given, PureFunctio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gradcheck_suite.verification.numerics.decision import Conclusion
+    from gradcheck_suite.verification.numerics.decision import Conclusion, Pair
 
 __all__ = ["check_second_order", "gradient_subject"]
 
@@ -47,41 +48,38 @@ _ROUNDINGS = 64.0
 _ERROR_NODE = "torch::autograd::Error"
 
 
-def check_second_order(known: Known) -> StageResult:
+def check_second_order(state: CheckState) -> StageResult:
     """Check order 2 if it was asked for, or by itself where custom Functions are involved."""
-    asked = known.options.order == _SECOND
-    if known.options.order == 1 or not any(known.survey.gradients.attached):
+    asked = state.options.order == _SECOND
+    if state.options.order == 1 or not any(state.context.gradients.attached):
         return StageResult()
-    functions = _functions(known.survey)
+    functions = _functions(state.context)
     if not (asked or functions):
         return StageResult()
-    if not _with_gradients(known):
+    if not _with_gradients(state):
         return StageResult(not_covered=("order 2: there is no gradient beyond rounding",))
-    if not known.clean:
+    if not state.clean:
         return StageResult(not_covered=("order 2: the gradients themselves are wrong",))
-    if not asked and any(one.status != "pass" for one in known.conclusions.values()):
+    if not asked and any(one.status != "pass" for one in state.conclusions.values()):
         return StageResult(not_covered=("order 2: not every gradient passed",))
-    return _check(known, functions, asked=asked)
+    return _check(state, functions, asked=asked)
 
 
-def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResult:
+def _check(state: CheckState, functions: Sequence[type], *, asked: bool) -> StageResult:
     try:
-        subject = gradient_subject(known)
+        subject = gradient_subject(state)
         declared = _declared_once_differentiable(subject)
         outputs = [output for output in subject.first_call() if output.name not in declared]
         if not outputs:
             return StageResult(not_covered=("order 2: backward is marked once_differentiable",))
-        survey = Survey(
-            subject,
-            outputs,
-            precision=known.survey.precision,
-            seed=known.options.seed,
-            probes=known.survey.precision.probes,
+        context = ProbeContext(
+            subject, outputs, precision=state.context.precision, seed=state.options.seed
         )
     except Exception as error:  # noqa: BLE001 - whatever backward raises when it is recorded
-        return _impossible(error, known, functions, asked=asked)
-    conclusions = survey.run()
-    names = [_gradient_name(output.name) for output in survey.point.outputs]
+        return _impossible(error, state, functions, asked=asked)
+    measurement = GradientMeasurement(context, probes=context.precision.probes)
+    conclusions = measurement.run()
+    names = [_gradient_name(output.name) for output in context.point.outputs]
     variables = [variable.name for variable in subject.variables]
     verdicts = tuple(
         Verdict(
@@ -95,15 +93,15 @@ def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResu
         )
         for (output, variable), conclusion in conclusions.items()
     )
-    programmed = bool(set(_functions(survey)) - set(functions))
+    programmed = bool(set(_functions(context)) - set(functions))
     if any(conclusion.status == "fail" for conclusion in conclusions.values()):
-        functions = _to_blame(known, functions)
+        functions = _to_blame(state, functions)
         if not (functions or asked):
             return StageResult(not_covered=(_OF_TORCH.format("wrong"),))
     told = _Told(names, variables, functions, certain=asked or programmed)
     return StageResult(
         verdicts=verdicts,
-        findings=tuple(told.findings(survey, conclusions)),
+        findings=tuple(told.findings(measurement, conclusions)),
         covered=("order 2",),
         not_covered=tuple(
             f"order 2: the {_gradient_name(name)} passes a backward marked once_differentiable"
@@ -112,25 +110,25 @@ def _check(known: Known, functions: Sequence[type], *, asked: bool) -> StageResu
     )
 
 
-def gradient_subject(known: Known) -> PureFunction:
+def gradient_subject(state: CheckState) -> PureFunction:
     """Make a subject that gives the gradients, of the variables and the cotangents."""
-    inner, survey = known.subject, known.survey
+    inner, context = state.subject, state.context
     outputs = [
         output
-        for output, attached in zip(survey.point.outputs, survey.gradients.attached, strict=True)
+        for output, attached in zip(context.point.outputs, context.gradients.attached, strict=True)
         if attached
     ]
     attached = replace(
-        survey.point,
+        context.point,
         outputs=tuple(outputs),
         finite=tuple(
             finite
-            for finite, on in zip(survey.point.finite, survey.gradients.attached, strict=True)
+            for finite, on in zip(context.point.finite, context.gradients.attached, strict=True)
             if on
         ),
     )
-    drawn = draw_cotangents(attached, generator_for(known.options.seed, _COTANGENTS))
-    wanted = _with_gradients(known)
+    drawn = draw_cotangents(attached, generator_for(state.options.seed, _COTANGENTS))
+    wanted = _with_gradients(state)
     count = len(inner.variables)
 
     def gradients(given: Given) -> dict[str, torch.Tensor]:
@@ -165,12 +163,12 @@ def gradient_subject(known: Known) -> PureFunction:
             ),
         ),
         not_covered=(),
-        seed=known.options.seed,
+        seed=state.options.seed,
         cast=None,
     )
 
 
-def _with_gradients(known: Known) -> list[int]:
+def _with_gradients(state: CheckState) -> list[int]:
     """Return the indices of the variables that have entries and a gradient worth the name.
 
     One that is as small as the rounding of the output, such as that of a saturated softmax, is
@@ -178,19 +176,19 @@ def _with_gradients(known: Known) -> list[int]:
     """
     return [
         index
-        for index, variable in enumerate(known.subject.variables)
+        for index, variable in enumerate(state.subject.variables)
         if variable.value.numel()
-        and any(row[index] is not None for row in known.survey.gradients.rows)
-        and not _is_rounding(known, index)
+        and any(row[index] is not None for row in state.context.gradients.rows)
+        and not _is_rounding(state, index)
     ]
 
 
-def _is_rounding(known: Known, variable: int) -> bool:
-    shown = [one.shown for (_, of), one in known.conclusions.items() if of == variable]
+def _is_rounding(state: CheckState, variable: int) -> bool:
+    shown = [one.shown for (_, of), one in state.conclusions.items() if of == variable]
     return all(
         0.0
         < one.contributions.get(variable, math.inf)
-        <= _ROUNDINGS * known.survey.precision.eps * one.magnitude
+        <= _ROUNDINGS * state.context.precision.eps * one.magnitude
         for one in shown
     )
 
@@ -211,23 +209,23 @@ def _declared_once_differentiable(subject: PureFunction) -> set[str]:
     }
 
 
-def _functions(survey: Survey) -> tuple[type, ...]:
-    call = RecordedCall.of(survey.subject, survey.point)
+def _functions(context: ProbeContext) -> tuple[type, ...]:
+    call = RecordedCall.of(context.subject, context.point)
     found = {
         function
-        for output in range(len(survey.point.outputs))
+        for output in range(len(context.point.outputs))
         for function in call.whole_graph(output).functions
     }
     return tuple(sorted(found, key=lambda function: function.__qualname__))
 
 
-def _to_blame(known: Known, functions: Sequence[type]) -> Sequence[type]:
+def _to_blame(state: CheckState, functions: Sequence[type]) -> Sequence[type]:
     """Return those custom Functions whose own second order is wrong; all where that is unclear."""
-    call = RecordedCall.of(known.subject, known.survey.point)
-    pairs = itertools.product(range(len(known.survey.point.outputs)), _with_gradients(known))
+    call = RecordedCall.of(state.subject, state.context.point)
+    pairs = itertools.product(range(len(state.context.point.outputs)), _with_gradients(state))
     if not functions or all(call.path(*pair).alone for pair in pairs):
         return functions
-    wrong = wrong_functions(known.survey, functions, order=_SECOND)
+    wrong = wrong_functions(state, functions, order=_SECOND)
     return functions if wrong is None else wrong
 
 
@@ -237,14 +235,14 @@ def _gradient_name(output: str) -> str:
 
 
 def _impossible(
-    error: Exception, known: Known, functions: Sequence[type], *, asked: bool
+    error: Exception, state: CheckState, functions: Sequence[type], *, asked: bool
 ) -> StageResult:
     """Report a double backward that raises: out loud, so that nobody trains on it."""
     text = str(error)
     if any(words in text for words in _ON_PURPOSE):
         return StageResult(not_covered=(f"order 2: {text.splitlines()[0]}",))
     cause = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-    functions = _to_blame(known, functions)
+    functions = _to_blame(state, functions)
     if not (functions or asked):
         return StageResult(not_covered=(f"{_OF_TORCH.format('not to be had')}: {cause}",))
     finding = Finding.of(
@@ -274,9 +272,11 @@ _LOST = (
 )
 
 
-def _kind(survey: Survey, pair: tuple[int, int]) -> tuple[ErrorKind, float | None]:
+def _kind(measurement: GradientMeasurement, pair: Pair) -> tuple[ErrorKind, float | None]:
     """Tell what the failed measurements of a second-order gradient have in common."""
-    return error_kind([one.measurement for one in survey.outcomes(pair) if one.ruling == "fail"])
+    return error_kind(
+        [one.measurement for one in measurement.outcomes(pair) if one.ruling == "fail"]
+    )
 
 
 def _made_by(functions: Sequence[type]) -> str:
@@ -301,18 +301,18 @@ class _Told:
     certain: bool
 
     def findings(
-        self, survey: Survey, conclusions: Mapping[tuple[int, int], Conclusion]
+        self, measurement: GradientMeasurement, conclusions: Mapping[Pair, Conclusion]
     ) -> list[Finding]:
         """Return a finding for each way in which second-order gradients are wrong."""
         wrong = {pair: one for pair, one in conclusions.items() if one.status == "fail"}
-        attached = survey.gradients.attached
+        attached = measurement.context.gradients.attached
         cut = {pair: one for pair, one in wrong.items() if not attached[pair[0]]}
         differing = {pair: one for pair, one in wrong.items() if attached[pair[0]]}
         found = []
         if cut:
-            found.append(self._finding(survey, cut, cut=True))
+            found.append(self._finding(measurement, cut, cut=True))
         if differing:
-            found.append(self._finding(survey, differing, cut=False))
+            found.append(self._finding(measurement, differing, cut=False))
         return found
 
     def _hint(self, *, cut: bool, lost: bool) -> str | None:
@@ -323,7 +323,7 @@ class _Told:
         return _LOST if lost or not self.certain else None
 
     def _finding(
-        self, survey: Survey, wrong: Mapping[tuple[int, int], Conclusion], *, cut: bool
+        self, measurement: GradientMeasurement, wrong: Mapping[Pair, Conclusion], *, cut: bool
     ) -> Finding:
         pair = max(wrong, key=lambda pair: wrong[pair].shown.relative_deviation)
         shown = wrong[pair].shown
@@ -332,7 +332,7 @@ class _Told:
             f"(analytic {shown.analytic:.6g}, numeric {shown.numeric:.6g} ± {shown.tolerance:.1g} "
             "along a random direction)"
         )
-        kind, ratio = _kind(survey, pair)
+        kind, ratio = _kind(measurement, pair)
         lost = shown.missing or shown.analytic == 0.0
         if cut:
             said = (

@@ -19,7 +19,6 @@ from gradcheck_suite._torch_compat import noting_operators
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gradcheck_suite.verification.first_order.measure import Survey
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["Cost", "cost_of", "ends_early"]
@@ -62,12 +61,12 @@ _FEWEST_COUNTS = 3
 """A branch makes for two numbers of operations, an iteration for one at nearly each point."""
 
 
-def ends_early(survey: Survey) -> bool:
+def ends_early(subject: PureFunction) -> bool:
     """Say whether the number of operations of the function changes with the size of its values."""
     counts = set()
     for scale in (1.0, *_SCALES):
-        values = [value * scale for value in survey.point.values]
-        cost = cost_of(survey.subject.elsewhere(values=values))
+        values = [variable.value * scale for variable in subject.variables]
+        cost = cost_of(subject.elsewhere(values=values))
         if cost is not None:
             counts.add(cost.operators)
     return len(counts) >= _FEWEST_COUNTS

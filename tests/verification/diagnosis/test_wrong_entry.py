@@ -5,7 +5,7 @@ import torch
 
 from gradcheck_suite import check_gradients
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
-from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.target.build import build_function
@@ -45,12 +45,12 @@ class OneWeight(torch.autograd.Function):
 
 
 @pytest.fixture
-def survey():
+def context_of():
     def build(function, *inputs):
         subject = build_function(function, inputs, None, CheckOptions())
         outputs = subject.first_call()
         precision = precision_of([variable.value.dtype for variable in subject.variables])
-        return Survey(subject, outputs, precision=precision, seed=0, probes=1)
+        return ProbeContext(subject, outputs, precision=precision, seed=0)
 
     return build
 
@@ -62,9 +62,9 @@ def draw(count, seed, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_one_wrong_element_of_100000_is_found_by_index(survey, seed):
+def test_one_wrong_element_of_100000_is_found_by_index(context_of, seed):
     x, order = draw(100_000, seed)
-    known = survey(lambda x: Scaled.apply(x, order[:1], 1.5), x)
+    known = context_of(lambda x: Scaled.apply(x, order[:1], 1.5), x)
     before = known.subject.evaluations
     entry = find_wrong_entry(known, 0, 0, 2.0**-10)
 
@@ -80,9 +80,9 @@ def test_one_wrong_element_of_100000_is_found_by_index(survey, seed):
 @pytest.mark.parametrize(
     ("wrong", "low", "high"), [(2, 2, 2), (10, 3, 40), (300, 60, 1000), (4000, 4000, 4000)]
 )
-def test_the_number_of_wrong_entries_is_estimated(survey, wrong, low, high, dtype):
+def test_the_number_of_wrong_entries_is_estimated(context_of, wrong, low, high, dtype):
     x, order = draw(4000, wrong, dtype)
-    known = survey(lambda x: Scaled.apply(x, order[:wrong], -1.0), x)
+    known = context_of(lambda x: Scaled.apply(x, order[:wrong], -1.0), x)
     before = known.subject.evaluations
     entry = find_wrong_entry(known, 0, 0, 2.0**-6)
 
@@ -92,50 +92,52 @@ def test_the_number_of_wrong_entries_is_estimated(survey, wrong, low, high, dtyp
     assert known.subject.evaluations - before <= 250
 
 
-def test_few_entries_are_counted(survey):
+def test_few_entries_are_counted(context_of):
     x, order = draw(17, 3)
-    entry = find_wrong_entry(survey(lambda x: Scaled.apply(x, order[:5], 3.0), x), 0, 0, 2.0**-10)
+    entry = find_wrong_entry(
+        context_of(lambda x: Scaled.apply(x, order[:5], 3.0), x), 0, 0, 2.0**-10
+    )
     assert (entry.count, entry.total, entry.exact) == (5, 17, True)
     # The outputs have weights from 1/2 to 3/2, so the worst may be one that is nearly as bad.
     errors = x.detach().exp()
     assert 3.0 * errors[entry.input_index] >= max(errors[order[:5]])
 
 
-def test_the_entry_of_the_output_is_found_besides(survey):
+def test_the_entry_of_the_output_is_found_besides(context_of):
     x, weight = torch.randn(40, 6).double(), torch.randn(6, 30).double()
-    known = survey(OneWeight.apply, x.requires_grad_(), weight.requires_grad_())
+    known = context_of(OneWeight.apply, x.requires_grad_(), weight.requires_grad_())
     entry = find_wrong_entry(known, 0, 1, 2.0**-10)
     assert entry.input_index == (2, 1)
     assert entry.output_index == (3, 1)
     assert entry.analytic - entry.numeric == pytest.approx(5.0)
 
 
-def test_an_entry_of_a_scalar_output(survey):
+def test_an_entry_of_a_scalar_output(context_of):
     x, order = draw(50, 1)
-    known = survey(lambda x: Scaled.apply(x, order[:1], 0.0).sum(), x)
+    known = context_of(lambda x: Scaled.apply(x, order[:1], 0.0).sum(), x)
     entry = find_wrong_entry(known, 0, 0, 2.0**-10)
     assert entry.input_index == (int(order[0]),)
     assert entry.output_index == ()
     assert entry.analytic == 0.0
 
 
-def test_a_right_gradient_has_no_wrong_entry(survey):
+def test_a_right_gradient_has_no_wrong_entry(context_of):
     x, _ = draw(100, 1)
-    known = survey(torch.sin, x)
+    known = context_of(torch.sin, x)
     assert find_wrong_entry(known, 0, 0, 2.0**-10) is None
 
 
 @pytest.mark.parametrize(("count", "error"), [(200, 1e-9), (100_000, 1e-8)])
-def test_an_error_spread_too_thin_to_see_names_no_entry(survey, count, error):
+def test_an_error_spread_too_thin_to_see_names_no_entry(context_of, count, error):
     """Each entry is off by less than counts as wrong; no entry may be blamed for it."""
     x, order = draw(count, 1)
-    known = survey(lambda x: Scaled.apply(x, order, 1.0 + error), x)
+    known = context_of(lambda x: Scaled.apply(x, order, 1.0 + error), x)
     before = known.subject.evaluations
     assert find_wrong_entry(known, 0, 0, 2.0**-10) is None
     assert known.subject.evaluations - before <= 210
 
 
-def test_a_function_that_fails_at_the_points_around_names_no_entry(survey):
+def test_a_function_that_fails_at_the_points_around_names_no_entry(context_of):
     x, order = draw(100, 1)
     given = x.detach().clone()
 
@@ -144,10 +146,10 @@ def test_a_function_that_fails_at_the_points_around_names_no_entry(survey):
             raise ValueError("only the given point is allowed")
         return Scaled.apply(x, order, 2.0)
 
-    assert find_wrong_entry(survey(only_here, x), 0, 0, 2.0**-10) is None
+    assert find_wrong_entry(context_of(only_here, x), 0, 0, 2.0**-10) is None
 
 
-def test_a_function_that_is_not_finite_around_names_no_entry(survey):
+def test_a_function_that_is_not_finite_around_names_no_entry(context_of):
     x, order = draw(100, 1)
     given = x.detach().clone()
 
@@ -155,7 +157,7 @@ def test_a_function_that_is_not_finite_around_names_no_entry(survey):
         factor = 1.0 if torch.equal(x.detach(), given) else torch.nan
         return factor * Scaled.apply(x, order, 2.0)
 
-    assert find_wrong_entry(survey(only_here, x), 0, 0, 2.0**-10) is None
+    assert find_wrong_entry(context_of(only_here, x), 0, 0, 2.0**-10) is None
 
 
 def test_the_report_tells_the_entry(randn):

@@ -9,7 +9,7 @@ from torch import nn
 
 from gradcheck_suite.verification import check_gradients
 from gradcheck_suite.verification.first_order.float64_reference import float64_reference_of
-from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.target.build import build_function
@@ -54,10 +54,10 @@ def narrow_network(seed):
     return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
 
 
-def survey_of(function, x):
+def context_of(function, x):
     subject = build_function(function, x, None, CheckOptions())
     outputs = subject.first_call()
-    return Survey(subject, outputs, precision=precision_of([x.dtype]), seed=0, probes=2)
+    return ProbeContext(subject, outputs, precision=precision_of([x.dtype]), seed=0)
 
 
 def the_verdict(report):
@@ -130,12 +130,12 @@ def test_another_function_in_float64_is_no_twin():
         return x.sin() if x.dtype is torch.float32 else x.cos()
 
     assert float64_reference_of(*_with_point(by_type)) is None
-    known = survey_of(torch.sin, drawn(4, 8))
+    known = context_of(torch.sin, drawn(4, 8))
     assert float64_reference_of(known, known.point) is not None
 
 
 def _with_point(function):
-    known = survey_of(function, drawn(4, 8))
+    known = context_of(function, drawn(4, 8))
     return known, known.point
 
 
@@ -150,7 +150,7 @@ def test_a_function_with_the_same_values_here_alone_is_not_believed():
             return value + (x - here.double())
         return value
 
-    known = survey_of(kinked, x)
+    known = context_of(kinked, x)
     reference = float64_reference_of(known, known.point)
     assert reference is not None
     (steep,) = reference.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
@@ -161,7 +161,7 @@ def test_a_function_with_the_same_values_here_alone_is_not_believed():
 
 
 def test_the_twin_of_the_same_function_differs_by_rounding_alone():
-    known = survey_of(lambda x: (8.0 * x).sin().abs(), drawn(30, 30))
+    known = context_of(lambda x: (8.0 * x).sin().abs(), drawn(30, 30))
     reference = float64_reference_of(known, known.point)
     (steep,) = reference.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
     assert steep < 1e-4

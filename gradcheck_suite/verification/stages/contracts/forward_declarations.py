@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
-    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["constant_outputs", "find_unmarked_writes", "unmarked_writes"]
@@ -31,17 +31,17 @@ __all__ = ["constant_outputs", "find_unmarked_writes", "unmarked_writes"]
 _STEP = 2.0**-10
 
 
-def unmarked_writes(known: Known, recording: RecordedCall) -> Iterator[Finding]:
+def unmarked_writes(state: CheckState, recording: RecordedCall) -> Iterator[Finding]:
     """Report Functions of a recorded call that write into inputs without marking them dirty."""
     functions = {
         _torch_compat.custom_function_class(node) for node in custom_nodes(recording.tensors)
     }
-    values = known.survey.point.values
+    values = state.context.point.values
     yield from find_unmarked_writes(
-        known.subject,
+        state.subject,
         values,
         [function for function in functions if function is not None],
-        all_right=known.clean,
+        all_right=state.clean,
     )
 
 
@@ -134,10 +134,10 @@ def _watcher(function: type, written: dict[tuple[type, int], bool]) -> Callable[
 
 
 def constant_outputs(
-    known: Known, recording: RecordedCall, cotangents: Sequence[torch.Tensor]
+    state: CheckState, recording: RecordedCall, cotangents: Sequence[torch.Tensor]
 ) -> Iterator[Finding]:
     """Report outputs of a Function that require grad, never change and have no gradient."""
-    names = {output.name: output.tensor for output in known.survey.point.outputs}
+    names = {output.name: output.tensor for output in state.context.point.outputs}
     for index in recording.attached:
         node = recording.tensors[index].grad_fn
         function = None if node is None else _torch_compat.custom_function_class(node)
@@ -149,11 +149,11 @@ def constant_outputs(
             continue
         if any(part is not None and bool((part != 0).any()) for part in row):
             continue
-        name = known.survey.point.outputs[index].name
+        name = state.context.point.outputs[index].name
         tensor = names[name]
         if tensor.numel() == 0 or not torch.equal(tensor, tensor.round()):
             continue
-        if not _stays(known, name, tensor):
+        if not _stays(state, name, tensor):
             continue
         yield Finding.of(
             catalogue.OUTPUT_WRONGLY_DIFFERENTIABLE,
@@ -166,9 +166,9 @@ def constant_outputs(
         )
 
 
-def _stays(known: Known, name: str, tensor: torch.Tensor) -> bool:
+def _stays(state: CheckState, name: str, tensor: torch.Tensor) -> bool:
     """Say whether an output stays as it is when all variables move a little."""
-    values = known.survey.point.values
+    values = state.context.point.values
     moved = [
         value
         + (_STEP * scale * random_signs(value, generator_for(index))).where(
@@ -179,7 +179,7 @@ def _stays(known: Known, name: str, tensor: torch.Tensor) -> bool:
     try:
         now = {
             output.name: output.tensor
-            for output in evaluate(known.subject, moved, recorded=known.survey.point.recorded)
+            for output in evaluate(state.subject, moved, recorded=state.context.point.recorded)
         }
     except Exception:  # noqa: BLE001 - the user's function may fail off the given point
         return False

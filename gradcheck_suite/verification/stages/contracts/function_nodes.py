@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gradcheck_suite.verification.numerics.recorded_call import Row
-    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.stage import CheckState
 
 __all__ = ["BareNode", "CaughtNode", "catch_nodes", "custom_nodes", "has_custom_code"]
 
@@ -37,9 +37,9 @@ def custom_nodes(tensors: Iterable[torch.Tensor]) -> list[Node]:
     return found
 
 
-def has_custom_code(known: Known) -> bool:
+def has_custom_code(state: CheckState) -> bool:
     """Say whether backward runs anything that is not torch's own."""
-    recording = RecordedCall.of(known.subject, known.survey.point)
+    recording = RecordedCall.of(state.subject, state.context.point)
     return any(
         _torch_compat.custom_function_class(node) is not None or "CppNode" in node.name()
         for node in _nodes(recording.tensors)

@@ -9,7 +9,7 @@ from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, fin
 from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.options import chosen_variations
-from gradcheck_suite.verification.stage import Known, StageResult
+from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.forward_declarations import (
     constant_outputs,
     unmarked_writes,
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 __all__ = ["probe_contracts"]
 
 
-def probe_contracts(known: Known) -> StageResult:
+def probe_contracts(state: CheckState) -> StageResult:
     """Probe linearity, layouts, aliasing and undefined gradients, and who writes where.
 
     A mistake that was told already, of the same Function, is not told again.
     """
-    if not known.survey.deterministic:
+    if not state.context.deterministic:
         return StageResult(
             not_covered=("the contract of backward was not probed, as the outputs are random",)
         )
     try:
-        recording = RecordedCall.of(known.subject, known.survey.point)
+        recording = RecordedCall.of(state.subject, state.context.point)
     except Exception as error:  # noqa: BLE001 - the user's function, which ran before
         line = f"the contract of backward was not probed: {one_line(error)}"
         return StageResult(not_covered=(line,))
     if not recording.attached:
         return StageResult()
-    probe = _Probe(known, recording)
+    probe = _Probe(state, recording)
     return StageResult(
         findings=tuple(probe.findings()),
         covered=(f"backward: {', '.join(probe.covered)}",) if probe.covered else (),
@@ -65,25 +65,25 @@ def probe_contracts(known: Known) -> StageResult:
 
 
 class _Probe:
-    def __init__(self, known: Known, recording: RecordedCall) -> None:
-        self._known = known
+    def __init__(self, state: CheckState, recording: RecordedCall) -> None:
+        self._state = state
         self._recording = recording
-        self._layouts = "cotangents" in chosen_variations(known.options.variations)
-        self._allowed = known.survey.precision.linearity + 4.0 * max(
-            known.survey.breaches.unequal.values(), default=0.0
+        self._layouts = "cotangents" in chosen_variations(state.options.variations)
+        self._allowed = state.context.precision.linearity + 4.0 * max(
+            state.context.breaches.unequal.values(), default=0.0
         )
-        self._cotangents = known.survey.cotangents(known.survey.point, 0)
-        self._floors = noise_floors(known.survey.point, self._cotangents, known.survey.precision)
+        self._cotangents = state.context.cotangents(state.context.point, 0)
+        self._floors = noise_floors(state.context.point, self._cotangents, state.context.precision)
         self._told = {
-            finding.location for finding in known.findings if finding.severity is Severity.ERROR
+            finding.location for finding in state.findings if finding.severity is Severity.ERROR
         }
         self.covered: list[str] = []
         self.not_covered: list[str] = []
 
     def findings(self) -> Iterator[Finding]:
         """Yield what was found, the custom Functions' own before that of whole outputs."""
-        failed = {pair for pair, found in self._known.conclusions.items() if found.status == "fail"}
-        breached = self._known.survey.breaches.nonlinear
+        failed = {pair for pair, found in self._state.conclusions.items() if found.status == "fail"}
+        breached = self._state.context.breaches.nonlinear
         for finding in self._of_functions():
             if finding.location is None or finding.location not in self._told:
                 self._told.add(finding.location)
@@ -92,8 +92,8 @@ class _Probe:
             yield from self._of_outputs()
 
     def _of_functions(self) -> Iterator[Finding]:
-        yield from unmarked_writes(self._known, self._recording)
-        yield from constant_outputs(self._known, self._recording, self._cotangents)
+        yield from unmarked_writes(self._state, self._recording)
+        yield from constant_outputs(self._state, self._recording, self._cotangents)
         self._recording.make_ready()
         try:
             nodes = catch_nodes(self._recording, self._cotangents)
@@ -127,7 +127,7 @@ class _Probe:
 
     def _of_outputs(self) -> Iterator[Finding]:
         recording = self._recording
-        names = [f"`{output.name}`" for output in self._known.survey.point.outputs]
+        names = [f"`{output.name}`" for output in self._state.context.point.outputs]
         given = {index: self._cotangents[index] for index in recording.attached}
         floors = [sum(column) for column in zip(*self._floors, strict=True)]
         whole = pulled_twice(recording, given, allowed=self._allowed, floors=floors)

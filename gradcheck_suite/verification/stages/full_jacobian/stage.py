@@ -17,7 +17,7 @@ from gradcheck_suite.verification.target.graph_walk import backward_location
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
-    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.stage import CheckState
 
 __all__ = ["compare_full_jacobians", "pattern_of"]
 
@@ -25,19 +25,19 @@ _FEW_UNDECIDED = 1e-2
 _CLOSE = 1e-5
 
 
-def compare_full_jacobians(known: Known) -> StageResult:
+def compare_full_jacobians(state: CheckState) -> StageResult:
     """Compare every entry of every Jacobian, if the options ask for it.
 
     The verdicts take the place of those that the probes gave.
     """
-    if not known.options.full:
+    if not state.options.full:
         return StageResult()
     found = compare_jacobians(
-        known.subject,
-        known.survey.point,
-        precision=known.survey.precision,
-        max_memory=known.options.max_memory,
-        deadline=known.deadline,
+        state.subject,
+        state.context.point,
+        precision=state.context.precision,
+        max_memory=state.options.max_memory,
+        deadline=state.deadline,
     )
     verdicts = []
     findings = []
@@ -49,13 +49,13 @@ def compare_full_jacobians(known: Known) -> StageResult:
             total = comparison.shape[0] * comparison.shape[1]
             lines.append(
                 f"{total - comparison.compared} of {total} entries of the Jacobian of "
-                f"`{_output(known, pair)}` with respect to `{_variable(known, pair)}` were not "
+                f"`{_output(state, pair)}` with respect to `{_variable(state, pair)}` were not "
                 "compared before the time was up"
             )
-        verdicts.append(_verdict(known, pair, comparison))
-        conclusion = known.conclusions[pair]
+        verdicts.append(_verdict(state, pair, comparison))
+        conclusion = state.conclusions[pair]
         if comparison.wrong and conclusion.status != "fail" and not conclusion.meant:
-            findings.append(_finding(known, pair, comparison))
+            findings.append(_finding(state, pair, comparison))
     return StageResult(
         verdicts=tuple(verdicts),
         findings=tuple(findings),
@@ -86,8 +86,8 @@ def pattern_of(comparison: Comparison) -> str | None:
     return "scattered"
 
 
-def _verdict(known: Known, pair: tuple[int, int], comparison: Comparison) -> Verdict:
-    conclusion = known.conclusions[pair]
+def _verdict(state: CheckState, pair: tuple[int, int], comparison: Comparison) -> Verdict:
+    conclusion = state.conclusions[pair]
     status: VerdictStatus = conclusion.status
     reason = conclusion.reason
     total = comparison.shape[0] * comparison.shape[1]
@@ -103,13 +103,13 @@ def _verdict(known: Known, pair: tuple[int, int], comparison: Comparison) -> Ver
         if status == "pass":
             status = "inconclusive"
             reason = f"{comparison.undecided} of {total} entries of the Jacobian can't be resolved"
-    elif comparison.relative_bound <= known.survey.precision.resolution:
+    elif comparison.relative_bound <= state.context.precision.resolution:
         status, reason = "pass", None
-    evidence = {**measurement_evidence(conclusion.shown), **_evidence(known, pair, comparison)}
-    return Verdict(_output(known, pair), _variable(known, pair), status, reason, evidence)
+    evidence = {**measurement_evidence(conclusion.shown), **_evidence(state, pair, comparison)}
+    return Verdict(_output(state, pair), _variable(state, pair), status, reason, evidence)
 
 
-def _evidence(known: Known, pair: tuple[int, int], comparison: Comparison) -> dict[str, JSON]:
+def _evidence(state: CheckState, pair: tuple[int, int], comparison: Comparison) -> dict[str, JSON]:
     jacobian: dict[str, JSON] = {
         "shape": list(comparison.shape),
         "compared": comparison.compared,
@@ -118,7 +118,7 @@ def _evidence(known: Known, pair: tuple[int, int], comparison: Comparison) -> di
         "largest_difference": comparison.largest,
     }
     pattern = pattern_of(comparison)
-    worst = _worst(known, pair, comparison)
+    worst = _worst(state, pair, comparison)
     if pattern is not None and worst is not None:
         jacobian["pattern"] = pattern
         jacobian["wrong_inputs"] = worst.count
@@ -133,12 +133,12 @@ def _evidence(known: Known, pair: tuple[int, int], comparison: Comparison) -> di
     return {"jacobian": jacobian}
 
 
-def _worst(known: Known, pair: tuple[int, int], comparison: Comparison) -> WrongEntry | None:
+def _worst(state: CheckState, pair: tuple[int, int], comparison: Comparison) -> WrongEntry | None:
     """Return the worst entry, counted and under the indices of the user's own tensors."""
     worst = comparison.worst
     if worst is None:
         return None
-    output, variable = known.survey.point.outputs[pair[0]], known.subject.variables[pair[1]]
+    output, variable = state.context.point.outputs[pair[0]], state.subject.variables[pair[1]]
     place, entry = worst.output_index or (), worst.input_index
     return replace(
         worst,
@@ -148,10 +148,10 @@ def _worst(known: Known, pair: tuple[int, int], comparison: Comparison) -> Wrong
     )
 
 
-def _finding(known: Known, pair: tuple[int, int], comparison: Comparison) -> Finding:
+def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -> Finding:
     worst = comparison.worst
     assert worst is not None
-    outputs, variables = known.survey.point.outputs, known.subject.variables
+    outputs, variables = state.context.point.outputs, state.subject.variables
     row = place_of(
         outputs[pair[0]].name,
         worst.output_index or (),
@@ -162,8 +162,8 @@ def _finding(known: Known, pair: tuple[int, int], comparison: Comparison) -> Fin
         worst.input_index,
         is_complex=variables[pair[1]].representation.is_complex,
     )
-    output, variable = _output(known, pair), _variable(known, pair)
-    path = RecordedCall.of(known.subject, known.survey.point).path(*pair)
+    output, variable = _output(state, pair), _variable(state, pair)
+    path = RecordedCall.of(state.subject, state.context.point).path(*pair)
     function = path.functions[0] if len(path.functions) == 1 else None
     made = "" if function is None else f"; made by {function.__qualname__}.backward"
     total = comparison.shape[0] * comparison.shape[1]
@@ -178,14 +178,14 @@ def _finding(known: Known, pair: tuple[int, int], comparison: Comparison) -> Fin
         evidence={
             "output": output,
             "input": variable,
-            **_evidence(known, pair, comparison),
+            **_evidence(state, pair, comparison),
         },
     )
 
 
-def _output(known: Known, pair: tuple[int, int]) -> str:
-    return known.survey.point.outputs[pair[0]].name
+def _output(state: CheckState, pair: tuple[int, int]) -> str:
+    return state.context.point.outputs[pair[0]].name
 
 
-def _variable(known: Known, pair: tuple[int, int]) -> str:
-    return known.subject.variables[pair[1]].name
+def _variable(state: CheckState, pair: tuple[int, int]) -> str:
+    return state.subject.variables[pair[1]].name

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gradcheck_suite.verification.numerics.recorded_call import Row
-    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import Arrangement, PureFunction
 
 __all__ = [
@@ -126,20 +126,20 @@ class LayoutResult:
     not_covered: tuple[str, ...] = ()
 
 
-def try_layout(known: Known, layout: str) -> LayoutResult:
+def try_layout(state: CheckState, layout: str) -> LayoutResult:
     """Compare the gradients for inputs of one layout with those for contiguous ones.
 
     A difference counts once finite differences agree that the gradient for this layout is wrong:
     at ties a kernel may choose another element for another layout.
     """
-    places = _places(known.subject, layout)
+    places = _places(state.subject, layout)
     if not places:
         return LayoutResult(covered=False)
-    whole = _tried(known, layout, places)
+    whole = _tried(state, layout, places)
     if whole.covered or len(places) == 1:
         return whole
     # One input by itself says which it is, and one that is refused does not hide the others.
-    singles = [_tried(known, layout, [place]) for place in places[:_FEW]]
+    singles = [_tried(state, layout, [place]) for place in places[:_FEW]]
     findings = tuple(finding for single in singles for finding in single.findings)
     return LayoutResult(
         covered=any(single.covered for single in singles),
@@ -154,12 +154,12 @@ def rows_of(recording: RecordedCall, cotangents: Sequence[torch.Tensor]) -> list
     return [recording.pull({index: given.clone()}) for index, given in enumerate(cotangents)]
 
 
-def same_rows(known: Known, one: Sequence[Row], two: Sequence[Row]) -> bool:
+def same_rows(state: CheckState, one: Sequence[Row], two: Sequence[Row]) -> bool:
     """Say whether gradients agree as far as the precision of backward goes."""
-    allowed = known.survey.precision.linearity
-    unequal = max(known.survey.breaches.unequal.values(), default=0.0)
-    point = known.survey.point
-    floors = noise_floors(point, known.survey.cotangents(point, 0), known.survey.precision)
+    allowed = state.context.precision.linearity
+    unequal = max(state.context.breaches.unequal.values(), default=0.0)
+    point = state.context.point
+    floors = noise_floors(point, state.context.cotangents(point, 0), state.context.precision)
     return all(
         apart <= allowed + 4.0 * unequal
         for row, other, sizes in zip(one, two, floors, strict=True)
@@ -195,18 +195,18 @@ def _places(subject: PureFunction, layout: str) -> list[_Place]:
     ]
 
 
-def _tried(known: Known, layout: str, places: Sequence[_Place]) -> LayoutResult:
+def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> LayoutResult:
     variables = {place.index for place in places if place.varies}
     constants = {place.index for place in places if not place.varies}
     names = [place.name for place in places]
     label = _label(layout, names)
-    point = known.survey.point
-    cotangents = known.survey.cotangents(point, 0)
-    varied = known.subject.elsewhere(arrangement=arranged(layout, variables, constants))
-    rows: Sequence[Row] = known.survey.gradients.rows
-    tensors = known.survey.gradients.outputs
+    point = state.context.point
+    cotangents = state.context.cotangents(point, 0)
+    varied = state.subject.elsewhere(arrangement=arranged(layout, variables, constants))
+    rows: Sequence[Row] = state.context.gradients.rows
+    tensors = state.context.gradients.outputs
     if layout == "expanded":
-        twin = known.subject.elsewhere(arrangement=shared(variables, constants))
+        twin = state.subject.elsewhere(arrangement=shared(variables, constants))
         try:
             reference = RecordedCall.of(twin, point)
             rows, tensors = rows_of(reference, cotangents), reference.tensors
@@ -225,25 +225,25 @@ def _tried(known: Known, layout: str, places: Sequence[_Place]) -> LayoutResult:
         path = graph_path(recording.tensors[recording.attached[0]], None)
         failure = backward_fails(error, layout=layout, names=names, path=path)
         # A sparse gradient can't go the way back through our own rearrangement.
-        sparse = RecordedCall.of(known.subject, point).gives_sparse(cotangents)
+        sparse = RecordedCall.of(state.subject, point).gives_sparse(cotangents)
         return LayoutResult(
             covered=False,
             findings=() if sparse else (failure,),
             not_covered=(f"{label}: backward gives a sparse gradient",) if sparse else (),
         )
-    if same_rows(known, rows, seen):
+    if same_rows(state, rows, seen):
         return LayoutResult(covered=True)
-    if custom_nodes(recording.tensors) or _same_outputs(known, tensors, recording.tensors):
-        return _confirmed(known, varied, layout, names)
+    if custom_nodes(recording.tensors) or _same_outputs(state, tensors, recording.tensors):
+        return _confirmed(state, varied, layout, names)
     # Such as as_strided: torch's own ops that are about memory, not about values.
     return LayoutResult(covered=False, not_covered=(f"{label}: the outputs depend on the layout",))
 
 
 def _confirmed(
-    known: Known, varied: PureFunction, layout: str, names: Sequence[str]
+    state: CheckState, varied: PureFunction, layout: str, names: Sequence[str]
 ) -> LayoutResult:
     """Ask finite differences whether the gradients for a layout are wrong."""
-    trial = attempt(known, varied)
+    trial = attempt(state, varied)
     if trial.status == "failed":
         told = as_layout_dependent(trial.findings, layout=layout, names=names)
         return LayoutResult(covered=False, findings=tuple(told))
@@ -257,12 +257,12 @@ def _label(layout: str, names: Sequence[str]) -> str:
 
 
 def _same_outputs(
-    known: Known, expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+    state: CheckState, expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> bool:
-    allowed = known.survey.precision.linearity
+    allowed = state.context.precision.linearity
     sizes = [
         float(output.tensor.abs().nan_to_num(0.0, 0.0).max())
-        for output in known.survey.point.outputs
+        for output in state.context.point.outputs
     ]
     apart = row_differences([t.detach() for t in expected], [t.detach() for t in found], sizes)
     return max(apart, default=0.0) <= allowed

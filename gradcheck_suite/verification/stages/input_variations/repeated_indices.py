@@ -24,7 +24,7 @@ from gradcheck_suite.verification.numerics.random_vectors import (
 )
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["is_overwritten", "repeats_indices"]
@@ -32,32 +32,32 @@ __all__ = ["is_overwritten", "repeats_indices"]
 _STREAM = 95
 
 
-def repeats_indices(known: Known, subject: PureFunction) -> bool:
+def repeats_indices(state: CheckState, subject: PureFunction) -> bool:
     """Say whether integer inputs hold values twice that they hold once at the given point."""
     return any(
         before.kind == "input"
         and not (before.value.is_floating_point() or before.value.is_complex())
         and before.value.layout == torch.strided
         and (before.value.shape != now.value.shape or not torch.equal(before.value, now.value))
-        for before, now in zip(known.subject.constants, subject.constants, strict=True)
+        for before, now in zip(state.subject.constants, subject.constants, strict=True)
     )
 
 
-def is_overwritten(known: Known, subject: PureFunction, pair: tuple[int, int]) -> bool:
+def is_overwritten(state: CheckState, subject: PureFunction, pair: tuple[int, int]) -> bool:
     """Say whether the entry whose gradient is most wrong does not reach the output at all."""
     output, variable = pair
-    precision = known.survey.precision
+    precision = state.context.precision
     outputs = {found.name: found for found in subject.first_call()}
     point = given_point(
         subject,
-        [outputs[expected.name] for expected in known.survey.point.outputs],
+        [outputs[expected.name] for expected in state.context.point.outputs],
         eps=precision.eps,
     )
-    cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
+    cotangents = draw_cotangents(point, generator_for(state.options.seed, _STREAM))
     gradients = differentiate(subject, point, cotangents)
     value = point.values[variable]
     scale = scales_of(point.values)[variable]
-    direction = random_signs(value, generator_for(known.options.seed, _STREAM, 1)) * scale
+    direction = random_signs(value, generator_for(state.options.seed, _STREAM, 1)) * scale
 
     def deviation(low: int, high: int) -> float:
         part = torch.zeros_like(direction).flatten()
@@ -80,7 +80,7 @@ def is_overwritten(known: Known, subject: PureFunction, pair: tuple[int, int]) -
     offset = torch.zeros(value.numel(), dtype=value.dtype, device=value.device)
     offset[low] = scale
     moved = value + offset.view(value.shape)
-    values = [moved if index == variable else known for index, known in enumerate(point.values)]
+    values = [moved if index == variable else state for index, state in enumerate(point.values)]
     now = evaluate(subject, values, recorded=point.recorded)
     named = {found.name: found.tensor for found in now}
     expected = point.outputs[output]

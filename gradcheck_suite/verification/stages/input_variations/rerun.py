@@ -1,7 +1,7 @@
 """Try the gradients at another point, or for tensors that are arranged differently.
 
-One probe decides where everything agrees. What looks wrong gets the whole survey, with its rules
-for kinks, rounding and noise, before it counts as wrong.
+One probe decides where everything agrees. What looks wrong is measured as gradients at the given
+point are, with the rules for kinks, rounding and noise, before it counts as wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.diagnosis.findings import find_mistakes
-from gradcheck_suite.verification.first_order.measure import Survey
+from gradcheck_suite.verification.first_order.measure import GradientMeasurement
+from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 from gradcheck_suite.verification.numerics.decision import Pair, judge
 from gradcheck_suite.verification.numerics.directional_derivative import (
     Gradients,
@@ -29,7 +30,7 @@ from gradcheck_suite.verification.numerics.random_vectors import (
     random_signs,
     scales_of,
 )
-from gradcheck_suite.verification.stage import Known
+from gradcheck_suite.verification.stage import CheckState
 from gradcheck_suite.verification.stages.contracts.backward_failures import explain_failure
 from gradcheck_suite.verification.target.pure_function import PureFunction
 from gradcheck_suite.verification.text import one_line
@@ -64,18 +65,18 @@ class Trial:
     findings: tuple[Finding, ...] = field(default=())
 
 
-class _RelativeSurvey(Survey):
-    """A survey whose directions keep every entry on its side of zero, whatever its size."""
+class _RelativeContext(ProbeContext):
+    """A context whose directions keep every entry on its side of zero, whatever its size."""
 
     def direction(self, probe: int, variable: int) -> torch.Tensor:
         """Return how a variable moves per unit of step in a probe."""
         value = self.point.values[variable]
-        generator = generator_for(self._seed, _STREAM, probe, variable)
+        generator = generator_for(self.seed, _STREAM, probe, variable)
         return _relative(value, self._scales[variable], generator)
 
 
 def attempt(
-    known: Known,
+    state: CheckState,
     subject: PureFunction,
     *,
     pairs: Iterable[Pair] | None = None,
@@ -84,7 +85,7 @@ def attempt(
     """Verify the gradients of a varied subject.
 
     Args:
-        known: what was concluded at the given point.
+        state: what was concluded at the given point.
         subject: the function with other values or another arrangement.
         pairs: the (output, variable) pairs that count; where None, all that did not fail at the
             given point and are meant for derivatives.
@@ -94,48 +95,48 @@ def attempt(
         produced = subject.first_call()
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
         return Trial("refused", f"raises {one_line(error)}")
-    outputs = _matching(known, produced, resized=resized)
+    outputs = _matching(state, produced, resized=resized)
     if isinstance(outputs, str):
         return Trial("refused", outputs)
-    counted = _counted(known) if pairs is None else frozenset(pairs)
-    precision = known.survey.precision
+    counted = _counted(state) if pairs is None else frozenset(pairs)
+    precision = state.context.precision
     try:
         point = given_point(subject, outputs, eps=precision.eps)
-        cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
+        cotangents = draw_cotangents(point, generator_for(state.options.seed, _STREAM))
         gradients = differentiate(subject, point, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
         told = explain_failure(subject, outputs, error) if resized else ()
         return Trial("refused", f"backward raises {one_line(error)}", findings=tuple(told))
-    unresolved, suspicious = _Probe(known, subject, point, cotangents, gradients).look(counted)
+    unresolved, suspicious = _Probe(state, subject, point, cotangents, gradients).look(counted)
     if suspicious:
-        return _confirm(known, subject, outputs, counted)
-    return _held(known, unresolved) if counted else Trial("undecided", _NONE)
+        return _confirm(state, subject, outputs, counted)
+    return _held(state, unresolved) if counted else Trial("undecided", _NONE)
 
 
-def _held(known: Known, unresolved: frozenset[Pair]) -> Trial:
-    return Trial("undecided", _undecided(known, unresolved)) if unresolved else Trial("held")
+def _held(state: CheckState, unresolved: frozenset[Pair]) -> Trial:
+    return Trial("undecided", _undecided(state, unresolved)) if unresolved else Trial("held")
 
 
-def attempt_non_finite(known: Known, subject: PureFunction) -> Trial:
+def attempt_non_finite(state: CheckState, subject: PureFunction) -> Trial:
     """Look for NaN and Inf alone in the gradients of a varied subject, all of them at once."""
     try:
-        outputs = _matching(known, subject.first_call(), resized=False)
+        outputs = _matching(state, subject.first_call(), resized=False)
         if isinstance(outputs, str):
             return Trial("refused", outputs)
-        point = given_point(subject, outputs, eps=known.survey.precision.eps)
-        cotangents = draw_cotangents(point, generator_for(known.options.seed, _STREAM))
+        point = given_point(subject, outputs, eps=state.context.precision.eps)
+        cotangents = draw_cotangents(point, generator_for(state.options.seed, _STREAM))
         rows = differentiate(subject, point, cotangents).rows
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
         return Trial("refused", f"raises {one_line(error)}")
     broken = frozenset(
         (output, variable)
-        for output, variable in _counted(known)
+        for output, variable in _counted(state)
         if not _is_finite(rows[output][variable])
-        and _is_finite(known.survey.gradients.rows[output][variable])
+        and _is_finite(state.context.gradients.rows[output][variable])
     )
     if not broken:
         return Trial("held")
-    trial = _confirm(known, subject, outputs, broken)
+    trial = _confirm(state, subject, outputs, broken)
     findings = tuple(
         one for one in trial.findings if one.code == catalogue.NON_FINITE_GRADIENT.code
     )
@@ -144,12 +145,12 @@ def attempt_non_finite(known: Known, subject: PureFunction) -> Trial:
     return replace(trial, findings=findings)
 
 
-def extends(known: Known, larger: PureFunction) -> bool:
+def extends(state: CheckState, larger: PureFunction) -> bool:
     """Say whether a subject with more entries gives what it gave before for those it had."""
-    outputs = _matching(known, larger.first_call(), resized=True)
+    outputs = _matching(state, larger.first_call(), resized=True)
     if isinstance(outputs, str):
         return False
-    for before, now in zip(known.survey.point.outputs, outputs, strict=True):
+    for before, now in zip(state.context.point.outputs, outputs, strict=True):
         if any(new < old for new, old in zip(now.tensor.shape, before.tensor.shape, strict=True)):
             return False
         part = now.tensor[tuple(slice(size) for size in before.tensor.shape)]
@@ -166,7 +167,7 @@ def _is_finite(gradient: torch.Tensor | None) -> bool:
 class _Probe:
     """One look at all gradients of a point, along one direction."""
 
-    known: Known
+    state: CheckState
     subject: PureFunction
     point: Point
     cotangents: Sequence[torch.Tensor]
@@ -181,7 +182,7 @@ class _Probe:
             variable: _relative(
                 self.point.values[variable],
                 scales[variable],
-                generator_for(self.known.options.seed, _STREAM, 0, variable),
+                generator_for(self.state.options.seed, _STREAM, 0, variable),
             )
             for variable in group
         }
@@ -210,14 +211,14 @@ class _Probe:
             self.cotangents,
             self.gradients,
             {variable: directions[variable] for variable in group},
-            precision=self.known.survey.precision,
+            precision=self.state.context.precision,
             thorough=len(group) == 1,
         )
         passed = set()
         for result in results:
             concerned = [v for v in group if (result.output, v) in open_pairs]
             for variable in concerned:
-                ruling = judge(result, variable, self.known.survey.precision)
+                ruling = judge(result, variable, self.state.context.precision)
                 if ruling == "pass":
                     passed.add((result.output, variable))
                 elif ruling != "unresolved" or result.non_finite or _differs(result):
@@ -232,38 +233,43 @@ def _differs(result: object) -> bool:
 
 
 def _confirm(
-    known: Known, subject: PureFunction, outputs: Sequence[Output], counted: frozenset[Pair]
+    state: CheckState, subject: PureFunction, outputs: Sequence[Output], counted: frozenset[Pair]
 ) -> Trial:
     try:
-        survey = _RelativeSurvey(
-            subject,
-            outputs,
-            precision=known.survey.precision,
-            seed=known.options.seed,
+        measurement = GradientMeasurement(
+            _RelativeContext(
+                subject, outputs, precision=state.context.precision, seed=state.options.seed
+            ),
             probes=1,
         )
         conclusions = {
-            pair: conclusion for pair, conclusion in survey.run().items() if pair in counted
+            pair: conclusion for pair, conclusion in measurement.run().items() if pair in counted
         }
     except Exception as error:  # noqa: BLE001 - the user's function, further off the point
         return Trial("refused", f"raises {one_line(error)}")
     wrong = frozenset(pair for pair, found in conclusions.items() if found.status == "fail")
-    findings = tuple(find_mistakes(survey, conclusions))
+    findings = tuple(
+        find_mistakes(replace(state, measurement=measurement, conclusions=conclusions))
+    )
     if findings:
         return Trial("failed", wrong=wrong, findings=findings)
     unresolved = frozenset(
         pair for pair, found in conclusions.items() if found.status == "inconclusive"
     )
     if unresolved:
-        return Trial("undecided", _undecided(known, unresolved, conclusions))
+        return Trial("undecided", _undecided(state, unresolved, conclusions))
     return Trial("held")
 
 
-def _matching(known: Known, produced: Sequence[Output], *, resized: bool) -> list[Output] | str:
+def _matching(
+    state: CheckState, produced: Sequence[Output], *, resized: bool
+) -> list[Output] | str:
     """Find the outputs of the given point among these; a reason where they are not as usable."""
     tensors = {output.name: output for output in produced}
     found = []
-    for expected, finite in zip(known.survey.point.outputs, known.survey.point.finite, strict=True):
+    for expected, finite in zip(
+        state.context.point.outputs, state.context.point.finite, strict=True
+    ):
         output = tensors.get(expected.name)
         if output is None or output.tensor.dtype != expected.tensor.dtype:
             return f"does not return `{expected.name}`"
@@ -279,23 +285,23 @@ def _matching(known: Known, produced: Sequence[Output], *, resized: bool) -> lis
     return found
 
 
-def _counted(known: Known) -> frozenset[Pair]:
+def _counted(state: CheckState) -> frozenset[Pair]:
     return frozenset(
         pair
-        for pair, conclusion in known.conclusions.items()
+        for pair, conclusion in state.conclusions.items()
         if conclusion.status != "fail" and not conclusion.meant
     )
 
 
 def _undecided(
-    known: Known, pairs: Iterable[Pair], conclusions: Mapping[Pair, Conclusion] | None = None
+    state: CheckState, pairs: Iterable[Pair], conclusions: Mapping[Pair, Conclusion] | None = None
 ) -> str:
     first = min(pairs)
     output, variable = first
     reason = conclusions[first].reason if conclusions else None
     text = (
-        f"the gradient of `{known.survey.point.outputs[output].name}` with respect to "
-        f"`{known.subject.variables[variable].name}` could not be decided"
+        f"the gradient of `{state.context.point.outputs[output].name}` with respect to "
+        f"`{state.subject.variables[variable].name}` could not be decided"
     )
     return f"{text}: {reason}" if reason else text
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gradcheck_suite.verification.stage import Known
+    from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import Arrangement
 
 __all__ = ["SingleInputResult", "try_single_inputs"]
@@ -36,7 +36,7 @@ class SingleInputResult:
     not_covered: tuple[str, ...] = ()
 
 
-def try_single_inputs(known: Known) -> SingleInputResult:
+def try_single_inputs(state: CheckState) -> SingleInputResult:
     """Compare the gradients of some variables, where only they require grad, with those of all.
 
     The gradient of each was verified where all require grad, so one that differs, is None or
@@ -45,8 +45,8 @@ def try_single_inputs(known: Known) -> SingleInputResult:
     findings: list[Finding] = []
     lines: list[str] = []
     seen: set[tuple[str, object]] = set()
-    for members in _subsets(known):
-        outcome = _tried(known, members)
+    for members in _subsets(state):
+        outcome = _tried(state, members)
         if isinstance(outcome, str):
             lines.append(outcome)
         elif outcome is not None:
@@ -57,8 +57,8 @@ def try_single_inputs(known: Known) -> SingleInputResult:
     return SingleInputResult(not lines and not findings, tuple(findings), tuple(lines[:3]))
 
 
-def _subsets(known: Known) -> Iterator[frozenset[int]]:
-    count = len(known.subject.variables)
+def _subsets(state: CheckState) -> Iterator[frozenset[int]]:
+    count = len(state.subject.variables)
     if count <= 1:
         return
     everything = range(count)
@@ -71,11 +71,11 @@ def _subsets(known: Known) -> Iterator[frozenset[int]]:
         yield frozenset(everything) - chosen
 
 
-def _tried(known: Known, members: frozenset[int]) -> Finding | str | None:
-    point = known.survey.point
-    cotangents = known.survey.cotangents(point, 0)
-    subject = known.subject.elsewhere(arrangement=_only(members))
-    words = _words(known, members)
+def _tried(state: CheckState, members: frozenset[int]) -> Finding | str | None:
+    point = state.context.point
+    cotangents = state.context.cotangents(point, 0)
+    subject = state.subject.elsewhere(arrangement=_only(members))
+    words = _words(state, members)
     try:
         recording = RecordedCall.of(subject, point)
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
@@ -84,18 +84,18 @@ def _tried(known: Known, members: frozenset[int]) -> Finding | str | None:
         rows = rows_of(recording, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
         return _raises(error, recording, words)
-    allowed = known.survey.precision.linearity
-    floors = noise_floors(point, cotangents, known.survey.precision)
-    for (output, variable), conclusion in known.conclusions.items():
+    allowed = state.context.precision.linearity
+    floors = noise_floors(point, cotangents, state.context.precision)
+    for (output, variable), conclusion in state.conclusions.items():
         if variable not in members or conclusion.status == "fail":
             continue
-        expected = known.survey.gradients.rows[output][variable]
+        expected = state.context.gradients.rows[output][variable]
         found = rows[output][variable]
-        noise = known.survey.breaches.unequal.get((output, variable), 0.0)
+        noise = state.context.breaches.unequal.get((output, variable), 0.0)
         scale = floors[output][variable]
         if difference(expected, found, scale=scale) > allowed + 4.0 * noise:
             assert expected is not None or found is not None
-            return _wrong(known, recording, (output, variable), (expected, found), words)
+            return _wrong(state, recording, (output, variable), (expected, found), words)
     return None
 
 
@@ -109,8 +109,8 @@ def _only(members: frozenset[int]) -> Arrangement:
     return arrange
 
 
-def _words(known: Known, members: frozenset[int]) -> str:
-    names = [f"`{known.subject.variables[index].name}`" for index in sorted(members)]
+def _words(state: CheckState, members: frozenset[int]) -> str:
+    names = [f"`{state.subject.variables[index].name}`" for index in sorted(members)]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
     return f"only {shown} require{'s' if len(names) == 1 else ''} grad"
 
@@ -130,7 +130,7 @@ def _raises(error: BaseException, recording: RecordedCall, words: str) -> Findin
 
 
 def _wrong(
-    known: Known,
+    state: CheckState,
     recording: RecordedCall,
     pair: tuple[int, int],
     gradients: tuple[torch.Tensor | None, torch.Tensor | None],
@@ -142,7 +142,7 @@ def _wrong(
     function = path.functions[0] if len(path.functions) == 1 else None
     nothing = found is None or not bool((found != 0).any())
     what = "is None" if found is None else "is zero" if nothing else "is another one"
-    names = (known.survey.point.outputs[output].name, known.subject.variables[variable].name)
+    names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
     return Finding.of(
         catalogue.NONE_GRADIENT if nothing else catalogue.WRONG_GRADIENT,
         f"gradient of `{names[0]}` with respect to `{names[1]}` {what} where {words}; where all "

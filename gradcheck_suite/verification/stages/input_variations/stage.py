@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.options import LAYOUTS, chosen_variations
-from gradcheck_suite.verification.stage import Known, StageResult
+from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import has_custom_code
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import try_layout
 from gradcheck_suite.verification.stages.input_variations.messages import under_variation
@@ -45,7 +45,7 @@ __all__ = ["vary_inputs"]
 _FEW = 4
 
 
-def vary_inputs(known: Known) -> StageResult:
+def vary_inputs(state: CheckState) -> StageResult:
     """Check the gradients for other layouts, values and sizes of the inputs.
 
     Nothing is tried where the gradients at the given point are wrong already.
@@ -53,16 +53,16 @@ def vary_inputs(known: Known) -> StageResult:
     Raises:
         UsageError: a variation is asked for that there is none of.
     """
-    names = chosen_variations(known.options.variations) - {"cotangents"}
+    names = chosen_variations(state.options.variations) - {"cotangents"}
     if not names:
         return StageResult()
-    if any(finding.severity is Severity.ERROR for finding in known.findings):
+    if any(finding.severity is Severity.ERROR for finding in state.findings):
         return StageResult()
-    if not known.survey.deterministic:
+    if not state.context.deterministic:
         return StageResult(
             not_covered=("variations of the inputs were not tried, as the outputs are random",)
         )
-    run = _Run(known, names)
+    run = _Run(state, names)
     with warnings.catch_warnings():
         # Of inputs that the user did not give, such as ones that need no gradient.
         warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def vary_inputs(known: Known) -> StageResult:
 class _Run:
     """One pass through the variations, and what it has come to."""
 
-    known: Known
+    state: CheckState
     names: frozenset[str]
     covered: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Run:
             self.sizes,
         )
         for part in parts:
-            if self.known.deadline.passed:
+            if self.state.deadline.passed:
                 line = "not all variations of the inputs were tried within the time"
                 self.not_covered.append(line)
                 break
@@ -106,7 +106,7 @@ class _Run:
         for layout in LAYOUTS:
             if layout not in self.names:
                 continue
-            result = try_layout(self.known, layout)
+            result = try_layout(self.state, layout)
             if result.covered:
                 self.covered.append(layout)
             self._tell(result.findings)
@@ -114,9 +114,9 @@ class _Run:
 
     def alone(self) -> None:
         """Try each input alone requiring grad."""
-        if "alone" not in self.names or len(self.known.subject.variables) < 2:  # noqa: PLR2004
+        if "alone" not in self.names or len(self.state.subject.variables) < 2:  # noqa: PLR2004
             return
-        result = try_single_inputs(self.known)
+        result = try_single_inputs(self.state)
         if result.covered:
             self.covered.append("alone")
         self._tell(result.findings)
@@ -124,7 +124,7 @@ class _Run:
 
     def values(self) -> None:
         """Try other values, all changes at once if the function takes them so."""
-        changes = value_changes(self.known.subject, self.known.options.seed, self.names)
+        changes = value_changes(self.state.subject, self.state.options.seed, self.names)
         if not changes:
             return
         trial = self._attempt(changes)
@@ -135,15 +135,15 @@ class _Run:
         else:
             for kind in [change.kind for change in changes]:
                 single = value_changes(
-                    self.known.subject, self.known.options.seed, frozenset({kind})
+                    self.state.subject, self.state.options.seed, frozenset({kind})
                 )
                 self._conclude(single[0], self._attempt(single))
 
     def tiny_values(self) -> None:
         """Try tiny inputs of custom Functions, which may switch to a series there."""
-        if "magnitudes" not in self.names or not has_custom_code(self.known):
+        if "magnitudes" not in self.names or not has_custom_code(self.state):
             return
-        change = tiny_values(self.known.subject, self.known.options.seed)
+        change = tiny_values(self.state.subject, self.state.options.seed)
         trial = None if change is None else self._attempt([change])
         if change is None or trial is None or trial.status != "failed":
             return
@@ -153,13 +153,13 @@ class _Run:
 
     def huge_values(self) -> None:
         """Try inputs whose exponentials overflow, for NaN and Inf alone."""
-        change = huge_values(self.known.subject, self.known.options.seed)
+        change = huge_values(self.state.subject, self.state.options.seed)
         if "magnitudes" not in self.names or change is None or self.findings:
             return
-        subject = changed(self.known.subject, [change])
-        trial = attempt_non_finite(self.known, subject)
+        subject = changed(self.state.subject, [change])
+        trial = attempt_non_finite(self.state, subject)
         # An iteration need not converge there.
-        if trial.status == "failed" and not ends_early(self.known.survey):
+        if trial.status == "failed" and not ends_early(self.state.subject):
             told = _told(trial, change.kind, change.words, _OVERFLOW)
             # Nobody said that values so far off the given ones ever come.
             self._tell((replace(one, severity=Severity.WARNING) for one in told), trial, subject)
@@ -169,16 +169,16 @@ class _Run:
         if "sizes" not in self.names:
             return
         held, refused = False, []
-        large = has_custom_code(self.known)
-        for resized in resized_subjects(self.known.subject, self.known.options.seed, large=large):
+        large = has_custom_code(self.state)
+        for resized in resized_subjects(self.state.subject, self.state.options.seed, large=large):
             subject = resized.subject
-            trial = attempt(self.known, subject, resized=True)
+            trial = attempt(self.state, subject, resized=True)
             raised = trial.findings if trial.status == "refused" else ()
             for subject in resized.others if trial.status == "refused" else ():
-                trial = attempt(self.known, subject, resized=True)
+                trial = attempt(self.state, subject, resized=True)
             if trial.status == "failed":
                 told = _told(trial, "sizes", resized.words, resized.hint)
-                if self._holds(resized.multiple) and not extends(self.known, subject):
+                if self._holds(resized.multiple) and not extends(self.state, subject):
                     told = (_for_multiples(finding, resized) for finding in told)
                 self._tell(told, trial, subject)
             elif trial.status == "held":
@@ -194,10 +194,10 @@ class _Run:
             self.not_covered.append(refused[0])
 
     def _holds(self, subject: PureFunction | None) -> bool:
-        return subject is not None and attempt(self.known, subject, resized=True).status == "held"
+        return subject is not None and attempt(self.state, subject, resized=True).status == "held"
 
     def _attempt(self, changes: Sequence[Change]) -> Trial:
-        return attempt(self.known, changed(self.known.subject, changes))
+        return attempt(self.state, changed(self.state.subject, changes))
 
     def _conclude(self, change: Change, trial: Trial, *, whole: bool = True) -> None:
         """Note what came of one change; of one that is refused, what its parts come to."""
@@ -210,14 +210,14 @@ class _Run:
                 if sharper.status == "failed":
                     change, trial = half, sharper
                     break
-            subject = changed(self.known.subject, [change])
+            subject = changed(self.state.subject, [change])
             self._tell(_told(trial, change.kind, change.words, _VALUES), trial, subject)
         elif trial.status == "refused" and whole and (parts := self._parts(change)):
             for part in parts[:_FEW]:
                 self._conclude(part, self._attempt([part]), whole=False)
         else:
-            names = [self.known.subject.variables[index].name for index in change.variables]
-            names += [self.known.subject.constants[index].name for index in change.constants]
+            names = [self.state.subject.variables[index].name for index in change.variables]
+            names += [self.state.subject.constants[index].name for index in change.constants]
             shown = ", ".join(f"`{name}`" for name in names[:3])
             self.not_covered.append(f"{change.kind} of {shown}: {trial.reason} {change.words}")
 
@@ -229,7 +229,7 @@ class _Run:
 
     def _halves(self, change: Change) -> list[Change]:
         assert change.kind == "magnitudes"
-        return magnitude_halves(self.known.subject, self.known.options.seed)
+        return magnitude_halves(self.state.subject, self.state.options.seed)
 
     def _tell(
         self,
@@ -238,8 +238,8 @@ class _Run:
         subject: PureFunction | None = None,
     ) -> None:
         """Keep findings that name something new; one mistake often shows in several ways."""
-        if trial is not None and subject is not None and repeats_indices(self.known, subject):
-            lost = [pair for pair in trial.wrong if is_overwritten(self.known, subject, pair)]
+        if trial is not None and subject is not None and repeats_indices(self.state, subject):
+            lost = [pair for pair in trial.wrong if is_overwritten(self.state, subject, pair)]
             if lost:
                 self.not_covered.append(
                     "repeated indices: one entry overwrites another there, and which one is not "
