@@ -79,7 +79,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether it is too late to begin anything else."""
+        """Return whether it is too late to begin anything else."""
         return time.monotonic() >= self.moment
 
     def or_after(self, seconds: float) -> Deadline:

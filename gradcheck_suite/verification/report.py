@@ -240,7 +240,7 @@ def _verdicts(context: ProbeContext, conclusions: Mapping[Pair, Conclusion]) -> 
 
 
 def _is_kept(context: ProbeContext, output: int, variable: int) -> bool:
-    """Say whether the first call computed an output of a variable and no later call does."""
+    """Return whether the first call computed an output of a variable and no later call does."""
     name = context.point.outputs[output].name
     gradient = context.gradients.rows[output][variable]
     return gradient is None and (name, variable) in context.subject.reached

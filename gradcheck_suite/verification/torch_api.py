@@ -309,7 +309,7 @@ def _again_by_torch(check: _Check) -> None:
 
 
 def _is_small(check: _Check) -> bool:
-    """Say whether torch can compute both Jacobians in a moment."""
+    """Return whether torch can compute both Jacobians in a moment."""
     inputs = sum(value.numel() for value in check.inputs if isinstance(value, torch.Tensor))
     with preserved_randomness(), torch.enable_grad():
         result = check.func(*check.inputs)
@@ -387,7 +387,7 @@ def _tupled(inputs: Any) -> tuple[Any, ...]:
 
 
 def _is_torchs(inputs: Sequence[Any], *, masked: bool | None) -> bool:
-    """Say whether only torch's comparison does what is asked for.
+    """Return whether only torch's comparison does what is asked for.
 
     Sparse and mkldnn inputs have semantics of their own there: what is not specified counts as
     zero and has a gradient, unless ``masked``.

@@ -123,12 +123,12 @@ class Evidence:
 
     @property
     def variable_is_complex(self) -> bool:
-        """Whether the last dimension of the value holds real and imaginary parts."""
+        """Return whether the last dimension of the value holds real and imaginary parts."""
         return self.context.subject.variables[self.variable].representation.is_complex
 
     @property
     def output_is_complex(self) -> bool:
-        """Whether the last dimension of the output holds real and imaginary parts."""
+        """Return whether the last dimension of the output holds real and imaginary parts."""
         return self.context.point.outputs[self.output].representation.is_complex
 
     @property
@@ -138,7 +138,7 @@ class Evidence:
         return shape[:-1] if self.output_is_complex else shape
 
     def holds(self, claimed: Claimed) -> bool:
-        """Say whether the claimed gradient agrees with every probe."""
+        """Return whether the claimed gradient agrees with every probe."""
         return self.sharp and all(
             abs(probe.numeric - probe.along(gradient)) <= self._allowed(probe, gradient)
             for probe in self.probes
@@ -234,7 +234,7 @@ class Evidence:
         return best
 
     def is_right(self, result: Measurement) -> bool:
-        """Say whether a measurement agrees and would have shown one wrong entry among those."""
+        """Return whether a measurement agrees and would have shown one wrong entry among those."""
         return result.z <= 1.0 and result.tolerance <= _SHARP * self._scale
 
     def _probe(self, number: int) -> Probe | None:

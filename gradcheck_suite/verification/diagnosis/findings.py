@@ -155,7 +155,7 @@ class _Mistakes:
 
     @staticmethod
     def _is_little(shown: Measurement, diagnosis: Diagnosis, entry: WrongEntry | None) -> bool:
-        """Say whether a gradient is off by as little as that of an iteration may be."""
+        """Return whether a gradient is off by as little as that of an iteration may be."""
         if shown.non_finite or diagnosis.kind not in _UNEXPLAINED:
             return False
         worst = 0.0

@@ -97,7 +97,7 @@ def _outcome(call: ReplayableCall, check: Checker, options: CheckOptions) -> _Ou
 
 
 def _same_layout(call: Call, again: ReplayableCall) -> bool:
-    """Say whether the copies lie in memory as the tensors do, gaps and overlaps included."""
+    """Return whether the copies lie in memory as the tensors do, gaps and overlaps included."""
     given = leaves_with_paths((call.args, dict(call.kwargs)), "")
     copied = leaves_with_paths((again.args, again.kwargs), "")
     return all(

@@ -197,7 +197,7 @@ def _edge(evidence: Evidence, dim: int, at: int, size: int, *, upper: bool) -> i
 
 
 def _is_right(evidence: Evidence, mask: torch.Tensor, *, probes: int = 2) -> bool:
-    """Say whether the gradient agrees when only the masked entries move."""
+    """Return whether the gradient agrees when only the masked entries move."""
     return all(
         evidence.is_right(evidence.deviation(probe.direction.where(mask, 0.0), probe.cotangent))
         for probe in evidence.probes[:probes]

@@ -60,11 +60,11 @@ class ContractBreaches:
     undefined: Mapping[int, float] = field(default_factory=dict)
 
     def differs(self, pair: Pair) -> bool:
-        """Say whether two identical backwards differ by more than rounding."""
+        """Return whether two identical backwards differ by more than rounding."""
         return pair in self.unequal and pair not in self.unequal_by_rounding
 
     def explains(self, pair: Pair) -> bool:
-        """Say whether a wrong gradient of this pair needs no other cause."""
+        """Return whether a wrong gradient of this pair needs no other cause."""
         return pair in self.nonlinear or self.differs(pair) or pair[0] in self.undefined
 
 

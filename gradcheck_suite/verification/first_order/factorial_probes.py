@@ -138,13 +138,13 @@ class Pool:
         return torch.maximum(total, alone).sqrt()
 
     def repeats(self) -> bool:
-        """Say whether both steps see the same change, so that it is no rounding."""
+        """Return whether both steps see the same change, so that it is no rounding."""
         narrow, wide = 2.0 * self.seen(0), self.seen(1)
         size = float(narrow.norm() * wide.norm())
         return size > 0.0 and float(narrow @ wide) > _ALMOST_ALL * size
 
     def still(self) -> bool:
-        """Say whether there are probes and none saw any change."""
+        """Return whether there are probes and none saw any change."""
         return bool(self.rounds) and not any(bool(one.seen.any()) for one in self.rounds)
 
 

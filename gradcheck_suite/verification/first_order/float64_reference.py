@@ -446,7 +446,7 @@ class _Probes:
         return found
 
     def is_certain(self, pair: Pair, noise: UlpNoise) -> bool:
-        """Say whether rounding within backward can't be what makes a gradient look wrong."""
+        """Return whether rounding within backward can't be what makes a gradient look wrong."""
         output, variable = pair
         _, result, probe = max(self._seen[pair], key=lambda one: one[1].relative_deviation)
         if self._is_shared(output, variable, probe, result):
@@ -455,7 +455,7 @@ class _Probes:
         return abs(result.deviation) > _BEYOND_ROUNDING * rounding
 
     def _is_shared(self, output: int, variable: int, probe: int, result: Measurement) -> bool:
-        """Say whether the twin's own gradient is as wrong."""
+        """Return whether the twin's own gradient is as wrong."""
         reference = self._reference
         along = self._direction(probe, variable).double()
         cotangents = [one.double() for one in self._cotangents(probe)]

@@ -231,7 +231,7 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         )
 
     def _fails_beside(self, output: int, variable: int, slope: Slope) -> bool:
-        """Say whether a gradient is as wrong at a point close by."""
+        """Return whether a gradient is as wrong at a point close by."""
         point = self.context.moved_point()
         if point is None:
             return True

@@ -189,7 +189,7 @@ class GradientMeasurement:
         return self._call.path(*pair)
 
     def _is_rounding(self, pair: Pair) -> bool:
-        """Say whether the last bits of the inputs decide what a gradient deviates by."""
+        """Return whether the last bits of the inputs decide what a gradient deviates by."""
         alone = [
             outcome
             for outcome in self._outcomes[pair]
@@ -333,7 +333,7 @@ class GradientMeasurement:
                 self._outcomes[pair] = [self._judged(pair, old) for old in self._outcomes[pair]]
 
     def _is_faint(self, pair: Pair) -> bool:
-        """Say whether rounding might explain a disagreement: half the digits may cancel."""
+        """Return whether rounding might explain a disagreement: half the digits may cancel."""
         most = math.sqrt(self.context.precision.eps)
         return any(
             outcome.ruling in {"fail", "ambiguous"}
@@ -373,7 +373,7 @@ class GradientMeasurement:
         }
 
     def _failed_everywhere(self, variable: int) -> bool:
-        """Say whether no measurement of this variable by itself was a doubtful one."""
+        """Return whether no measurement of this variable by itself was a doubtful one."""
         alone = [
             outcome.ruling
             for output in range(len(self.context.point.outputs))

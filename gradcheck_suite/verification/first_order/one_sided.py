@@ -1,4 +1,4 @@
-"""Tell whether a function has slopes on both sides of a point where its gradient is NaN or Inf.
+"""Return whether a function has slopes on both sides of a point where its gradient is NaN or Inf.
 
 The length of a vector has a kink at zero: seen from either side its slope is one, and any number
 between is as good a gradient as another. NaN, as ``x.square().sum().sqrt()`` gives there, is none.
@@ -30,7 +30,7 @@ _SAME = 1.0 / 64.0
 
 
 def has_one_sided_derivatives(context: ProbeContext, output: int, variable: int) -> bool:
-    """Say whether slopes stay the same as steps shrink, where those entries move that are broken.
+    """Return whether slopes stay the same as steps shrink, where those entries move that are broken.
 
     Args:
         context: gives the function, the point, directions and the machine epsilon.

@@ -35,7 +35,7 @@ _FAR_AWAY = (-16.0, 16.0)
 
 
 def is_piecewise_constant(context: ProbeContext, output: int, variable: int) -> bool:
-    """Say whether most entries of an output that change from afar stay the same from close by.
+    """Return whether most entries of an output that change from afar stay the same from close by.
 
     Args:
         context: gives the function, the point, directions and the machine epsilon.
@@ -60,7 +60,7 @@ def is_piecewise_constant(context: ProbeContext, output: int, variable: int) -> 
 
 
 def is_quantized(context: ProbeContext, output: int, variable: int) -> bool:
-    """Say whether an output stays the same, bit for bit, although its variable moves visibly.
+    """Return whether an output stays the same, bit for bit, although its variable moves visibly.
 
     It has to change along larger steps, and by far fewer entries along small ones than a function
     that computes in any floating-point type.
@@ -86,7 +86,7 @@ def is_quantized(context: ProbeContext, output: int, variable: int) -> bool:
 
 
 def has_any_effect(context: ProbeContext, output: int, variable: int) -> bool:
-    """Say whether an output changes along some step of a random direction, small or large."""
+    """Return whether an output changes along some step of a random direction, small or large."""
     for step in (_NEAR, _MIDDLE, _WHOLE, *_FAR_AWAY):
         change = change_along(context, output, variable, step)
         if change is None or bool((change != 0).any()):

@@ -107,7 +107,7 @@ def _confirmed(
 
 
 def _vanishes_in_proportion(context: ProbeContext, pair: Pair, off: float) -> bool:
-    """Say whether steps in proportion to each entry certainly see less of an error.
+    """Return whether steps in proportion to each entry certainly see less of an error.
 
     Where a few small entries make most of the gradient (``a % b`` for a small ``b``), steps of one
     size for all entries stride over whatever the function does near these.
@@ -262,7 +262,7 @@ class ProbePool:
         return True
 
     def lost_in_rounding(self, output: int, eps: float) -> list[bool]:
-        """Say for each variable whether roundings may swallow all that it does to an output."""
+        """Return for each variable whether roundings may swallow all that it does to an output."""
         parts = torch.tensor(self.pools[output].parts, dtype=torch.float64)[:, 0]
         finite = self._point.finite[output]
         centre = self._centres[output]

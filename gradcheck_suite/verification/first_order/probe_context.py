@@ -77,7 +77,7 @@ class ProbeContext:
 
     @property
     def deterministic(self) -> bool:
-        """Whether two calls at the same point with the same random draws were equal."""
+        """Return whether two calls at the same point with the same random draws were equal."""
         return all(noise is None for noise in self.point.noise)
 
     @property

@@ -37,7 +37,7 @@ _CLOSER = 4.0
 def vanishes_at_smaller_steps(
     context: ProbeContext, point: Point, variable: int, output: int, step: float
 ) -> bool:
-    """Say whether the deviation that was seen at ``step`` is certainly not there at smaller ones.
+    """Return whether the deviation that was seen at ``step`` is certainly not there at smaller ones.
 
     Args:
         context: draws directions and cotangents.

@@ -94,7 +94,7 @@ class UlpNoise:
         return self.noise[pair]
 
     def explains(self, pair: Pair, failed: Outcome) -> bool:
-        """Say whether inputs that differ in their last bit give quite another deviation.
+        """Return whether inputs that differ in their last bit give quite another deviation.
 
         An output that is zero but for rounding, such as a layer norm over one element, has
         whatever derivative its last bits have.

@@ -344,7 +344,7 @@ class _Pass:
             self._doubtful.append((call, again, result))
 
     def _already_seen(self, call: Call) -> bool:
-        """Say whether an earlier pass has probed this very call."""
+        """Return whether an earlier pass has probed this very call."""
         key = (call.kind, call.path, call.name, call.turn)
         return any(
             (known.call.kind, known.call.path, known.call.name, known.call.turn) == key

@@ -1,4 +1,4 @@
-"""Whether a function computes with fewer digits than what it is given and gives.
+"""Return whether a function computes with fewer digits than what it is given and gives.
 
 ``x.float()`` in forward, NumPy or an extension that knows float32 alone: outputs are float64 by
 type and have the digits of float32. What differences can tell of such a function is what they can
@@ -88,7 +88,7 @@ def _eps(kind: torch.dtype) -> float:
 
 
 def computes_in_float32(subject: PureFunction, outputs: Sequence[Output], seed: int) -> bool:
-    """Say whether every float64 output holds what float32 can hold, here and around.
+    """Return whether every float64 output holds what float32 can hold, here and around.
 
     A random float64 number is one of float32 by chance once in half a billion draws.
     """

@@ -139,7 +139,7 @@ def conclude(outcomes: Sequence[Outcome], precision: Precision) -> Conclusion:
 
 
 def _is_broken_here(outcome: Outcome) -> bool:
-    """Whether a gradient holds NaN or Inf at the given point, where the output is finite."""
+    """Return whether a gradient holds NaN or Inf at the given point, where the output is finite."""
     shown = outcome.measurement
     return shown.non_finite and not shown.masked and not outcome.moved
 

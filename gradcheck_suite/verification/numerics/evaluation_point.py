@@ -191,7 +191,7 @@ def _point(
 
 
 def _as_finite(moved: Point, point: Point) -> bool:
-    """Say whether the outputs are finite wherever they are at the other point."""
+    """Return whether the outputs are finite wherever they are at the other point."""
     for now, before in zip(moved.finite, point.finite, strict=True):
         if now is not None and (before is None or bool((before & ~now).any())):
             return False

@@ -46,12 +46,12 @@ class Precision:
 
     @property
     def is_half(self) -> bool:
-        """Whether something is computed in float16 or bfloat16."""
+        """Return whether something is computed in float16 or bfloat16."""
         return self.eps >= torch.finfo(torch.float16).eps
 
     @property
     def is_double(self) -> bool:
-        """Whether everything is computed in float64."""
+        """Return whether everything is computed in float64."""
         return self.eps == torch.finfo(torch.float64).eps
 
 

@@ -77,7 +77,7 @@ class RecordedCall:
         return tuple(None if part is None else dense(part.detach()) for part in row)
 
     def gives_sparse(self, cotangents: Sequence[torch.Tensor]) -> bool:
-        """Say whether backward gives a sparse gradient for one of the dense leaves."""
+        """Return whether backward gives a sparse gradient for one of the dense leaves."""
         row = self._pulled({index: given.clone() for index, given in enumerate(cotangents)})
         return any(part is not None and part.layout is not torch.strided for part in row)
 

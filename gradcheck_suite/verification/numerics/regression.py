@@ -84,7 +84,7 @@ class Slope:
     growth_error: float
 
     def is_off(self, errors: float, least: float) -> bool:
-        """Say whether the gradient is wrong: by this many standard errors, and by at least this."""
+        """Return whether the gradient is wrong: by this many standard errors, and by at least this."""
         if not abs(self.value) > errors * self.error + self.bias + least:
             return False
         doubt = _CERTAIN * self.growth_error

@@ -340,7 +340,7 @@ def _non_finite(value: torch.Tensor, name: str) -> torch.Tensor | None:
 
 
 def _share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Say whether an entry of one tensor lies in the same place as an entry of the other.
+    """Return whether an entry of one tensor lies in the same place as an entry of the other.
 
     Chunks of one storage that do not overlap, such as those of ``x.chunk(2)``, share none.
     """

@@ -124,7 +124,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _writes(name: str) -> bool:
-    """Say whether an op of this name may write into its arguments."""
+    """Return whether an op of this name may write into its arguments."""
     if name.startswith("__"):
         return name in _INTO_FIRST or name.startswith("__i")
     return name.endswith("_")

@@ -62,7 +62,7 @@ _FEWEST_COUNTS = 3
 
 
 def ends_early(subject: PureFunction) -> bool:
-    """Say whether the number of operations of the function changes with the size of its values."""
+    """Return whether the number of operations of the function changes with the size of its values."""
     counts = set()
     for scale in (1.0, *_SCALES):
         values = [variable.value * scale for variable in subject.variables]

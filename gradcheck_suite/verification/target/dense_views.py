@@ -53,7 +53,7 @@ class Representation:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the values are the tensor itself."""
+        """Return whether the values are the tensor itself."""
         return not self._steps
 
     def rebuild(self, values: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Say whether several entries of a strided tensor may lie in one place of memory."""
+    """Return whether several entries of a strided tensor may lie in one place of memory."""
     if tensor.numel() == 0:
         return False
     reach = 0

@@ -83,12 +83,12 @@ def _has_settled(matrix: torch.Tensor, vector: torch.Tensor) -> bool:
 
 
 def is_straight_through(function: type) -> bool:
-    """Say whether a custom Function declares that its backward is not meant as a derivative."""
+    """Return whether a custom Function declares that its backward is not meant as a derivative."""
     return getattr(function, STRAIGHT_THROUGH, False) is True
 
 
 def log_probabilities(nodes: Iterable[Node]) -> bool | None:
-    """Say whether what reaches ``ctc_loss`` is normalised; None where there is none on the way."""
+    """Return whether what reaches ``ctc_loss`` is normalised; None where there is none on the way."""
     seen = None
     for node in nodes:
         if not node.name().startswith(_CTC):

@@ -285,7 +285,7 @@ class PureFunction:
         return other
 
     def draws_random_numbers(self) -> bool:
-        """Say whether a call at the given point moves one of the random number generators."""
+        """Return whether a call at the given point moves one of the random number generators."""
         with torch.no_grad():
             self([variable.value for variable in self.variables])
         return not (self._randomness.is_current() and self._generators.are_current())

@@ -68,7 +68,7 @@ class RandomState:
             generator.seed(self.seed % 2**32)
 
     def is_current(self) -> bool:
-        """Say whether no generator has drawn anything since; CUDA ones are not looked at."""
+        """Return whether no generator has drawn anything since; CUDA ones are not looked at."""
         if not torch.equal(self.cpu, torch.get_rng_state()) or self.cuda:
             return False
         if self.python != random.getstate():
@@ -138,7 +138,7 @@ class OwnGenerators:
             _rewind(generator, state)
 
     def are_current(self) -> bool:
-        """Say whether none has drawn anything since."""
+        """Return whether none has drawn anything since."""
         return all(
             _same(_state(generator), state)
             for generator, state in zip(self.generators, self.states, strict=True)

@@ -119,7 +119,7 @@ def _told(node: Node, gradients: tuple[Any, ...], error: BaseException) -> Findi
 
 
 def _runs_on_zeros(node: Node, gradients: tuple[Any, ...]) -> bool:
-    """Say whether the gradients that are there would do, with zeros for the others."""
+    """Return whether the gradients that are there would do, with zeros for the others."""
     shapes = _torch_compat.node_output_types(node)
     known: torch.Tensor | None = next((given for given in gradients if given is not None), None)
     filled = []

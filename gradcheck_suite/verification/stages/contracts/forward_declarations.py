@@ -167,7 +167,7 @@ def constant_outputs(
 
 
 def _stays(state: CheckState, name: str, tensor: torch.Tensor) -> bool:
-    """Say whether an output stays as it is when all variables move a little."""
+    """Return whether an output stays as it is when all variables move a little."""
     values = state.context.point.values
     moved = [
         value

@@ -38,7 +38,7 @@ def custom_nodes(tensors: Iterable[torch.Tensor]) -> list[Node]:
 
 
 def has_custom_code(state: CheckState) -> bool:
-    """Say whether backward runs anything that is not torch's own."""
+    """Return whether backward runs anything that is not torch's own."""
     recording = RecordedCall.of(state.subject, state.context.point)
     return any(
         _torch_compat.custom_function_class(node) is not None or "CppNode" in node.name()

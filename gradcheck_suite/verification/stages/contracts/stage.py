@@ -120,7 +120,7 @@ class _Probe:
                 )
 
     def _is_linear(self, caught: CaughtNode) -> bool:
-        """Say whether a Function's backward is linear, and a hook beside it is not."""
+        """Return whether a Function's backward is linear, and a hook beside it is not."""
         bare = BareNode(caught.node, caught.function)
         probed = pulled_twice(bare, caught.given, allowed=self._allowed)
         return isinstance(probed, Probed) and not list(probe_linearity(probed))

@@ -289,6 +289,6 @@ class _Undefined(torch.autograd.Function):
 
 
 def _moves(part: torch.Tensor) -> bool:
-    """Say whether a gradient of nothing is something; NaN is zero times infinity."""
+    """Return whether a gradient of nothing is something; NaN is zero times infinity."""
     values = dense(part)
     return bool(((values != 0) & torch.isfinite(values)).any())

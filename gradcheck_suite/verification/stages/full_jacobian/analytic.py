@@ -182,7 +182,7 @@ class AnalyticJacobian:
         return self._graph
 
     def _agrees(self, output: int, variables: Sequence[int]) -> bool:
-        """Say whether backward for many cotangents in one go gives what single ones give."""
+        """Return whether backward for many cotangents in one go gives what single ones give."""
         count = self._sizes[output]
         if count < 2:  # noqa: PLR2004 - one row is no batch
             return False

@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def complete(self) -> bool:
-        """Whether every entry was compared."""
+        """Return whether every entry was compared."""
         return self.compared == self.shape[0] * self.shape[1]
 
     @property

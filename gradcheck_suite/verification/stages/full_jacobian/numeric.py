@@ -99,7 +99,7 @@ class NumericJacobian:
 
     @property
     def is_batched(self) -> bool:
-        """Whether the copies are evaluated in one go."""
+        """Return whether the copies are evaluated in one go."""
         return bool(self._batched)
 
     def columns(self, entries: torch.Tensor, step: float) -> Iterator[Columns]:
@@ -270,7 +270,7 @@ class NumericJacobian:
         return torch.stack(results[0]), torch.stack(results[1])
 
     def _agrees(self, together: Columns, step: float) -> bool:
-        """Say whether evaluating in one go gave what a single call gives."""
+        """Return whether evaluating in one go gave what a single call gives."""
         moved = self._value.clone()
         entry = int(together.entries[0])
         where = torch.unravel_index(torch.tensor(entry), moved.shape) if moved.dim() else ()

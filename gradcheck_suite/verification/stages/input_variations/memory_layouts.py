@@ -119,7 +119,7 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class LayoutResult:
-    """Whether a layout was tried and held; findings and sentences on what was not."""
+    """Return whether a layout was tried and held; findings and sentences on what was not."""
 
     covered: bool
     findings: tuple[Finding, ...] = ()
@@ -155,7 +155,7 @@ def rows_of(recording: RecordedCall, cotangents: Sequence[torch.Tensor]) -> list
 
 
 def same_rows(state: CheckState, one: Sequence[Row], two: Sequence[Row]) -> bool:
-    """Say whether gradients agree as far as the precision of backward goes."""
+    """Return whether gradients agree as far as the precision of backward goes."""
     allowed = state.context.precision.linearity
     unequal = max(state.context.breaches.unequal.values(), default=0.0)
     point = state.context.point

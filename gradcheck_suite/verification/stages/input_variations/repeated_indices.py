@@ -33,7 +33,7 @@ _STREAM = 95
 
 
 def repeats_indices(state: CheckState, subject: PureFunction) -> bool:
-    """Say whether integer inputs hold values twice that they hold once at the given point."""
+    """Return whether integer inputs hold values twice that they hold once at the given point."""
     return any(
         before.kind == "input"
         and not (before.value.is_floating_point() or before.value.is_complex())
@@ -44,7 +44,7 @@ def repeats_indices(state: CheckState, subject: PureFunction) -> bool:
 
 
 def is_overwritten(state: CheckState, subject: PureFunction, pair: tuple[int, int]) -> bool:
-    """Say whether the entry whose gradient is most wrong does not reach the output at all."""
+    """Return whether the entry whose gradient is most wrong does not reach the output at all."""
     output, variable = pair
     precision = state.context.precision
     outputs = {found.name: found for found in subject.first_call()}

@@ -146,7 +146,7 @@ def attempt_non_finite(state: CheckState, subject: PureFunction) -> Trial:
 
 
 def extends(state: CheckState, larger: PureFunction) -> bool:
-    """Say whether a subject with more entries gives what it gave before for those it had."""
+    """Return whether a subject with more entries gives what it gave before for those it had."""
     outputs = _matching(state, larger.first_call(), resized=True)
     if isinstance(outputs, str):
         return False
