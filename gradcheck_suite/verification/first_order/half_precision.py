@@ -2,21 +2,25 @@
 
 Two or three digits leave no single probe a derivative worth the name. Over many random probes the
 changes of the output, against those that the gradient foretells, lie on a line whose slope is one
-if the gradient is right; roundings scatter about it and average out (``crossed`` tells how). Two
+if the gradient is right; roundings scatter about it and average out (``regression`` tells how). Two
 widths of steps, extrapolated as in ``differences``, take out what curvature does to the slope.
 
 A slope tells an error that most of the gradient has. It does not tell one wrong entry of many: that
 takes float32 or float64, and the report says so.
+
+Where the function runs in float64 too, what it changes there beyond its slope, by kinks and by
+curvature, is taken off what is seen: rounding alone is left to scatter (a control variate).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.first_order.factorial_probes import Pool, Slope, crossed_probes
 from gradcheck_suite.verification.first_order.float64_reference import (
     Float64Reference,
     float64_reference_of,
@@ -24,11 +28,14 @@ from gradcheck_suite.verification.first_order.float64_reference import (
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome, Pair
-from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+from gradcheck_suite.verification.numerics.directional_derivative import Measurement, differentiate
+from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
+from gradcheck_suite.verification.numerics.regression import ExtrapolatedSlope, Regression
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from gradcheck_suite.verification.first_order.float64_reference import Float64Reference
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.progress import Deadline
 
 __all__ = ["HalfPrecisionMeasurement"]
@@ -125,14 +132,14 @@ class HalfPrecisionMeasurement(GradientMeasurement):
     def _pool_together(
         self, variables: Sequence[int], stream: int, clock: Deadline
     ) -> dict[Pair, Conclusion]:
-        pools = [Pool() for _ in self.context.point.outputs]
+        regressions = [Regression() for _ in self.context.point.outputs]
         passed: dict[Pair, Conclusion] = {}
         for size in _ROUNDS:
             crossed_probes(
                 self.context,
                 self.context.point,
                 variables,
-                pools,
+                regressions,
                 steps=(_STEP, 2.0 * _STEP),
                 directions=size + _FOR_EACH * len(variables),
                 cotangents=size,
@@ -140,16 +147,18 @@ class HalfPrecisionMeasurement(GradientMeasurement):
                 clock=clock,
                 reference=self._reference,
             )
-            for output, pool in enumerate(pools):
-                for variable, slope in zip(variables, pool.slopes() or (), strict=False):
+            for output, regression in enumerate(regressions):
+                for variable, slope in zip(
+                    variables, regression.slopes_at_zero() or (), strict=False
+                ):
                     conclusion = self._passed(output, variable, slope)
                     if conclusion is not None:
                         passed[output, variable] = conclusion
-            if len(passed) == len(pools) * len(variables) or clock.passed:
+            if len(passed) == len(regressions) * len(variables) or clock.passed:
                 break
         return passed
 
-    def _passed(self, output: int, variable: int, slope: Slope) -> Conclusion | None:
+    def _passed(self, output: int, variable: int, slope: ExtrapolatedSlope) -> Conclusion | None:
         part = self.context.gradients.rows[output][variable]
         tolerance = _PASSES * slope.error + _slack(slope)
         if not abs(slope.off) <= tolerance <= self.context.precision.target:
@@ -157,14 +166,14 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         return Conclusion("pass", self._measurement(output, variable, part, slope.off, tolerance))
 
     def _run(self, variable: int, clock: Deadline) -> dict[Pair, Conclusion]:
-        pools = [Pool() for _ in self.context.point.outputs]
+        regressions = [Regression() for _ in self.context.point.outputs]
         done: dict[Pair, Conclusion] = {}
         for number, size in enumerate(_LAST_ROUNDS, start=1):
             crossed_probes(
                 self.context,
                 self.context.point,
                 [variable],
-                pools,
+                regressions,
                 steps=(_STEP, 2.0 * _STEP),
                 directions=size,
                 cotangents=size,
@@ -173,26 +182,28 @@ class HalfPrecisionMeasurement(GradientMeasurement):
                 reference=self._reference,
             )
             left = 0 if clock.passed else len(_LAST_ROUNDS) - number
-            for output, pool in enumerate(pools):
+            for output, regression in enumerate(regressions):
                 if (output, variable) not in done:
-                    conclusion = self._conclude(output, variable, pool, left=left)
+                    conclusion = self._conclude(output, variable, regression, left=left)
                     if conclusion is not None:
                         done[output, variable] = conclusion
-            if len(done) == len(pools):
+            if len(done) == len(regressions):
                 break
         return done
 
-    def _conclude(self, output: int, variable: int, pool: Pool, *, left: int) -> Conclusion | None:
+    def _conclude(
+        self, output: int, variable: int, regression: Regression, *, left: int
+    ) -> Conclusion | None:
         """Conclude on one gradient, or on nothing as long as rounds are ``left`` to decide it."""
         part = self.context.gradients.rows[output][variable]
         if part is not None and not bool(torch.isfinite(part).all()):
             shown = self._measurement(output, variable, part, 0.0, math.inf)
             return Conclusion("inconclusive", shown, "the analytic gradient is not finite")
         if part is None or not bool(part.any()):
-            return self._conclude_on_zero(output, variable, pool, part, left=left)
-        slopes = pool.slopes()
+            return self._conclude_on_zero(output, variable, regression, part, left=left)
+        slopes = regression.slopes_at_zero()
         if slopes is not None:
-            return self._conclude_on_slope(output, variable, pool, part, slopes[0], left=left)
+            return self._conclude_on_slope(output, variable, regression, part, slopes[0], left=left)
         if left:
             return None
         shown = self._measurement(output, variable, part, 0.0, math.inf)
@@ -202,9 +213,9 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         self,
         output: int,
         variable: int,
-        pool: Pool,
+        regression: Regression,
         part: torch.Tensor,
-        slope: Slope,
+        slope: ExtrapolatedSlope,
         *,
         left: int,
     ) -> Conclusion | None:
@@ -225,24 +236,24 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         return Conclusion(
             "inconclusive",
             shown,
-            f"over {pool.count} pooled probes an error below "
+            f"over {regression.count} pooled probes an error below "
             f"{100.0 * shown.relative_tolerance:.2g}% of the gradient could not be seen; "
             "dtype='float64' sees more",
         )
 
-    def _fails_beside(self, output: int, variable: int, slope: Slope) -> bool:
+    def _fails_beside(self, output: int, variable: int, slope: ExtrapolatedSlope) -> bool:
         """Return whether a gradient is as wrong at a point close by."""
         point = self.context.moved_point()
         if point is None:
             return True
-        pools = [Pool() for _ in self.context.point.outputs]
+        regressions = [Regression() for _ in self.context.point.outputs]
         reference = None if self._reference is None else float64_reference_of(self.context, point)
         for size in _ROUNDS[-2:]:
             crossed_probes(
                 self.context,
                 point,
                 [variable],
-                pools,
+                regressions,
                 steps=(_STEP, 2.0 * _STEP),
                 directions=size,
                 cotangents=size,
@@ -250,7 +261,7 @@ class HalfPrecisionMeasurement(GradientMeasurement):
                 clock=self.context.deadline,
                 reference=reference,
             )
-        found = pools[output].slopes()
+        found = regressions[output].slopes_at_zero()
         if found is None:
             return True
         beside = found[0]
@@ -258,15 +269,21 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         return as_much and abs(beside.off) > beside.kinks
 
     def _conclude_on_zero(
-        self, output: int, variable: int, pool: Pool, part: torch.Tensor | None, *, left: int
+        self,
+        output: int,
+        variable: int,
+        regression: Regression,
+        part: torch.Tensor | None,
+        *,
+        left: int,
     ) -> Conclusion | None:
         shown = self._measurement(output, variable, part, 0.0, 0.0)
-        if pool.still():
+        if regression.is_still():
             return Conclusion("pass", shown)
         if left > _LEFT_AT_ZERO:
             return None
-        sizes = pool.seen(0).abs() / (2.0 * _STEP)
-        if pool.repeats():
+        sizes = regression.changes(0).abs() / (2.0 * _STEP)
+        if regression.repeats():
             typical = float(sizes.median())
             return Conclusion(
                 "fail", self._measurement(output, variable, part, typical, 0.25 * typical)
@@ -316,9 +333,159 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         )
 
 
-def _slack(slope: Slope) -> float:
+def _slack(slope: ExtrapolatedSlope) -> float:
     """Return what does not average out.
 
     Kinks close to the point and higher derivatives leave some of what the extrapolation changed.
     """
     return _BIAS + abs(slope.curvature) + slope.kinks
+
+
+# Gradients of this many entries in all are kept at a time, but always a few.
+_MOST_KEPT = 2**25
+_FEWEST = 2
+# Random draws of one round and the next.
+_APART = 5_000
+
+
+def crossed_probes(
+    context: ProbeContext,
+    point: Point,
+    variables: Sequence[int],
+    regressions: Sequence[Regression],
+    *,
+    steps: tuple[float, float],
+    directions: int,
+    cotangents: int,
+    stream: int,
+    clock: Deadline,
+    reference: Float64Reference | None = None,
+) -> None:
+    """Add a round of probes to the regression of each output.
+
+    Nothing is added where the function can't be evaluated near by, nor what is not finite.
+
+    Args:
+        context: gives the function, and random directions and cotangents.
+        point: where.
+        variables: what moves, all at once.
+        regressions: one for each output.
+        steps: both steps, the smaller one first.
+        directions: how many, at most.
+        cotangents: how many, at most.
+        stream: which of the context's random draws are used.
+        clock: when to stop; what was seen by then counts.
+        reference: the function in float64 at the same point, if it has one.
+    """
+    subject = context.subject
+    first = stream + _APART * len(regressions[0].rounds)
+    entries = sum(point.values[variable].numel() for variable in variables)
+    most = max(_FEWEST, _MOST_KEPT // max(1, entries * len(regressions)))
+    weights: list[list[torch.Tensor]] = [[] for _ in regressions]
+    rows: list[list[list[torch.Tensor]]] = [[[] for _ in variables] for _ in regressions]
+    for number in range(min(cotangents, most)):
+        drawn = context.cotangents(point, first + number)
+        is_known = first + number == 0 and point is context.point
+        known = context.gradients if is_known else differentiate(subject, point, drawn)
+        for output, row in enumerate(known.rows):
+            weights[output].append(drawn[output].double().reshape(-1))
+            for place, variable in enumerate(variables):
+                given = row[variable]
+                value = point.values[variable]
+                part = torch.zeros_like(value) if given is None else given
+                rows[output][place].append(part.reshape(-1))
+        if clock.passed:
+            break
+    gradients = [[torch.stack(of).float() for of in row] for row in rows]
+    stacked = [torch.stack(each) for each in weights]
+    seen: list[list[torch.Tensor]] = [[] for _ in regressions]
+    parts: list[list[torch.Tensor]] = [[] for _ in regressions]
+    bends: list[list[torch.Tensor]] = [[] for _ in regressions]
+    for number in range(directions):
+        changes = _changes(
+            context, point, variables, first + number, steps=steps, reference=reference
+        )
+        if changes is None:
+            break
+        for output, (seen_here, parts_here) in enumerate(zip(seen, parts, strict=True)):
+            seen_here.append(
+                torch.stack([stacked[output] @ one.differences[output] for one in changes])
+            )
+            bends[output].append(stacked[output].square().mean(0) @ changes[0].bends[output])
+            parts_here.append(
+                torch.stack(
+                    [
+                        torch.stack([(gradient @ one.made[place]).double() for one in changes])
+                        for place, gradient in enumerate(gradients[output])
+                    ]
+                )
+            )
+        if clock.passed:
+            break
+    for output, regression in enumerate(regressions):
+        if seen[output]:
+            regression.add(
+                torch.stack(seen[output], dim=1),
+                torch.stack(parts[output], dim=2),
+                torch.stack(bends[output]),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What one direction does at one step, flat.
+
+    Attributes:
+        differences: of each output.
+        bends: of each output the square of what kinks at the point may add to them.
+        made: the displacement of each variable.
+    """
+
+    differences: Sequence[torch.Tensor]
+    bends: Sequence[torch.Tensor]
+    made: Sequence[torch.Tensor]
+
+
+def _changes(
+    context: ProbeContext,
+    point: Point,
+    variables: Sequence[int],
+    probe: int,
+    *,
+    steps: Sequence[float],
+    reference: Float64Reference | None,
+) -> list[_Change] | None:
+    """Return what is seen at each step; None where the function can't be evaluated."""
+    subject = context.subject
+    along = {variable: context.direction(probe, variable).double() for variable in variables}
+    found = []
+    for step in steps:
+        ends = [list(point.values), list(point.values)]
+        made = {}
+        for variable, direction in along.items():
+            value = point.values[variable]
+            for end, sign in zip(ends, (1.0, -1.0), strict=True):
+                end[variable] = (value.double() + sign * step * direction).to(value.dtype)
+            moved = ends[0][variable].double() - ends[1][variable].double()
+            fixed = subject.variables[variable].fixed
+            moved = moved if fixed is None else moved.where(~fixed, 0.0)
+            # Differences of numbers in half precision lose nothing.
+            made[variable] = moved.float()
+        produced = outputs_at(subject, point, ends)
+        known = None if reference is None else reference.change_along(made, ends)
+        if produced is None or (reference is not None and known is None):
+            return None
+        high, low = produced
+        differences, bends = [], []
+        for output, (one, two, finite) in enumerate(zip(high, low, point.finite, strict=True)):
+            difference = one.double() - two.double()
+            bend = torch.zeros_like(difference)
+            if known is not None:
+                change = known[output]
+                difference = difference - change.whole + change.linear
+                bend = change.bend.square()
+            difference = difference if finite is None else difference.where(finite, 0.0)
+            differences.append(difference.reshape(-1))
+            bends.append((bend if finite is None else bend.where(finite, 0.0)).reshape(-1))
+        found.append(_Change(differences, bends, [moved.reshape(-1) for moved in made.values()]))
+    return found

@@ -30,7 +30,7 @@ _SAME = 1.0 / 64.0
 
 
 def has_one_sided_derivatives(context: ProbeContext, output: int, variable: int) -> bool:
-    """Return whether slopes stay the same as steps shrink, where those entries move that are broken.
+    """Return whether slopes stay the same as steps shrink, where the broken entries move.
 
     Args:
         context: gives the function, the point, directions and the machine epsilon.

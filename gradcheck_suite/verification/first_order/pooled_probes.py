@@ -2,18 +2,17 @@
 
 In float32 a kink (relu, max) costs a probe most of its digits. Which kinks a probe meets is chance,
 and over many random directions their parts cancel. The changes of an output are fitted by
-what the gradient of each variable foretells; ``slopes`` tells how, and what does not cancel. All
-variables move together, so that this takes as many evaluations as for one.
-
-Look at a function along random directions and compare with what its gradients foretell.
+what the gradient of each variable foretells; ``regression`` tells how, and what does not cancel.
+All variables move together, so that this takes as many evaluations as for one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -26,7 +25,12 @@ from gradcheck_suite.verification.numerics.directional_derivative import (
     inner_product,
 )
 from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
-from gradcheck_suite.verification.numerics.regression import RATIO, Pool, Slope, step_for
+from gradcheck_suite.verification.numerics.regression import (
+    RATIO,
+    Regression,
+    SlopeAtTwoSteps,
+    step_for,
+)
 from gradcheck_suite.verification.progress import Deadline
 
 if TYPE_CHECKING:
@@ -119,7 +123,7 @@ def _vanishes_in_proportion(context: ProbeContext, pair: Pair, off: float) -> bo
         )
         if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
             return True
-        (slope,) = probes.pools[output].slopes()
+        (slope,) = probes.regression(output).slopes_at_two_steps()
         if slope is not None and abs(slope.value) + _CONFIRMS * slope.error < _LEFT * off:
             return True
     return False
@@ -143,7 +147,7 @@ def _pool(
     probes = ProbePool(context, point, variables, (_PILOT, RATIO * _PILOT))
     if not all(probes.take(_FIRST_PILOT + probe) for probe in range(_PILOTS)):
         return found
-    scatter = max(probes.pools[output].scatter() for output, _ in coarse)
+    scatter = max(probes.regression(output).scatter() for output in {out for out, _ in coarse})
     step = step_for(scatter, _PILOT, _SMALLEST, _LARGEST)
     probes = ProbePool(context, point, variables, (step, RATIO * step))
     # A fit uses one degree of freedom for each variable.
@@ -158,7 +162,7 @@ def _pool(
             if not probes.changes[output]:
                 # Single probes know what to make of an output that stays as it is, bit for bit.
                 continue
-            slopes = probes.pools[output].slopes()
+            slopes = probes.regression(output).slopes_at_two_steps()
             lost_in_rounding = probes.lost_in_rounding(output, context.precision.eps)
             for variable, slope, lost in zip(variables, slopes, lost_in_rounding, strict=True):
                 pair = (output, variable)
@@ -177,7 +181,9 @@ def _elements(point: Point) -> int:
     return sum(tensor.numel() for tensor in (*point.values, *outputs))
 
 
-def _concluded(old: Conclusion, slope: Slope, step: float, *, fails: float) -> Conclusion | None:
+def _concluded(
+    old: Conclusion, slope: SlopeAtTwoSteps, step: float, *, fails: float
+) -> Conclusion | None:
     tolerance = _PASSES * slope.error + slope.bias + _LEAST
     part = old.shown.contribution
     shown = replace(
@@ -199,6 +205,9 @@ def _concluded(old: Conclusion, slope: Slope, step: float, *, fails: float) -> C
     return None
 
 
+_Seen: TypeAlias = tuple[list[float], list[list[float]], float]
+"""Of a probe the change at each step, each variable's part of it, and the bend, squared."""
+
 # Changes of fewer roundings than these may be lost as a whole.
 _LOST = 8.0
 
@@ -207,7 +216,6 @@ class ProbePool:
     """Probes in which some variables move together, at one point.
 
     Attributes:
-        pools: for each output what the probes saw.
         changes: for each output whether any probe changed it.
     """
 
@@ -226,7 +234,7 @@ class ProbePool:
         self._point = point
         self._variables = variables
         self._centres = [output.tensor.double() for output in point.outputs]
-        self.pools = [Pool() for _ in point.outputs]
+        self._seen: list[list[_Seen]] = [[] for _ in point.outputs]
         self.changes = [False] * len(point.outputs)
 
     def take(self, probe: int) -> bool:
@@ -237,40 +245,56 @@ class ProbePool:
         along = {variable: context.direction(probe, variable) for variable in self._variables}
         if self._in_proportion:
             along = {variable: context.in_proportion(variable, v) for variable, v in along.items()}
-        seen = [self._look(along, step) for step in self._steps]
         steps = []
-        for look in seen:
-            if look is None:
+        for step in self._steps:
+            difference = self._central_difference(along, step)
+            if difference is None:
                 return False
-            steps.append(look)
-        for index, pool in enumerate(self.pools):
+            steps.append(difference)
+        for index, (seen, row) in enumerate(zip(self._seen, rows, strict=True)):
             cotangent = cotangents[index].double()
-            deviations, parts, bends = [], [], []
-            for look in steps:
-                part = [
-                    0.0 if given is None else inner_product(given.double(), look.made[variable])
-                    for variable, given in ((v, rows[index][v]) for v in self._variables)
-                ]
-                high, low = look.high[index], look.low[index]
+            given = [(variable, row[variable]) for variable in self._variables]
+            changes, parts = [], []
+            for one in steps:
+                high, low = one.high[index], one.low[index]
                 self.changes[index] |= not torch.equal(high, low)
-                deviations.append(inner_product(cotangent, high - low) - sum(part))
-                parts.append(part)
-                bend = (high + low).sub_(self._centres[index], alpha=2.0).mul_(cotangent)
-                bends.append(inner_product(bend, bend))
-            if not pool.add(deviations, parts, bends):
+                changes.append(inner_product(cotangent, high - low))
+                parts.append(
+                    [
+                        0.0 if part is None else inner_product(part.double(), one.made[variable])
+                        for variable, part in given
+                    ]
+                )
+            bend = steps[0].high[index] + steps[0].low[index]
+            bend = bend.sub_(self._centres[index], alpha=2.0).mul_(cotangent)
+            square = inner_product(bend, bend)
+            if not all(map(math.isfinite, (*changes, square, *chain(*parts)))):
                 return False
+            seen.append((changes, parts, square))
         return True
+
+    def regression(self, output: int) -> Regression:
+        """Return what the probes saw of an output."""
+        changes, parts, squares = (
+            torch.tensor(each, dtype=torch.float64)
+            for each in zip(*self._seen[output], strict=True)
+        )
+        regression = Regression(independent=True)
+        regression.add(changes.T[..., None], parts.permute(2, 1, 0)[..., None], squares)
+        return regression
 
     def lost_in_rounding(self, output: int, eps: float) -> list[bool]:
         """Return for each variable whether roundings may swallow all that it does to an output."""
-        parts = torch.tensor(self.pools[output].parts, dtype=torch.float64)[:, 0]
+        parts = self.regression(output).parts(0)
         finite = self._point.finite[output]
         centre = self._centres[output]
         size = torch.linalg.vector_norm(centre if finite is None else centre.where(finite, 0.0))
         least = _LOST * eps * float(size)
-        return [float(part) <= least for part in parts.square().mean(0).sqrt()]
+        return [float(part) <= least for part in parts.square().mean(1).sqrt()]
 
-    def _look(self, along: Mapping[int, torch.Tensor], step: float) -> CentralDifference | None:
+    def _central_difference(
+        self, along: Mapping[int, torch.Tensor], step: float
+    ) -> _CentralDifference | None:
         point, subject = self._point, self._context.subject
         ends = [list(point.values), list(point.values)]
         made = {}
@@ -284,13 +308,13 @@ class ProbePool:
         if produced is None:
             return None
         high, low = produced
-        return CentralDifference(
+        return _CentralDifference(
             [one.double() for one in high], [one.double() for one in low], made
         )
 
 
 @dataclass(frozen=True, slots=True)
-class CentralDifference:
+class _CentralDifference:
     """The outputs ahead and behind, and by how much the inputs really differ."""
 
     high: Sequence[torch.Tensor]

@@ -17,8 +17,6 @@ import torch
 from gradcheck_suite.verification.first_order.pooled_probes import ProbePool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.evaluation_point import Point
 
@@ -37,7 +35,7 @@ _CLOSER = 4.0
 def vanishes_at_smaller_steps(
     context: ProbeContext, point: Point, variable: int, output: int, step: float
 ) -> bool:
-    """Return whether the deviation that was seen at ``step`` is certainly not there at smaller ones.
+    """Return whether the deviation seen at ``step`` is certainly not there at smaller ones.
 
     Args:
         context: draws directions and cotangents.
@@ -63,14 +61,13 @@ def _vanishes(
     *,
     in_proportion: bool,
 ) -> bool:
-    """Compare the steps, of one size for all entries or in proportion to each."""
+    """Return whether it vanishes along steps of one size for all entries, or in proportion."""
 
     def deviations(step: float, first: int, count: int) -> torch.Tensor | None:
         probes = ProbePool(context, point, [variable], (step,), in_proportion=in_proportion)
         if not all(probes.take(first + probe) for probe in range(count)):
             return None
-        rows: Sequence[Sequence[float]] = probes.pools[output].deviations
-        return torch.tensor([row[0] for row in rows], dtype=torch.float64) / step
+        return probes.regression(output).deviations(0) / step
 
     def contradicts(smaller: float, first: int, count: int) -> bool | None:
         usual, closer = (deviations(one, first, count) for one in (step, smaller))

@@ -93,7 +93,7 @@ class Measurement:
 
     @property
     def lost_in_rounding(self) -> bool:
-        """Return whether the change that the gradient foretells is lost in the roundings on the way.
+        """Return whether the change that the gradient foretells is lost in roundings on the way.
 
         An output that is zero or stays the same, bit for bit, says nothing against a derivative
         so small:
@@ -105,7 +105,7 @@ class Measurement:
 
     @property
     def is_flat(self) -> bool:
-        """Return whether the function stayed the same along steps that its gradient says change it."""
+        """Return whether the function stayed the same along steps that should change it."""
         return self.trouble == _FLAT
 
     @property

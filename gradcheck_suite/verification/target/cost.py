@@ -62,7 +62,7 @@ _FEWEST_COUNTS = 3
 
 
 def ends_early(subject: PureFunction) -> bool:
-    """Return whether the number of operations of the function changes with the size of its values."""
+    """Return whether a function makes other numbers of operations for other sizes of values."""
     counts = set()
     for scale in (1.0, *_SCALES):
         values = [variable.value * scale for variable in subject.variables]

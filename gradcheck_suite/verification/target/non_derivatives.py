@@ -88,7 +88,7 @@ def is_straight_through(function: type) -> bool:
 
 
 def log_probabilities(nodes: Iterable[Node]) -> bool | None:
-    """Return whether what reaches ``ctc_loss`` is normalised; None where there is none on the way."""
+    """Return whether what reaches ``ctc_loss`` is normalised; None where it is not on the way."""
     seen = None
     for node in nodes:
         if not node.name().startswith(_CTC):

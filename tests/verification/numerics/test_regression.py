@@ -7,27 +7,41 @@ import math
 import pytest
 import torch
 
-from gradcheck_suite.verification.numerics.regression import BIAS_OF_KINKS, RATIO, Pool, step_for
+from gradcheck_suite.verification.numerics.regression import (
+    BIAS_OF_KINKS,
+    RATIO,
+    Regression,
+    step_for,
+)
 
 STEP = 2.0**-6
+
+
+def add(regression, changes, parts, bend=0.0):
+    """Add a probe: its change and the part of each variable at each step, and a squared bend."""
+    return regression.add(
+        torch.tensor(changes, dtype=torch.float64)[:, None, None],
+        torch.tensor(parts, dtype=torch.float64).T[..., None, None],
+        torch.tensor([bend], dtype=torch.float64),
+    )
 
 
 def pooled(function, gradient, *, factor=1.0, entries=60, probes=200, step=STEP):
     """Pool probes of a sum of elementwise outputs at points drawn anew for every probe."""
     generator = torch.Generator().manual_seed(12)
-    pool = Pool()
+    regression = Regression(independent=True)
     for _ in range(probes):
         x = torch.randn(entries, generator=generator, dtype=torch.float64)
         v, g = torch.randn(2, entries, generator=generator, dtype=torch.float64).sign()
-        deviations, parts, bends = [], [], []
+        changes, parts, bends = [], [], []
         for h in (step, RATIO * step):
             high, low = function(x + h * v), function(x - h * v)
             part = float((g * factor * gradient(x) * 2.0 * h * v).sum())
-            deviations.append(float((g * (high - low)).sum()) - part)
+            changes.append(float((g * (high - low)).sum()))
             parts.append([part])
             bends.append(float((g * (high + low - 2.0 * function(x))).square().sum()))
-        assert pool.add(deviations, parts, bends)
-    (slope,) = pool.slopes()
+        assert add(regression, changes, parts, bends[0])
+    (slope,) = regression.slopes_at_two_steps()
     return slope
 
 
@@ -59,36 +73,37 @@ def test_curvature_without_second_differences_is_told_by_its_growth():
     wave = 16.0
 
     generator = torch.Generator().manual_seed(3)
-    pool = Pool()
+    regression = Regression(independent=True)
     for _ in range(100):
         v, g = torch.randn(2, 50, generator=generator, dtype=torch.float64).sign()
         rows = []
         for h in (STEP, RATIO * STEP):
             change = float((g * 2.0 * torch.sin(wave * h * v)).sum())
             part = float((g * wave * 2.0 * h * v).sum())
-            rows.append((change - part, [part], 0.0))
-        assert pool.add(*map(list, zip(*rows, strict=True)))
-    (slope,) = pool.slopes()
+            rows.append((change, [part]))
+        assert add(regression, *map(list, zip(*rows, strict=True)))
+    (slope,) = regression.slopes_at_two_steps()
     assert abs(slope.value) > 6.0 * slope.error + slope.bias + 1e-3
     assert not slope.is_off(6.0, 1e-3)
 
 
 def test_a_variable_that_changes_nothing_has_no_slope():
-    pool = Pool()
+    regression = Regression(independent=True)
     for change in (0.1, -0.2, 0.3):
-        assert pool.add([0.0, 0.0], [[change, 0.0], [change, 0.0]], [0.0, 0.0])
-    one, other = pool.slopes()
+        assert add(regression, [change, change], [[change, 0.0], [change, 0.0]])
+    one, other = regression.slopes_at_two_steps()
     assert one.value == 0.0
     assert other is None
-    assert pool.scatter() == 0.0
+    assert regression.scatter() == 0.0
 
 
 def test_probes_that_are_not_finite_are_not_noted():
-    pool = Pool()
-    assert not pool.add([math.nan, 0.0], [[1.0], [1.0]], [0.0, 0.0])
-    assert not pool.add([0.0, 0.0], [[1.0], [math.inf]], [0.0, 0.0])
-    assert pool.deviations == []
-    assert pool.scatter() == 0.0
+    regression = Regression(independent=True)
+    assert not add(regression, [math.nan, 1.0], [[1.0], [1.0]])
+    assert not add(regression, [1.0, 1.0], [[1.0], [math.inf]])
+    assert not add(regression, [1.0, 1.0], [[1.0], [1.0]], math.nan)
+    assert regression.count == 0
+    assert regression.scatter() == 0.0
 
 
 def test_the_step_is_where_rounding_scatters_little():

@@ -119,7 +119,7 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class LayoutResult:
-    """Return whether a layout was tried and held; findings and sentences on what was not."""
+    """Whether a layout was tried and held; findings and sentences on what was not."""
 
     covered: bool
     findings: tuple[Finding, ...] = ()

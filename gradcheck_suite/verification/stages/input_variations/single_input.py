@@ -29,7 +29,7 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class SingleInputResult:
-    """Return whether every variable was tried without each other one; findings; what was refused."""
+    """Whether every variable was tried without each other one; findings; what was refused."""
 
     covered: bool
     findings: tuple[Finding, ...] = ()
