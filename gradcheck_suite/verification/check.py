@@ -22,11 +22,11 @@ from gradcheck_suite.verification.options import CheckOptions, DTypeOption, chos
 from gradcheck_suite.verification.progress import Deadline, report_progress
 from gradcheck_suite.verification.report import ReportBuilder
 from gradcheck_suite.verification.stage import CheckState, Stage
-from gradcheck_suite.verification.stages.batched import check_batched
-from gradcheck_suite.verification.stages.compiled import check_compiled
+from gradcheck_suite.verification.stages.batched import compare_batched
+from gradcheck_suite.verification.stages.compiled import compare_compiled
 from gradcheck_suite.verification.stages.contracts.backward_failures import explain_failure
 from gradcheck_suite.verification.stages.contracts.stage import probe_contracts
-from gradcheck_suite.verification.stages.forward_mode import check_forward_mode
+from gradcheck_suite.verification.stages.forward_mode import compare_forward_mode
 from gradcheck_suite.verification.stages.full_jacobian.stage import compare_full_jacobians
 from gradcheck_suite.verification.stages.input_variations.stage import vary_inputs
 from gradcheck_suite.verification.stages.second_order import check_second_order
@@ -56,9 +56,9 @@ _LATER_STAGES: tuple[tuple[Stage, str, Callable[[CheckOptions], bool]], ...] = (
     ),
     (check_second_order, "order 2", lambda options: options.order != 1),
     (compare_full_jacobians, "whole Jacobian", lambda options: options.full),
-    (check_forward_mode, "forward mode", lambda options: options.forward_mode),
-    (check_batched, "batched gradients", lambda options: options.batched),
-    (check_compiled, "compiled code", lambda options: options.compiled),
+    (compare_forward_mode, "forward mode", lambda options: options.forward_mode),
+    (compare_batched, "batched gradients", lambda options: options.batched),
+    (compare_compiled, "compiled code", lambda options: options.compiled),
 )
 _IN_FLOAT32 = (
     "{} computes in float32, though it is given float64: its gradients were checked as float32 "

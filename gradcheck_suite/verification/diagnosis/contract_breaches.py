@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
-from gradcheck_suite.verification.target.graph_walk import backward_location
+from gradcheck_suite.verification.target.graph_walk import backward_location, only
 
 if TYPE_CHECKING:
     from gradcheck_suite.catalogue import Entry
@@ -78,7 +78,7 @@ def finding_of_breach(
         output: the name of the output that shows it.
         functions: the custom Functions that may be the cause; a single one is named and located.
     """
-    function = functions[0] if len(functions) == 1 else None
+    function = only(functions)
     evidence: dict[str, JSON] = {"output": output, "incoming": breach.words}
     if breach.difference is not None:
         evidence["relative_difference"] = min(breach.difference, 1e300)
@@ -88,7 +88,7 @@ def finding_of_breach(
         _ENTRIES[breach.kind],
         f"{subject} {_what(breach, output)}",
         detector="verify",
-        location=backward_location(function) if function else None,
+        location=backward_location(function),
         hint=_HINTS[breach.kind],
         evidence=evidence,
     )

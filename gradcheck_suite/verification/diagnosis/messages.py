@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import JSON, Finding, Location
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.target.graph_walk import GraphPath, backward_location
+from gradcheck_suite.verification.target.graph_walk import GraphPath, backward_location, only
 from gradcheck_suite.verification.target.non_derivatives import CTC, STRAIGHT_THROUGH
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def wrong_gradient(
     ``is_complex`` says of output and variable whether the last dimension of ``shape`` and of the
     indices in ``entry`` counts real and imaginary parts.
     """
-    function = path.functions[0] if len(path.functions) == 1 else None
+    function = only(path.functions)
     kind, ratio = diagnosis.kind, diagnosis.ratio
     if entry is not None and diagnosis.most is not None and entry.count > diagnosis.most:
         entry = replace(entry, count=diagnosis.most)  # an estimate that is known to be too high
@@ -410,7 +410,7 @@ def percent(share: float) -> str:
 
 
 def _location(path: GraphPath) -> Location | None:
-    return backward_location(path.functions[0]) if len(path.functions) == 1 else None
+    return backward_location(only(path.functions))
 
 
 def _named(path: GraphPath) -> str:

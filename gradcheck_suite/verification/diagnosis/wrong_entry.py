@@ -73,7 +73,7 @@ class WrongEntry:
 
 
 def find_wrong_entry(
-    context: ProbeContext, output: int, variable: int, step: float, *, point: Point | None = None
+    context: ProbeContext, output: int, variable: int, step: float
 ) -> WrongEntry | None:
     """Narrow a failure down to one entry of the variable and one of the output.
 
@@ -85,16 +85,14 @@ def find_wrong_entry(
         output: index of the output.
         variable: index of the variable.
         step: the step, relative to the variable's scale, at which the failure was measured.
-        point: where; by default the given point.
 
     Returns:
         The worst entry that was looked at, or None if no entry by itself is clearly wrong, or
         the function fails at the points around.
     """
-    place = context.point if point is None else point
     try:
         direction, eps = context.direction(0, variable), context.precision.eps
-        search = _Deviations(context.subject, place, direction, output, variable, eps=eps)
+        search = _Deviations(context.subject, context.point, direction, output, variable, eps=eps)
         return _EntrySearch(search, context.precision, step).run()
     except _NotEvaluableError:
         return None

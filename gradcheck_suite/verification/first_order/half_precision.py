@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["HalfPrecisionMeasurement"]
 
 _STEP = 2.0**-4
+_STEPS = (_STEP, 2.0 * _STEP)
 # How many directions, and as many cotangents, each round adds.
 _ROUNDS = (8, 16, 32, 64)
 _LAST_ROUNDS = (*_ROUNDS, 128)
@@ -89,18 +90,14 @@ class HalfPrecisionMeasurement(GradientMeasurement):
     def run(self) -> dict[Pair, Conclusion]:
         """Measure every pair and conclude on it."""
         clock = self.context.deadline.or_after(_MOST_SECONDS)
-        self._reference = (
-            float64_reference_of(self.context, self.context.point)
-            if self.context.deterministic
-            else None
-        )
+        if self.context.deterministic:
+            self._reference = float64_reference_of(self.context, self.context.point)
         if self._reference is not None:
             self.covered.append(_IN_DOUBLE)
         found = self._passed_together(clock)
+        outputs = range(len(self.context.point.outputs))
         for variable in self.context.variables:
-            if any(
-                (output, variable) not in found for output in range(len(self.context.point.outputs))
-            ):
+            if any((output, variable) not in found for output in outputs):
                 found = self._run(variable, clock) | found
         for pair, conclusion in found.items():
             if conclusion.status == "fail":
@@ -132,29 +129,19 @@ class HalfPrecisionMeasurement(GradientMeasurement):
     def _pool_together(
         self, variables: Sequence[int], stream: int, clock: Deadline
     ) -> dict[Pair, Conclusion]:
-        regressions = [Regression() for _ in self.context.point.outputs]
+        probes = _CrossedProbes(
+            self.context, self.context.point, variables, self._reference, stream
+        )
         passed: dict[Pair, Conclusion] = {}
         for size in _ROUNDS:
-            crossed_probes(
-                self.context,
-                self.context.point,
-                variables,
-                regressions,
-                steps=(_STEP, 2.0 * _STEP),
-                directions=size + _FOR_EACH * len(variables),
-                cotangents=size,
-                stream=stream,
-                clock=clock,
-                reference=self._reference,
-            )
-            for output, regression in enumerate(regressions):
-                for variable, slope in zip(
-                    variables, regression.slopes_at_zero() or (), strict=False
-                ):
+            probes.add_round(size + _FOR_EACH * len(variables), size, clock)
+            for output, regression in enumerate(probes.regressions):
+                slopes = regression.slopes_at_zero() or ()
+                for variable, slope in zip(variables, slopes, strict=False):
                     conclusion = self._passed(output, variable, slope)
                     if conclusion is not None:
                         passed[output, variable] = conclusion
-            if len(passed) == len(regressions) * len(variables) or clock.passed:
+            if len(passed) == len(probes.regressions) * len(variables) or clock.passed:
                 break
         return passed
 
@@ -166,28 +153,17 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         return Conclusion("pass", self._measurement(output, variable, part, slope.off, tolerance))
 
     def _run(self, variable: int, clock: Deadline) -> dict[Pair, Conclusion]:
-        regressions = [Regression() for _ in self.context.point.outputs]
+        probes = _CrossedProbes(self.context, self.context.point, [variable], self._reference, 0)
         done: dict[Pair, Conclusion] = {}
         for number, size in enumerate(_LAST_ROUNDS, start=1):
-            crossed_probes(
-                self.context,
-                self.context.point,
-                [variable],
-                regressions,
-                steps=(_STEP, 2.0 * _STEP),
-                directions=size,
-                cotangents=size,
-                stream=0,
-                clock=clock,
-                reference=self._reference,
-            )
+            probes.add_round(size, size, clock)
             left = 0 if clock.passed else len(_LAST_ROUNDS) - number
-            for output, regression in enumerate(regressions):
+            for output, regression in enumerate(probes.regressions):
                 if (output, variable) not in done:
                     conclusion = self._conclude(output, variable, regression, left=left)
                     if conclusion is not None:
                         done[output, variable] = conclusion
-            if len(done) == len(regressions):
+            if len(done) == len(probes.regressions):
                 break
         return done
 
@@ -246,22 +222,11 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         point = self.context.moved_point()
         if point is None:
             return True
-        regressions = [Regression() for _ in self.context.point.outputs]
         reference = None if self._reference is None else float64_reference_of(self.context, point)
+        probes = _CrossedProbes(self.context, point, [variable], reference, _STREAM_BESIDE)
         for size in _ROUNDS[-2:]:
-            crossed_probes(
-                self.context,
-                point,
-                [variable],
-                regressions,
-                steps=(_STEP, 2.0 * _STEP),
-                directions=size,
-                cotangents=size,
-                stream=_STREAM_BESIDE,
-                clock=self.context.deadline,
-                reference=reference,
-            )
-        found = regressions[output].slopes_at_zero()
+            probes.add_round(size, size, self.context.deadline)
+        found = probes.regressions[output].slopes_at_zero()
         if found is None:
             return True
         beside = found[0]
@@ -348,89 +313,6 @@ _FEWEST = 2
 _APART = 5_000
 
 
-def crossed_probes(
-    context: ProbeContext,
-    point: Point,
-    variables: Sequence[int],
-    regressions: Sequence[Regression],
-    *,
-    steps: tuple[float, float],
-    directions: int,
-    cotangents: int,
-    stream: int,
-    clock: Deadline,
-    reference: Float64Reference | None = None,
-) -> None:
-    """Add a round of probes to the regression of each output.
-
-    Nothing is added where the function can't be evaluated near by, nor what is not finite.
-
-    Args:
-        context: gives the function, and random directions and cotangents.
-        point: where.
-        variables: what moves, all at once.
-        regressions: one for each output.
-        steps: both steps, the smaller one first.
-        directions: how many, at most.
-        cotangents: how many, at most.
-        stream: which of the context's random draws are used.
-        clock: when to stop; what was seen by then counts.
-        reference: the function in float64 at the same point, if it has one.
-    """
-    subject = context.subject
-    first = stream + _APART * len(regressions[0].rounds)
-    entries = sum(point.values[variable].numel() for variable in variables)
-    most = max(_FEWEST, _MOST_KEPT // max(1, entries * len(regressions)))
-    weights: list[list[torch.Tensor]] = [[] for _ in regressions]
-    rows: list[list[list[torch.Tensor]]] = [[[] for _ in variables] for _ in regressions]
-    for number in range(min(cotangents, most)):
-        drawn = context.cotangents(point, first + number)
-        is_known = first + number == 0 and point is context.point
-        known = context.gradients if is_known else differentiate(subject, point, drawn)
-        for output, row in enumerate(known.rows):
-            weights[output].append(drawn[output].double().reshape(-1))
-            for place, variable in enumerate(variables):
-                given = row[variable]
-                value = point.values[variable]
-                part = torch.zeros_like(value) if given is None else given
-                rows[output][place].append(part.reshape(-1))
-        if clock.passed:
-            break
-    gradients = [[torch.stack(of).float() for of in row] for row in rows]
-    stacked = [torch.stack(each) for each in weights]
-    seen: list[list[torch.Tensor]] = [[] for _ in regressions]
-    parts: list[list[torch.Tensor]] = [[] for _ in regressions]
-    bends: list[list[torch.Tensor]] = [[] for _ in regressions]
-    for number in range(directions):
-        changes = _changes(
-            context, point, variables, first + number, steps=steps, reference=reference
-        )
-        if changes is None:
-            break
-        for output, (seen_here, parts_here) in enumerate(zip(seen, parts, strict=True)):
-            seen_here.append(
-                torch.stack([stacked[output] @ one.differences[output] for one in changes])
-            )
-            bends[output].append(stacked[output].square().mean(0) @ changes[0].bends[output])
-            parts_here.append(
-                torch.stack(
-                    [
-                        torch.stack([(gradient @ one.made[place]).double() for one in changes])
-                        for place, gradient in enumerate(gradients[output])
-                    ]
-                )
-            )
-        if clock.passed:
-            break
-    for output, regression in enumerate(regressions):
-        if seen[output]:
-            regression.add(
-                torch.stack(seen[output], dim=1),
-                torch.stack(parts[output], dim=2),
-                torch.stack(bends[output]),
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class _Change:
     """What one direction does at one step, flat.
@@ -446,46 +328,120 @@ class _Change:
     made: Sequence[torch.Tensor]
 
 
-def _changes(
-    context: ProbeContext,
-    point: Point,
-    variables: Sequence[int],
-    probe: int,
-    *,
-    steps: Sequence[float],
-    reference: Float64Reference | None,
-) -> list[_Change] | None:
-    """Return what is seen at each step; None where the function can't be evaluated."""
-    subject = context.subject
-    along = {variable: context.direction(probe, variable).double() for variable in variables}
-    found = []
-    for step in steps:
-        ends = [list(point.values), list(point.values)]
-        made = {}
-        for variable, direction in along.items():
-            value = point.values[variable]
-            for end, sign in zip(ends, (1.0, -1.0), strict=True):
-                end[variable] = (value.double() + sign * step * direction).to(value.dtype)
-            moved = ends[0][variable].double() - ends[1][variable].double()
-            fixed = subject.variables[variable].fixed
-            moved = moved if fixed is None else moved.where(~fixed, 0.0)
-            # Differences of numbers in half precision lose nothing.
-            made[variable] = moved.float()
-        produced = outputs_at(subject, point, ends)
-        known = None if reference is None else reference.change_along(made, ends)
-        if produced is None or (reference is not None and known is None):
-            return None
-        high, low = produced
-        differences, bends = [], []
-        for output, (one, two, finite) in enumerate(zip(high, low, point.finite, strict=True)):
-            difference = one.double() - two.double()
-            bend = torch.zeros_like(difference)
-            if known is not None:
-                change = known[output]
-                difference = difference - change.whole + change.linear
-                bend = change.bend.square()
-            difference = difference if finite is None else difference.where(finite, 0.0)
-            differences.append(difference.reshape(-1))
-            bends.append((bend if finite is None else bend.where(finite, 0.0)).reshape(-1))
-        found.append(_Change(differences, bends, [moved.reshape(-1) for moved in made.values()]))
-    return found
+class _CrossedProbes:
+    """Probes of some variables, all at once, along many directions and by many cotangents.
+
+    Attributes:
+        regressions: of each output what the probes saw.
+    """
+
+    def __init__(
+        self,
+        context: ProbeContext,
+        point: Point,
+        variables: Sequence[int],
+        reference: Float64Reference | None,
+        stream: int,
+    ) -> None:
+        self._context = context
+        self._point = point
+        self._variables = variables
+        self._reference = reference
+        self._stream = stream
+        self.regressions = [Regression() for _ in point.outputs]
+
+    def add_round(self, directions: int, cotangents: int, clock: Deadline) -> None:
+        """Add a round of at most so many directions and cotangents, until the clock stops it.
+
+        Nothing is added where the function can't be evaluated near by, nor what is not finite.
+        """
+        context, point, variables = self._context, self._point, self._variables
+        first = self._stream + _APART * len(self.regressions[0].rounds)
+        entries = sum(point.values[variable].numel() for variable in variables)
+        most = max(_FEWEST, _MOST_KEPT // max(1, entries * len(self.regressions)))
+        weights: list[list[torch.Tensor]] = [[] for _ in self.regressions]
+        rows: list[list[list[torch.Tensor]]] = [[[] for _ in variables] for _ in self.regressions]
+        for number in range(min(cotangents, most)):
+            drawn = context.cotangents(point, first + number)
+            is_known = first + number == 0 and point is context.point
+            known = context.gradients if is_known else differentiate(context.subject, point, drawn)
+            for output, row in enumerate(known.rows):
+                weights[output].append(drawn[output].double().reshape(-1))
+                for place, variable in enumerate(variables):
+                    given = row[variable]
+                    value = point.values[variable]
+                    part = torch.zeros_like(value) if given is None else given
+                    rows[output][place].append(part.reshape(-1))
+            if clock.passed:
+                break
+        gradients = [[torch.stack(of).float() for of in row] for row in rows]
+        stacked = [torch.stack(each) for each in weights]
+        seen: list[list[torch.Tensor]] = [[] for _ in self.regressions]
+        parts: list[list[torch.Tensor]] = [[] for _ in self.regressions]
+        bends: list[list[torch.Tensor]] = [[] for _ in self.regressions]
+        for number in range(directions):
+            changes = self._changes(first + number)
+            if changes is None:
+                break
+            for output, (seen_here, parts_here) in enumerate(zip(seen, parts, strict=True)):
+                seen_here.append(
+                    torch.stack([stacked[output] @ one.differences[output] for one in changes])
+                )
+                bends[output].append(stacked[output].square().mean(0) @ changes[0].bends[output])
+                parts_here.append(
+                    torch.stack(
+                        [
+                            torch.stack([(gradient @ one.made[place]).double() for one in changes])
+                            for place, gradient in enumerate(gradients[output])
+                        ]
+                    )
+                )
+            if clock.passed:
+                break
+        for output, regression in enumerate(self.regressions):
+            if seen[output]:
+                regression.add(
+                    torch.stack(seen[output], dim=1),
+                    torch.stack(parts[output], dim=2),
+                    torch.stack(bends[output]),
+                )
+
+    def _changes(self, probe: int) -> list[_Change] | None:
+        """Return what is seen at each step; None where the function can't be evaluated."""
+        context, point = self._context, self._point
+        along = {
+            variable: context.direction(probe, variable).double() for variable in self._variables
+        }
+        found = []
+        for step in _STEPS:
+            ends = [list(point.values), list(point.values)]
+            made = {}
+            for variable, direction in along.items():
+                value = point.values[variable]
+                for end, sign in zip(ends, (1.0, -1.0), strict=True):
+                    end[variable] = (value.double() + sign * step * direction).to(value.dtype)
+                moved = ends[0][variable].double() - ends[1][variable].double()
+                fixed = context.subject.variables[variable].fixed
+                moved = moved if fixed is None else moved.where(~fixed, 0.0)
+                # Differences of numbers in half precision lose nothing.
+                made[variable] = moved.float()
+            produced = outputs_at(context.subject, point, ends)
+            known = None if self._reference is None else self._reference.change_along(made, ends)
+            if produced is None or (self._reference is not None and known is None):
+                return None
+            high, low = produced
+            differences, bends = [], []
+            for output, (one, two, finite) in enumerate(zip(high, low, point.finite, strict=True)):
+                difference = one.double() - two.double()
+                bend = torch.zeros_like(difference)
+                if known is not None:
+                    change = known[output]
+                    difference = difference - change.whole + change.linear
+                    bend = change.bend.square()
+                difference = difference if finite is None else difference.where(finite, 0.0)
+                differences.append(difference.reshape(-1))
+                bends.append((bend if finite is None else bend.where(finite, 0.0)).reshape(-1))
+            found.append(
+                _Change(differences, bends, [moved.reshape(-1) for moved in made.values()])
+            )
+        return found

@@ -49,18 +49,17 @@ _KINDS: dict[str, frozenset[Kind]] = {
     "calls": frozenset({"function", "operation"}),
     "tree": frozenset({"module", "container"}),
 }
-_PASSES: dict[str, tuple[str, ...]] = {
-    "functions": ("functions",),
-    "modules": ("modules",),
-    "calls": ("calls",),
-    "tree": ("tree",),
-    "auto": ("functions", "modules", "calls", "tree"),
-}
 _WHAT = {
     "function": "custom Functions",
     "module": "leaf modules",
     "operation": "ops",
     "container": "modules with children",
+}
+_GOALS = {
+    "functions": "custom Functions",
+    "modules": "leaf modules",
+    "calls": "single ops",
+    "tree": "modules with children",
 }
 # What a pass costs, in forwards of the model; a forward and backward is about three of them.
 _FORWARDS = {"functions": 6.0, "modules": 12.0, "calls": 30.0, "tree": 30.0}
@@ -150,18 +149,9 @@ def _validate(model: object, level: object, seed: object, time_limit: object, lo
         )
     if level not in get_args(Level):
         raise UsageError(f"level must be one of {', '.join(get_args(Level))}, got {level!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise UsageError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}")
+    CheckOptions.validated(seed=seed, time_limit=time_limit)
     if loss is not None and not callable(loss):
         raise UsageError(f"loss must be a function of what the model returns, got {loss!r}")
-    if time_limit is not None and (
-        isinstance(time_limit, bool)
-        or not isinstance(time_limit, (int, float))
-        or not time_limit > 0.0
-    ):
-        raise UsageError(
-            f"time_limit must be a positive number of seconds or None, got {time_limit!r}"
-        )
 
 
 @dataclass(slots=True)
@@ -185,18 +175,18 @@ class _Run:
         """Make the passes of a level and tell what they have shown."""
         began = time.monotonic()
         forward = 0.0
-        for name in _PASSES[level]:
+        for name in _KINDS if level == "auto" else (level,):
             if self.passes and any(known.status == "fail" for known in self.examined):
-                self.not_covered.append(f"{_goal(name)} were not probed, as something was found")
+                self.not_covered.append(f"{_GOALS[name]} were not probed, as something was found")
                 continue
             cost = time.monotonic() - began + _FORWARDS[name] * forward
             if self.passes and (cost > budget or self.deadline.passed):
                 self.not_covered.append(
-                    f"{_goal(name)} were not probed: that takes about "
+                    f"{_GOALS[name]} were not probed: that takes about "
                     f"{_FORWARDS[name] * forward:.0f} s (level={name!r})"
                 )
                 continue
-            report_progress(_goal(name), functools.partial(self._so_far, interrupted=name))
+            report_progress(_GOALS[name], functools.partial(self._so_far, interrupted=name))
             seconds = _Pass(self, name).run()
             forward = forward or seconds
             self.passes.append(name)
@@ -207,7 +197,7 @@ class _Run:
         not_covered = list(self.not_covered)
         if interrupted is not None:
             not_covered.append(
-                f"interrupted: {_goal(interrupted)} were not all probed, nor what comes after them"
+                f"interrupted: {_GOALS[interrupted]} were not all probed, nor what comes after them"
             )
         self.examined.sort(key=lambda known: (self.order.index(known.call.kind), known.call.number))
         findings = []
@@ -254,15 +244,6 @@ class _Run:
             summary=summary,
             not_covered=tuple(not_covered),
         )
-
-
-def _goal(name: str) -> str:
-    return {
-        "functions": "custom Functions",
-        "modules": "leaf modules",
-        "calls": "single ops",
-        "tree": "modules with children",
-    }[name]
 
 
 class _Pass:

@@ -20,20 +20,15 @@ from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.dense_views import dense
-from gradcheck_suite.verification.target.graph_walk import method_location
+from gradcheck_suite.verification.target.graph_walk import method_location, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_batched", "compare_batched"]
+__all__ = ["compare_batched"]
 
 _BATCH = 3
-
-
-def check_batched(state: CheckState) -> StageResult:
-    """Compare batched gradients with a loop, where ``batched=True`` asks for it."""
-    return compare_batched(state) if state.options.batched else StageResult()
 
 
 def compare_batched(state: CheckState) -> StageResult:
@@ -117,7 +112,7 @@ def _mismatch(
 ) -> StageResult:
     variable = max(range(len(apart)), key=lambda index: apart[index])
     functions = _with_vmap(state) or _custom(state)
-    function = functions[0] if len(functions) == 1 else None
+    function = only(functions)
     method = "vmap" if what == "vmap of the function" else "backward"
     names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
     most = min(max(apart[variable], values), 1e300)
@@ -133,7 +128,7 @@ def _mismatch(
                 f"{subject} by {what} differs from that of a loop, by {most:.2g} of its size"
                 + (f"; {function.__qualname__} is the Function on the way" if function else ""),
                 detector="verify",
-                location=method_location(function, method) if function else None,
+                location=method_location(function, method),
                 hint=(
                     "a backward that is batched may not branch on values, write in place into "
                     "unbatched tensors or count dimensions from the front"

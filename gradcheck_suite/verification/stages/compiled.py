@@ -19,12 +19,7 @@ from gradcheck_suite.verification.text import one_line
 if TYPE_CHECKING:
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
-__all__ = ["check_compiled", "compare_compiled"]
-
-
-def check_compiled(state: CheckState) -> StageResult:
-    """Compare compiled with eager gradients, where ``compiled=True`` asks for it."""
-    return compare_compiled(state) if state.options.compiled else StageResult()
+__all__ = ["compare_compiled"]
 
 
 def compare_compiled(state: CheckState) -> StageResult:

@@ -21,20 +21,15 @@ from gradcheck_suite.verification.numerics.gradient_comparison import noise_floo
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
-from gradcheck_suite.verification.target.graph_walk import method_location
+from gradcheck_suite.verification.target.graph_walk import method_location, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["check_forward_mode", "compare_forward_mode"]
+__all__ = ["compare_forward_mode"]
 
 _MANY = 8
-
-
-def check_forward_mode(state: CheckState) -> StageResult:
-    """Compare forward mode with reverse mode, where ``forward_mode=True`` asks for it."""
-    return compare_forward_mode(state) if state.options.forward_mode else StageResult()
 
 
 def compare_forward_mode(state: CheckState) -> StageResult:
@@ -150,7 +145,7 @@ def _mismatch(
         return None
     wrong = "reverse" if near else "forward"
     functions = _with_jvp(state)
-    function = functions[0] if len(functions) == 1 else None
+    function = only(functions)
     names = (point.outputs[output].name, state.subject.variables[variable].name)
     return Finding.of(
         catalogue.FORWARD_MODE_MISMATCH,
@@ -159,7 +154,7 @@ def _mismatch(
         f"{result.tolerance:.1g}, so {wrong} mode is wrong"
         + (f"; {function.__qualname__} defines jvp" if function else ""),
         detector="verify",
-        location=method_location(function, "jvp") if function else None,
+        location=method_location(function, "jvp"),
         hint="jvp(ctx, *tangents) returns J v: check it term by term against backward, J^T g",
         evidence={
             "output": names[0],
@@ -177,7 +172,7 @@ def _refused(state: CheckState, error: Exception) -> StageResult:
     functions = _with_jvp(state)
     if isinstance(error, NotImplementedError) or not functions:
         return StageResult(not_covered=(f"forward mode: {one_line(error)}",))
-    function = functions[0] if len(functions) == 1 else None
+    function = only(functions)
     name = f"jvp of {function.__qualname__}" if function else "forward mode"
     return StageResult(
         findings=(
@@ -185,7 +180,7 @@ def _refused(state: CheckState, error: Exception) -> StageResult:
                 catalogue.FORWARD_MODE_MISMATCH,
                 f"{name} raises, where reverse mode does not: {one_line(error)}",
                 detector="verify",
-                location=method_location(function, "jvp") if function else None,
+                location=method_location(function, "jvp"),
                 hint="jvp takes ctx and one tangent, or None, for each argument of forward",
                 evidence={"functions": [found.__qualname__ for found in functions]},
             ),

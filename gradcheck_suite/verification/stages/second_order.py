@@ -29,7 +29,7 @@ from gradcheck_suite.verification.numerics.random_vectors import generator_for
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.target.dense_views import PLAIN
-from gradcheck_suite.verification.target.graph_walk import backward_location, reachable
+from gradcheck_suite.verification.target.graph_walk import backward_location, only, reachable
 from gradcheck_suite.verification.target.pure_function import Given, PureFunction, Variable
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _impossible(
         f"the gradient can't be differentiated again: {cause}{_made_by(functions)}",
         detector="verify",
         severity=Severity.ERROR if asked else Severity.WARNING,
-        location=backward_location(functions[0]) if len(functions) == 1 else None,
+        location=backward_location(only(functions)),
         hint=_ONCE if functions else None,
         evidence={"order": 2},
     )
@@ -373,7 +373,7 @@ class _Told:
             said + _made_by(self.functions),
             detector="verify",
             severity=Severity.ERROR if self.certain else Severity.WARNING,
-            location=backward_location(self.functions[0]) if len(self.functions) == 1 else None,
+            location=backward_location(only(self.functions)),
             hint=self._hint(cut=cut, lost=lost),
             evidence=evidence,
         )

@@ -14,12 +14,12 @@ from gradcheck_suite.findings import Location
 from gradcheck_suite.verification.target.non_derivatives import log_probabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch.autograd.graph import Node
 
 
-__all__ = ["GraphPath", "backward_location", "graph_path", "method_location", "reachable"]
+__all__ = ["GraphPath", "backward_location", "graph_path", "method_location", "only", "reachable"]
 
 
 def reachable(*roots: Node | None) -> list[Node]:
@@ -78,14 +78,19 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
     )
 
 
-def backward_location(function: type) -> Location | None:
+def only(functions: Sequence[type]) -> type | None:
+    """Return the Function that alone is in question; None where there are none or several."""
+    return functions[0] if len(functions) == 1 else None
+
+
+def backward_location(function: type | None) -> Location | None:
     """Return where a custom Function defines its backward, or None without Python source."""
     backward = getattr(function, "backward", None)
     overridden = backward is not torch.autograd.Function.backward
     return method_location(function, "backward" if overridden else "vjp")
 
 
-def method_location(function: type, name: str) -> Location | None:
+def method_location(function: type | None, name: str) -> Location | None:
     """Return where a custom Function defines one of its methods, or None without Python source."""
     method: Any = getattr(function, name, None)
     method = inspect.unwrap(method) if callable(method) else None

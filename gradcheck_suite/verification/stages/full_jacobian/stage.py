@@ -13,7 +13,7 @@ from gradcheck_suite.verification.diagnosis.messages import measurement_evidence
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import StageResult
 from gradcheck_suite.verification.stages.full_jacobian.compare import Comparison, compare_jacobians
-from gradcheck_suite.verification.target.graph_walk import backward_location
+from gradcheck_suite.verification.target.graph_walk import backward_location, only
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
@@ -26,12 +26,10 @@ _CLOSE = 1e-5
 
 
 def compare_full_jacobians(state: CheckState) -> StageResult:
-    """Compare every entry of every Jacobian, if the options ask for it.
+    """Compare every entry of every Jacobian.
 
     The verdicts take the place of those that the probes gave.
     """
-    if not state.options.full:
-        return StageResult()
     found = compare_jacobians(
         state.subject,
         state.context.point,
@@ -164,7 +162,7 @@ def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
     )
     output, variable = _output(state, pair), _variable(state, pair)
     path = RecordedCall.of(state.subject, state.context.point).path(*pair)
-    function = path.functions[0] if len(path.functions) == 1 else None
+    function = only(path.functions)
     made = "" if function is None else f"; made by {function.__qualname__}.backward"
     total = comparison.shape[0] * comparison.shape[1]
     return Finding.of(
@@ -174,7 +172,7 @@ def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
         f"d `{column}`: analytic {worst.analytic:.6g}, numeric "
         f"{worst.numeric:.6g} ± {worst.bound:.1g}{made}",
         detector="verify",
-        location=None if function is None else backward_location(function),
+        location=backward_location(function),
         evidence={
             "output": output,
             "input": variable,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors, row_differences
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
@@ -19,7 +18,7 @@ from gradcheck_suite.verification.stages.input_variations.messages import (
     as_layout_dependent,
     backward_fails,
 )
-from gradcheck_suite.verification.stages.input_variations.rerun import attempt
+from gradcheck_suite.verification.stages.input_variations.rerun import VariationResult, attempt
 from gradcheck_suite.verification.target.graph_walk import graph_path
 from gradcheck_suite.verification.text import one_line
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.target.pure_function import Arrangement, PureFunction
 
 __all__ = [
-    "LayoutResult",
     "arranged",
     "expandable",
     "lay_out",
@@ -117,16 +115,7 @@ def _filler(tensor: torch.Tensor) -> torch.Tensor:
 _FEW = 4
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutResult:
-    """Whether a layout was tried and held; findings and sentences on what was not."""
-
-    covered: bool
-    findings: tuple[Finding, ...] = ()
-    not_covered: tuple[str, ...] = ()
-
-
-def try_layout(state: CheckState, layout: str) -> LayoutResult:
+def try_layout(state: CheckState, layout: str) -> VariationResult:
     """Compare the gradients for inputs of one layout with those for contiguous ones.
 
     A difference counts once finite differences agree that the gradient for this layout is wrong:
@@ -134,14 +123,14 @@ def try_layout(state: CheckState, layout: str) -> LayoutResult:
     """
     places = _places(state.subject, layout)
     if not places:
-        return LayoutResult(covered=False)
+        return VariationResult(covered=False)
     whole = _tried(state, layout, places)
     if whole.covered or len(places) == 1:
         return whole
     # One input by itself says which it is, and one that is refused does not hide the others.
     singles = [_tried(state, layout, [place]) for place in places[:_FEW]]
     findings = tuple(finding for single in singles for finding in single.findings)
-    return LayoutResult(
+    return VariationResult(
         covered=any(single.covered for single in singles),
         findings=findings[:1] or whole.findings,
         not_covered=tuple(line for single in singles for line in single.not_covered)
@@ -195,7 +184,7 @@ def _places(subject: PureFunction, layout: str) -> list[_Place]:
     ]
 
 
-def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> LayoutResult:
+def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> VariationResult:
     variables = {place.index for place in places if place.varies}
     constants = {place.index for place in places if not place.varies}
     names = [place.name for place in places]
@@ -211,14 +200,14 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> LayoutRe
             reference = RecordedCall.of(twin, point)
             rows, tensors = rows_of(reference, cotangents), reference.tensors
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
-            return LayoutResult(
+            return VariationResult(
                 covered=False,
                 not_covered=(f"{label}: values that repeat are refused, {one_line(error)}",),
             )
     try:
         recording = RecordedCall.of(varied, point)
     except Exception as error:  # noqa: BLE001 - as above
-        return LayoutResult(covered=False, not_covered=(f"{label}: raises {one_line(error)}",))
+        return VariationResult(covered=False, not_covered=(f"{label}: raises {one_line(error)}",))
     try:
         seen = rows_of(recording, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
@@ -226,30 +215,32 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> LayoutRe
         failure = backward_fails(error, layout=layout, names=names, path=path)
         # A sparse gradient can't go the way back through our own rearrangement.
         sparse = RecordedCall.of(state.subject, point).gives_sparse(cotangents)
-        return LayoutResult(
+        return VariationResult(
             covered=False,
             findings=() if sparse else (failure,),
             not_covered=(f"{label}: backward gives a sparse gradient",) if sparse else (),
         )
     if same_rows(state, rows, seen):
-        return LayoutResult(covered=True)
+        return VariationResult(covered=True)
     if custom_nodes(recording.tensors) or _same_outputs(state, tensors, recording.tensors):
         return _confirmed(state, varied, layout, names)
     # Such as as_strided: torch's own ops that are about memory, not about values.
-    return LayoutResult(covered=False, not_covered=(f"{label}: the outputs depend on the layout",))
+    return VariationResult(
+        covered=False, not_covered=(f"{label}: the outputs depend on the layout",)
+    )
 
 
 def _confirmed(
     state: CheckState, varied: PureFunction, layout: str, names: Sequence[str]
-) -> LayoutResult:
+) -> VariationResult:
     """Ask finite differences whether the gradients for a layout are wrong."""
     trial = attempt(state, varied)
     if trial.status == "failed":
         told = as_layout_dependent(trial.findings, layout=layout, names=names)
-        return LayoutResult(covered=False, findings=tuple(told))
+        return VariationResult(covered=False, findings=tuple(told))
     if trial.status == "held":
-        return LayoutResult(covered=True)
-    return LayoutResult(covered=False, not_covered=(f"{_label(layout, names)}: {trial.reason}",))
+        return VariationResult(covered=True)
+    return VariationResult(covered=False, not_covered=(f"{_label(layout, names)}: {trial.reason}",))
 
 
 def _label(layout: str, names: Sequence[str]) -> str:

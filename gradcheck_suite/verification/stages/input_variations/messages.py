@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.target.graph_walk import backward_location
+from gradcheck_suite.verification.target.graph_walk import backward_location, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def backward_fails(
         f"contiguous ones: {one_line(error)}",
         detector="verify",
         severity=None if path.functions else Severity.WARNING,
-        location=backward_location(path.functions[0]) if len(path.functions) == 1 else None,
+        location=backward_location(only(path.functions)),
         hint=f"use .reshape() or .contiguous(); reproduce with {_REPRODUCE[layout]}",
         evidence={"variation": layout, "functions": [f.__qualname__ for f in path.functions]},
     )

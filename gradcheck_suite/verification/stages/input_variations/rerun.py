@@ -20,6 +20,7 @@ from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 from gradcheck_suite.verification.numerics.decision import Pair, judge
 from gradcheck_suite.verification.numerics.directional_derivative import (
     Gradients,
+    Measurement,
     differentiate,
     draw_cotangents,
     measure,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.numerics.decision import Conclusion
     from gradcheck_suite.verification.target.pure_function import Output
 
-__all__ = ["Trial", "attempt", "attempt_non_finite", "extends"]
+__all__ = ["Trial", "VariationResult", "attempt", "attempt_non_finite", "extends"]
 
 _STREAM = 77
 # A group of undecided variables this small is measured one by one, a larger one together.
@@ -63,6 +64,15 @@ class Trial:
     reason: str | None = None
     wrong: frozenset[Pair] = frozenset()
     findings: tuple[Finding, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class VariationResult:
+    """Whether a variation was tried and held; findings, and sentences on what was not tried."""
+
+    covered: bool
+    findings: tuple[Finding, ...] = ()
+    not_covered: tuple[str, ...] = ()
 
 
 class _RelativeContext(ProbeContext):
@@ -226,10 +236,8 @@ class _Probe:
         return frozenset(passed), False
 
 
-def _differs(result: object) -> bool:
-    z = getattr(result, "z", 0.0)
-    tolerance = getattr(result, "tolerance", 0.0)
-    return z > 1.0 and tolerance < float("inf")
+def _differs(result: Measurement) -> bool:
+    return result.z > 1.0 and result.tolerance < float("inf")
 
 
 def _confirm(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
@@ -10,7 +9,8 @@ from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.numerics.gradient_comparison import difference, noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import rows_of
-from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path
+from gradcheck_suite.verification.stages.input_variations.rerun import VariationResult
+from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -21,22 +21,13 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import Arrangement
 
-__all__ = ["SingleInputResult", "try_single_inputs"]
+__all__ = ["try_single_inputs"]
 
 # Up to here each by itself; from here on halves, such that every two are apart in one of them.
 _FEW = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SingleInputResult:
-    """Whether every variable was tried without each other one; findings; what was refused."""
-
-    covered: bool
-    findings: tuple[Finding, ...] = ()
-    not_covered: tuple[str, ...] = ()
-
-
-def try_single_inputs(state: CheckState) -> SingleInputResult:
+def try_single_inputs(state: CheckState) -> VariationResult:
     """Compare the gradients of some variables, where only they require grad, with those of all.
 
     The gradient of each was verified where all require grad, so one that differs, is None or
@@ -54,7 +45,7 @@ def try_single_inputs(state: CheckState) -> SingleInputResult:
             if key not in seen:
                 findings.append(outcome)
             seen.add(key)
-    return SingleInputResult(not lines and not findings, tuple(findings), tuple(lines[:3]))
+    return VariationResult(not lines and not findings, tuple(findings), tuple(lines[:3]))
 
 
 def _subsets(state: CheckState) -> Iterator[frozenset[int]]:
@@ -117,13 +108,13 @@ def _words(state: CheckState, members: frozenset[int]) -> str:
 
 def _raises(error: BaseException, recording: RecordedCall, words: str) -> Finding:
     path = graph_path(recording.tensors[recording.attached[0]], None)
-    function = path.functions[0] if len(path.functions) == 1 else None
+    function = only(path.functions)
     return Finding.of(
         catalogue.NONE_GRADIENT,
         f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
         + (f"; raised by {function.__qualname__}.backward" if function else ""),
         detector="verify",
-        location=backward_location(function) if function else None,
+        location=backward_location(function),
         hint=_HINT,
         evidence={"variation": "alone", "functions": [f.__qualname__ for f in path.functions]},
     )
@@ -139,7 +130,7 @@ def _wrong(
     output, variable = pair
     expected, found = gradients
     path = graph_path(recording.tensors[output], recording.leaves[variable])
-    function = path.functions[0] if len(path.functions) == 1 else None
+    function = only(path.functions)
     nothing = found is None or not bool((found != 0).any())
     what = "is None" if found is None else "is zero" if nothing else "is another one"
     names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
@@ -149,7 +140,7 @@ def _wrong(
         "inputs do it is right"
         + (f"; made by {function.__qualname__}.backward" if function else ""),
         detector="verify",
-        location=backward_location(function) if function else None,
+        location=backward_location(function),
         hint=_HINT,
         evidence={
             "variation": "alone",
