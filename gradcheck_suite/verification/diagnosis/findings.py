@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.diagnosis import messages
+from gradcheck_suite.verification.diagnosis import contract_messages, messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
-from gradcheck_suite.verification.diagnosis.contract_breaches import Breach, finding_of_breach
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
@@ -85,16 +84,16 @@ class _Mistakes:
         breaches = self._context.breaches
         for output in sorted(breaches.written):
             path = self._call.whole_graph(output)
-            yield messages.grad_output_modified(output=self._output(output), path=path)
+            yield contract_messages.grad_output_modified(output=self._output(output), path=path)
         for output, difference in list(breaches.undefined.items())[:1]:
-            yield finding_of_breach(
-                Breach("undefined", "left out", output, difference),
+            yield contract_messages.finding_of_breach(
+                contract_messages.Breach("undefined", "left out", output, difference),
                 subject=f"backward of `{self._output(output)}`",
                 output="another output",
                 functions=self._call.whole_graph(output).functions,
             )
         for pair, difference in breaches.unequal.items():
-            yield messages.nondeterministic_gradient(
+            yield contract_messages.nondeterministic_gradient(
                 output=self._output(pair[0]),
                 variable=self._variable(pair[1]),
                 difference=difference,
@@ -102,7 +101,7 @@ class _Mistakes:
                 path=self._path(pair),
             )
         for pair, difference in breaches.nonlinear.items():
-            yield messages.nonlinear_backward(
+            yield contract_messages.nonlinear_backward(
                 output=self._output(pair[0]),
                 variable=self._variable(pair[1]),
                 difference=difference,

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Broken",
     "detached_output",
-    "grad_output_modified",
     "listed",
     "measurement_evidence",
-    "nondeterministic_gradient",
-    "nonlinear_backward",
     "percent",
     "place_of",
     "wrong_gradient",
@@ -195,60 +192,6 @@ def detached_output(
     )
 
 
-def nonlinear_backward(
-    *, output: str, variable: str, difference: float, path: GraphPath
-) -> Finding:
-    """Report a backward that is not linear in the incoming gradient."""
-    return Finding.of(
-        catalogue.NONLINEAR_BACKWARD,
-        f"gradient of `{output}` with respect to `{variable}` is not linear in the incoming "
-        "gradient: backward(-1024 * g) / -1024 differs from backward(g) by "
-        f"{percent(difference)}{_named(path)}",
-        detector="verify",
-        location=_location(path),
-        hint=(
-            "a backward multiplies the incoming gradient by the local derivative: it may not "
-            "ignore, clamp, normalise or round it; clip gradients after backward instead"
-        ),
-        evidence={"output": output, "input": variable, "relative_difference": difference},
-    )
-
-
-def nondeterministic_gradient(
-    *, output: str, variable: str, difference: float, by_rounding: bool, path: GraphPath
-) -> Finding:
-    """Report two identical backwards that gave different gradients."""
-    rounding = ", which is rounding alone" if by_rounding else ""
-    return Finding.of(
-        catalogue.NONDETERMINISTIC_GRADIENT,
-        f"gradient of `{output}` with respect to `{variable}` differs between two identical "
-        f"backwards by {percent(difference)}{rounding}{_named(path)}",
-        detector="verify",
-        severity=Severity.NOTE if by_rounding else None,
-        location=_location(path),
-        hint=(
-            "torch.use_deterministic_algorithms(True) names ops that add in random order"
-            if by_rounding
-            else "look for state that backward changes, random draws in backward, and "
-            "uninitialised memory (torch.empty)"
-        ),
-        evidence={"output": output, "input": variable, "relative_difference": difference},
-    )
-
-
-def grad_output_modified(*, output: str, path: GraphPath) -> Finding:
-    """Report a backward that writes into the gradient it was given."""
-    return Finding.of(
-        catalogue.GRAD_OUTPUT_MODIFIED,
-        f"backward of `{output}` writes into the incoming gradient, which other parts of the "
-        f"graph may share{_named(path)}",
-        detector="verify",
-        location=_location(path),
-        hint="write to a new tensor: `grad = grad_output * mask`, not `grad_output.mul_(mask)`",
-        evidence={"output": output},
-    )
-
-
 def _where_broken(variable: str, broken: Broken | None, *, is_complex: bool) -> str:
     if broken is None or not broken.index:
         return ""
@@ -411,12 +354,6 @@ def percent(share: float) -> str:
 
 def _location(path: GraphPath) -> Location | None:
     return backward_location(only(path.functions))
-
-
-def _named(path: GraphPath) -> str:
-    if len(path.functions) != 1:
-        return ""
-    return f"; made by {path.functions[0].__qualname__}.backward"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

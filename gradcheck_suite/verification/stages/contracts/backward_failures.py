@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcheck_suite import _torch_compat, catalogue
-from gradcheck_suite.findings import Finding
+from gradcheck_suite import _torch_compat
+from gradcheck_suite.verification.diagnosis.contract_messages import (
+    raises_without_output,
+    refused_gradient,
+    wrong_arity,
+)
 from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 from gradcheck_suite.verification.stages.contracts.forward_declarations import find_unmarked_writes
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
-from gradcheck_suite.verification.target.graph_walk import backward_location
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.target.pure_function import Output, PureFunction
 
 __all__ = ["explain_failure"]
@@ -52,7 +56,7 @@ def explain_failure(
         if tensor.requires_grad:
             entered = _failing_node(tensor, leaves, nodes)
             if entered is not None:
-                found = _told(*entered, error)
+                found = _explained(*entered, error)
                 return [] if found is None else [found]
     return []
 
@@ -83,39 +87,23 @@ def _noter(
     return note
 
 
-def _told(node: Node, gradients: tuple[Any, ...], error: BaseException) -> Finding | None:
+def _explained(node: Node, gradients: tuple[Any, ...], error: BaseException) -> Finding | None:
     function = _torch_compat.custom_function_class(node)
     backward: Any = getattr(function, "backward", None)
     if function is None or backward is None:
         return None
     text = one_line(error, longest=_LONGEST)
-    name = f"{function.__qualname__}.backward"
     try:
         returned = backward(node, *gradients)
     except Exception:  # noqa: BLE001 - the user's own, or for want of a gradient
         if all(given is not None for given in gradients):
             return None
-        return _undefined(function, text) if _runs_on_zeros(node, gradients) else None
+        return raises_without_output(function, text) if _runs_on_zeros(node, gradients) else None
     given = returned if isinstance(returned, tuple) else (returned,)
     needed = len(getattr(node, "needs_input_grad", ()))
     if needed and len(given) != needed:
-        return Finding.of(
-            catalogue.BACKWARD_ARITY,
-            f"{name} returns {len(given)} gradient{'s' * (len(given) != 1)}, forward takes "
-            f"{needed} arguments after ctx",
-            detector="verify",
-            location=backward_location(function),
-            hint="return one value for each argument of forward, None for what needs no gradient",
-            evidence={"function": function.__qualname__, "returned": len(given), "needed": needed},
-        )
-    return Finding.of(
-        catalogue.WRONG_GRADIENT,
-        f"{name} returns what torch refuses: {text}",
-        detector="verify",
-        location=backward_location(function),
-        hint="each gradient needs the shape, type and device of its input",
-        evidence={"function": function.__qualname__},
-    )
+        return wrong_arity(function, len(given), needed)
+    return refused_gradient(function, text)
 
 
 def _runs_on_zeros(node: Node, gradients: tuple[Any, ...]) -> bool:
@@ -140,18 +128,3 @@ def _runs_on_zeros(node: Node, gradients: tuple[Any, ...]) -> bool:
     except Exception:  # noqa: BLE001 - not for want of a gradient, then
         return False
     return True
-
-
-def _undefined(function: type, text: str) -> Finding:
-    return Finding.of(
-        catalogue.UNDEFINED_GRADIENT,
-        f"{function.__qualname__}.backward raises where one of its outputs is not used, and not "
-        f"for a gradient of zeros: {text}",
-        detector="verify",
-        location=backward_location(function),
-        hint=(
-            "treat None as zeros, `if grad is not None`, or leave ctx.set_materialize_grads alone, "
-            "which hands zeros"
-        ),
-        evidence={"function": function.__qualname__},
-    )

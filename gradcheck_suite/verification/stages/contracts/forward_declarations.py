@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcheck_suite import _torch_compat, catalogue
-from gradcheck_suite.findings import Finding
-from gradcheck_suite.severity import Severity
+from gradcheck_suite import _torch_compat
+from gradcheck_suite.verification.diagnosis.contract_messages import constant_output, unmarked_write
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate
 from gradcheck_suite.verification.numerics.random_vectors import (
     generator_for,
@@ -17,11 +16,11 @@ from gradcheck_suite.verification.numerics.random_vectors import (
     scales_of,
 )
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
-from gradcheck_suite.verification.target.graph_walk import method_location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
     from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import PureFunction
@@ -69,21 +68,7 @@ def find_unmarked_writes(
     with _watched(functions, written), torch.enable_grad(), contextlib.suppress(Exception):
         subject(subject.leaves(values))
     for (function, place), is_returned in written.items():
-        is_harmless = all_right and is_returned
-        but = "; here every gradient is right all the same" if is_harmless else ""
-        yield Finding.of(
-            catalogue.MISSING_MARK_DIRTY,
-            f"{function.__qualname__}.forward writes into its input {place} in place and does not "
-            f"say so: autograd keeps the gradient of what it was before{but}",
-            detector="verify",
-            severity=Severity.WARNING if is_harmless else None,
-            location=method_location(function, "forward"),
-            hint=(
-                "call ctx.mark_dirty(x) and return x, or work on x.clone(); an input that is a "
-                "leaf can't be written at all"
-            ),
-            evidence={"function": function.__qualname__, "input": place},
-        )
+        yield unmarked_write(function, place, is_harmless=all_right and is_returned)
 
 
 @contextlib.contextmanager
@@ -155,15 +140,7 @@ def constant_outputs(
             continue
         if not _stays(state, name, tensor):
             continue
-        yield Finding.of(
-            catalogue.OUTPUT_WRONGLY_DIFFERENTIABLE,
-            f"`{name}` of {function.__qualname__} holds whole numbers that do not change with the "
-            "inputs and have no gradient, yet it requires grad",
-            detector="verify",
-            location=method_location(function, "forward"),
-            hint="call ctx.mark_non_differentiable(it) in forward",
-            evidence={"output": name, "function": function.__qualname__},
-        )
+        yield constant_output(function, name)
 
 
 def _stays(state: CheckState, name: str, tensor: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from gradcheck_suite.verification.diagnosis.contract_breaches import Breach
+from gradcheck_suite.verification.diagnosis.contract_messages import Breach
 from gradcheck_suite.verification.numerics.gradient_comparison import (
     REVERSED_AND_SCALED,
     added,

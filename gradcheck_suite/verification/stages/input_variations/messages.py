@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.target.graph_walk import backward_location, only
+from gradcheck_suite.verification.numerics.gradient_comparison import difference
+from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
+
     from gradcheck_suite.findings import JSON
+    from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
+    from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.graph_walk import GraphPath
 
-__all__ = ["as_layout_dependent", "backward_fails", "under_variation"]
+__all__ = [
+    "as_layout_dependent",
+    "backward_fails",
+    "raises_alone",
+    "under_variation",
+    "wrong_alone",
+]
 
 
 def under_variation(
@@ -95,3 +106,57 @@ _REPRODUCE = {
     "offset": "x = torch.cat((x.flatten()[:1], x.flatten()))[1:].view(x.shape)",
     "expanded": "x = x[:1].expand_as(x)",
 }
+
+
+def raises_alone(error: BaseException, recording: RecordedCall, words: str) -> Finding:
+    """Report a backward that raises where only some of the inputs require grad."""
+    path = graph_path(recording.tensors[recording.attached[0]], None)
+    function = only(path.functions)
+    return Finding.of(
+        catalogue.NONE_GRADIENT,
+        f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
+        + (f"; raised by {function.__qualname__}.backward" if function else ""),
+        detector="verify",
+        location=backward_location(function),
+        hint=_HINT,
+        evidence={"variation": "alone", "functions": [f.__qualname__ for f in path.functions]},
+    )
+
+
+def wrong_alone(
+    state: CheckState,
+    recording: RecordedCall,
+    pair: tuple[int, int],
+    gradients: tuple[torch.Tensor | None, torch.Tensor | None],
+    words: str,
+) -> Finding:
+    """Report a gradient that is another one where only some of the inputs require grad."""
+    output, variable = pair
+    expected, found = gradients
+    path = graph_path(recording.tensors[output], recording.leaves[variable])
+    function = only(path.functions)
+    nothing = found is None or not bool((found != 0).any())
+    what = "is None" if found is None else "is zero" if nothing else "is another one"
+    names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
+    return Finding.of(
+        catalogue.NONE_GRADIENT if nothing else catalogue.WRONG_GRADIENT,
+        f"gradient of `{names[0]}` with respect to `{names[1]}` {what} where {words}; where all "
+        "inputs do it is right"
+        + (f"; made by {function.__qualname__}.backward" if function else ""),
+        detector="verify",
+        location=backward_location(function),
+        hint=_HINT,
+        evidence={
+            "variation": "alone",
+            "output": names[0],
+            "input": names[1],
+            "relative_difference": min(difference(expected, found), 1e300),
+            "functions": [f.__qualname__ for f in path.functions],
+        },
+    )
+
+
+_HINT = (
+    "ctx.needs_input_grad has one entry for each argument of forward after ctx; each gradient must "
+    "be made under its own, whatever the others are"
+)

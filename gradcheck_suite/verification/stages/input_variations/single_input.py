@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite import catalogue
-from gradcheck_suite.findings import Finding
 from gradcheck_suite.verification.numerics.gradient_comparison import difference, noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import rows_of
+from gradcheck_suite.verification.stages.input_variations.messages import raises_alone, wrong_alone
 from gradcheck_suite.verification.stages.input_variations.rerun import VariationResult
-from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.pure_function import Arrangement
 
@@ -74,7 +73,7 @@ def _tried(state: CheckState, members: frozenset[int]) -> Finding | str | None:
     try:
         rows = rows_of(recording, cotangents)
     except Exception as error:  # noqa: BLE001 - as above
-        return _raises(error, recording, words)
+        return raises_alone(error, recording, words)
     allowed = state.context.precision.linearity
     floors = noise_floors(point, cotangents, state.context.precision)
     for (output, variable), conclusion in state.conclusions.items():
@@ -86,7 +85,7 @@ def _tried(state: CheckState, members: frozenset[int]) -> Finding | str | None:
         scale = floors[output][variable]
         if difference(expected, found, scale=scale) > allowed + 4.0 * noise:
             assert expected is not None or found is not None
-            return _wrong(state, recording, (output, variable), (expected, found), words)
+            return wrong_alone(state, recording, (output, variable), (expected, found), words)
     return None
 
 
@@ -104,55 +103,3 @@ def _words(state: CheckState, members: frozenset[int]) -> str:
     names = [f"`{state.subject.variables[index].name}`" for index in sorted(members)]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
     return f"only {shown} require{'s' if len(names) == 1 else ''} grad"
-
-
-def _raises(error: BaseException, recording: RecordedCall, words: str) -> Finding:
-    path = graph_path(recording.tensors[recording.attached[0]], None)
-    function = only(path.functions)
-    return Finding.of(
-        catalogue.NONE_GRADIENT,
-        f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
-        + (f"; raised by {function.__qualname__}.backward" if function else ""),
-        detector="verify",
-        location=backward_location(function),
-        hint=_HINT,
-        evidence={"variation": "alone", "functions": [f.__qualname__ for f in path.functions]},
-    )
-
-
-def _wrong(
-    state: CheckState,
-    recording: RecordedCall,
-    pair: tuple[int, int],
-    gradients: tuple[torch.Tensor | None, torch.Tensor | None],
-    words: str,
-) -> Finding:
-    output, variable = pair
-    expected, found = gradients
-    path = graph_path(recording.tensors[output], recording.leaves[variable])
-    function = only(path.functions)
-    nothing = found is None or not bool((found != 0).any())
-    what = "is None" if found is None else "is zero" if nothing else "is another one"
-    names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
-    return Finding.of(
-        catalogue.NONE_GRADIENT if nothing else catalogue.WRONG_GRADIENT,
-        f"gradient of `{names[0]}` with respect to `{names[1]}` {what} where {words}; where all "
-        "inputs do it is right"
-        + (f"; made by {function.__qualname__}.backward" if function else ""),
-        detector="verify",
-        location=backward_location(function),
-        hint=_HINT,
-        evidence={
-            "variation": "alone",
-            "output": names[0],
-            "input": names[1],
-            "relative_difference": min(difference(expected, found), 1e300),
-            "functions": [f.__qualname__ for f in path.functions],
-        },
-    )
-
-
-_HINT = (
-    "ctx.needs_input_grad has one entry for each argument of forward after ctx; each gradient must "
-    "be made under its own, whatever the others are"
-)
