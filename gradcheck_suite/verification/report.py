@@ -91,14 +91,9 @@ class ReportBuilder:
         context = measurement.context
         measured = measurement.conclusions_so_far()
         others = [
-            Verdict(
-                context.point.outputs[output].name,
-                context.subject.variables[variable].name,
-                "not covered",
-                "interrupted before it was measured",
-            )
-            for output, variable in context.pairs
-            if (output, variable) not in measured
+            Verdict(*context.names(pair), "not covered", "interrupted before it was measured")
+            for pair in context.pairs
+            if pair not in measured
         ]
         return self._report(
             (*_verdicts(context, measured), *others, *self._verdicts),
@@ -230,13 +225,7 @@ def _verdicts(context: ProbeContext, conclusions: Mapping[Pair, Conclusion]) -> 
             reason = _KEPT.format(context.subject.variables[variable].name)
         if status == "fail" and not attached[output] and any(attached):
             status, reason = "not covered", "does not require grad while other outputs do"
-        yield Verdict(
-            context.point.outputs[output].name,
-            context.subject.variables[variable].name,
-            status,
-            reason,
-            evidence,
-        )
+        yield Verdict(*context.names((output, variable)), status, reason, evidence)
 
 
 def _is_kept(context: ProbeContext, output: int, variable: int) -> bool:

@@ -6,10 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gradcheck_suite.verification.diagnosis.conditions import (
-    claim_on_staleness,
-    conditions_of,
-)
+from gradcheck_suite.verification.diagnosis.conditions import claim_on_staleness, conditions_of
 from gradcheck_suite.verification.diagnosis.evidence import Evidence
 from gradcheck_suite.verification.diagnosis.regions import claim_on_a_region, claim_on_one_entry
 from gradcheck_suite.verification.diagnosis.whole_gradient import (
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
     from gradcheck_suite.verification.first_order.probe_context import ProbeContext
     from gradcheck_suite.verification.numerics.decision import Conclusion
-    from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+    from gradcheck_suite.verification.numerics.derivative import Measurement
 
 __all__ = ["Diagnosis", "ErrorKind", "diagnose", "error_kind", "first_look", "name_ratio"]
 

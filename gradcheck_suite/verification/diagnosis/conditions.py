@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.diagnosis.whole_gradient import Claim
-from gradcheck_suite.verification.numerics.directional_derivative import differentiate
+from gradcheck_suite.verification.numerics.derivative import differentiate
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 from gradcheck_suite.verification.numerics.evaluation_point import shifted_point
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 from gradcheck_suite.verification.text import short_name
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.directional_derivative import (
+from gradcheck_suite.verification.numerics.derivative import (
     SAFETY,
     Measurement,
     differentiate,
     measure,
 )
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.first_order.probe_context import ProbeContext

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
     from gradcheck_suite.verification.numerics.decision import Pair
-    from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+    from gradcheck_suite.verification.numerics.derivative import Measurement
     from gradcheck_suite.verification.stage import CheckState
     from gradcheck_suite.verification.target.graph_walk import GraphPath
 

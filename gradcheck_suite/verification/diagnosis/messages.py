@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.verification.diagnosis.classify import Diagnosis
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
-    from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+    from gradcheck_suite.verification.numerics.derivative import Measurement
 
 __all__ = [
     "Broken",

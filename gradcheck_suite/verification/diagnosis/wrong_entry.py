@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 from gradcheck_suite.verification.numerics.evaluation_point import Point, evaluate, match_outputs
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 from gradcheck_suite.verification.target.dense_views import dense
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.decision import Pair
-from gradcheck_suite.verification.numerics.directional_derivative import Gradients, differentiate
-from gradcheck_suite.verification.numerics.gradient_comparison import (
+from gradcheck_suite.verification.numerics.comparison import (
     REVERSED_AND_SCALED,
     added,
     difference,
     noise_floors,
     row_differences,
 )
+from gradcheck_suite.verification.numerics.decision import Pair
+from gradcheck_suite.verification.numerics.derivative import Gradients, differentiate
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gradcheck_suite.verification.numerics.directional_derivative import Gradients
+    from gradcheck_suite.verification.numerics.derivative import Gradients
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.numerics.precision import Precision
     from gradcheck_suite.verification.target.pure_function import PureFunction

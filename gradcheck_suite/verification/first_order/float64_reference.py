@@ -26,7 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradcheck_suite.verification.numerics.decision import Conclusion, Pair, Ruling, judge
-from gradcheck_suite.verification.numerics.directional_derivative import (
+from gradcheck_suite.verification.numerics.derivative import (
     Gradients,
     Measurement,
     differentiate,

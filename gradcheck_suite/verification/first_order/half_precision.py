@@ -28,7 +28,7 @@ from gradcheck_suite.verification.first_order.float64_reference import (
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome, Pair
-from gradcheck_suite.verification.numerics.directional_derivative import Measurement, differentiate
+from gradcheck_suite.verification.numerics.derivative import Measurement, differentiate
 from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
 from gradcheck_suite.verification.numerics.regression import ExtrapolatedSlope, Regression
 

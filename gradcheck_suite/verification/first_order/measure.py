@@ -32,11 +32,7 @@ from gradcheck_suite.verification.numerics.decision import (
     conclude,
     judge,
 )
-from gradcheck_suite.verification.numerics.directional_derivative import (
-    Gradients,
-    Measurement,
-    measure,
-)
+from gradcheck_suite.verification.numerics.derivative import Gradients, Measurement, measure
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.target.non_derivatives import CTC, is_straight_through
 

@@ -19,11 +19,7 @@ import torch
 from gradcheck_suite.verification.first_order.float64_reference import coarse_pairs
 from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import Conclusion, Pair
-from gradcheck_suite.verification.numerics.directional_derivative import (
-    SAFETY,
-    differentiate,
-    inner_product,
-)
+from gradcheck_suite.verification.numerics.derivative import SAFETY, differentiate, inner_product
 from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
 from gradcheck_suite.verification.numerics.regression import (
     RATIO,

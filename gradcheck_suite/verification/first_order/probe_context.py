@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.verification.first_order.backward_contract import check_contracts
-from gradcheck_suite.verification.numerics.directional_derivative import (
+from gradcheck_suite.verification.numerics.derivative import (
     Gradients,
     differentiate,
     draw_cotangents,
 )
-from gradcheck_suite.verification.numerics.evaluation_point import (
-    Point,
-    given_point,
-    shifted_point,
-)
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
+from gradcheck_suite.verification.numerics.evaluation_point import Point, given_point, shifted_point
 from gradcheck_suite.verification.progress import Deadline
 
 if TYPE_CHECKING:
@@ -97,6 +89,11 @@ class ProbeContext:
             for output in range(len(self.point.outputs))
             for variable in self.variables
         ]
+
+    def names(self, pair: Pair) -> tuple[str, str]:
+        """Return what the user calls an output and a variable."""
+        output, variable = pair
+        return self.point.outputs[output].name, self.subject.variables[variable].name
 
     def cotangents(self, point: Point, probe: int) -> tuple[torch.Tensor, ...]:
         """Return the cotangents of a probe, the same on every call."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.directional_derivative import differentiate, measure
+from gradcheck_suite.verification.numerics.derivative import differentiate, measure
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 from gradcheck_suite.verification.numerics.evaluation_point import Point, shifted_point
 from gradcheck_suite.verification.numerics.monte_carlo_arithmetic import random_rounding
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite.verification.numerics.directions import generator_for, scales_of
 from gradcheck_suite.verification.numerics.precision import precision_of
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, scales_of
 from gradcheck_suite.verification.target.dense_views import dense
 from gradcheck_suite.verification.target.tree import leaves_with_paths
 

@@ -20,11 +20,7 @@ from gradcheck_suite import _torch_compat
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import JSON, Report
 from gradcheck_suite.verification.check import check_with
-from gradcheck_suite.verification.localization.messages import (
-    Examined,
-    finding_of,
-    verdict_of,
-)
+from gradcheck_suite.verification.localization.messages import Examined, finding_of, verdict_of
 from gradcheck_suite.verification.localization.quick_check import QuickResult, quick_check
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.progress import Deadline, report_progress, watched_by

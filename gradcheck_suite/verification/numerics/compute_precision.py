@@ -15,12 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite._torch_compat import noting_operators
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate, match_outputs
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

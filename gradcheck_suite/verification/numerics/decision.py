@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gradcheck_suite.verification.numerics.directional_derivative import Measurement
+from gradcheck_suite.verification.numerics.derivative import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

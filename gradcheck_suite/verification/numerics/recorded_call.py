@@ -10,7 +10,7 @@ import torch
 
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.target.dense_views import dense
-from gradcheck_suite.verification.target.graph_walk import graph_path
+from gradcheck_suite.verification.target.graph_walk import custom_functions, graph_path, reachable
 from gradcheck_suite.verification.target.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class RecordedCall:
     def path(self, output: int, variable: int) -> GraphPath:
         """Walk the graph between an output and a variable."""
         return graph_path(self.tensors[output], self.leaves[variable])
+
+    def functions(self) -> tuple[type, ...]:
+        """Return the custom Functions that are anywhere in the graph of the outputs."""
+        return custom_functions(reachable(*(tensor.grad_fn for tensor in self.tensors)))
 
     def whole_graph(self, output: int) -> GraphPath:
         """Return which custom Functions are anywhere in the graph of an output."""

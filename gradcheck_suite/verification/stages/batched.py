@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcheck_suite import _torch_compat, catalogue
+from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
+from gradcheck_suite.verification.numerics.comparison import noise_floors, row_differences
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
-from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors, row_differences
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
-from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.dense_views import dense
 from gradcheck_suite.verification.target.graph_walk import method_location, only
 from gradcheck_suite.verification.text import one_line
@@ -111,10 +110,10 @@ def _mismatch(
     state: CheckState, output: int, apart: Sequence[float], what: str, values: float = 0.0
 ) -> StageResult:
     variable = max(range(len(apart)), key=lambda index: apart[index])
-    functions = _with_vmap(state) or _custom(state)
+    functions = _with_vmap(state) or RecordedCall.of(state.subject, state.context.point).functions()
     function = only(functions)
     method = "vmap" if what == "vmap of the function" else "backward"
-    names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
+    names = state.context.names((output, variable))
     most = min(max(apart[variable], values), 1e300)
     subject = (
         f"`{names[0]}`"
@@ -143,17 +142,11 @@ def _mismatch(
     )
 
 
-def _custom(state: CheckState) -> list[type]:
-    recording = RecordedCall.of(state.subject, state.context.point)
-    found = {_torch_compat.custom_function_class(node) for node in custom_nodes(recording.tensors)}
-    return [function for function in found if function is not None]
-
-
 def _with_vmap(state: CheckState) -> list[type]:
     """List the custom Functions in the graph that say how they are batched."""
     return [
         function
-        for function in _custom(state)
+        for function in RecordedCall.of(state.subject, state.context.point).functions()
         if getattr(function, "generate_vmap_rule", False)
         or getattr(function, "vmap", None) is not torch.autograd.Function.vmap
     ]

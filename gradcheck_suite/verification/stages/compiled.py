@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
-from gradcheck_suite.verification.numerics.directional_derivative import Gradients, differentiate
-from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors, row_differences
+from gradcheck_suite.verification.numerics.comparison import noise_floors, row_differences
+from gradcheck_suite.verification.numerics.derivative import Gradients, differentiate
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.input_variations.rerun import attempt
 from gradcheck_suite.verification.text import one_line
@@ -86,7 +86,6 @@ def _furthest(state: CheckState, gradients: Gradients) -> tuple[float, int, int]
 def _differs(
     state: CheckState, subject: PureFunction, pair: tuple[int, int], apart: float
 ) -> StageResult:
-    output, variable = pair
     relative = min(apart, 1e300)
     if attempt(state, subject, pairs=[pair]).status != "failed":
         line = (
@@ -94,10 +93,7 @@ def _differs(
             "not call them wrong"
         )
         return StageResult(not_covered=(line,))
-    names = (
-        state.context.point.outputs[output].name,
-        state.subject.variables[variable].name,
-    )
+    names = state.context.names(pair)
     finding = Finding.of(
         catalogue.COMPILED_GRADIENT_MISMATCH,
         f"gradient of `{names[0]}` with respect to `{names[1]}` of the compiled function differs "

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from gradcheck_suite import _torch_compat, catalogue
+from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
-from gradcheck_suite.verification.numerics.directional_derivative import measure
+from gradcheck_suite.verification.numerics.comparison import noise_floors
+from gradcheck_suite.verification.numerics.derivative import measure
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
-from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
-from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.target.graph_walk import method_location, only
 from gradcheck_suite.verification.text import one_line
 
@@ -128,7 +127,7 @@ def _mismatch(
     forward: float,
 ) -> Finding | None:
     """Report a mismatch, unless forward mode is right and reverse mode was told of already."""
-    output, variable = pair
+    output, _ = pair
     point = state.context.point
     reverse, _ = _pulled(state, output, direction)
     result = measure(
@@ -146,7 +145,7 @@ def _mismatch(
     wrong = "reverse" if near else "forward"
     functions = _with_jvp(state)
     function = only(functions)
-    names = (point.outputs[output].name, state.subject.variables[variable].name)
+    names = state.context.names(pair)
     return Finding.of(
         catalogue.FORWARD_MODE_MISMATCH,
         f"derivative of `{names[0]}` along `{names[1]}` is {forward:.6g} by forward mode and "
@@ -190,13 +189,10 @@ def _refused(state: CheckState, error: Exception) -> StageResult:
 
 def _with_jvp(state: CheckState) -> list[type]:
     """List the custom Functions in the graph that define forward mode themselves."""
-    recording = RecordedCall.of(state.subject, state.context.point)
-    found = {_torch_compat.custom_function_class(node) for node in custom_nodes(recording.tensors)}
     return [
         function
-        for function in found
-        if function is not None
-        and getattr(function, "jvp", None) is not torch.autograd.Function.jvp
+        for function in RecordedCall.of(state.subject, state.context.point).functions()
+        if getattr(function, "jvp", None) is not torch.autograd.Function.jvp
     ]
 
 

@@ -23,9 +23,9 @@ from gradcheck_suite.verification.diagnosis.function_isolation import wrong_func
 from gradcheck_suite.verification.diagnosis.messages import measurement_evidence, percent
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.first_order.probe_context import ProbeContext
-from gradcheck_suite.verification.numerics.directional_derivative import draw_cotangents
+from gradcheck_suite.verification.numerics.derivative import draw_cotangents
+from gradcheck_suite.verification.numerics.directions import generator_for
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
-from gradcheck_suite.verification.numerics.random_vectors import generator_for
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.target.dense_views import PLAIN
@@ -53,7 +53,7 @@ def check_second_order(state: CheckState) -> StageResult:
     asked = state.options.order == _SECOND
     if state.options.order == 1 or not any(state.context.gradients.attached):
         return StageResult()
-    functions = _functions(state.context)
+    functions = RecordedCall.of(state.subject, state.context.point).functions()
     if not (asked or functions):
         return StageResult()
     if not _with_gradients(state):
@@ -93,7 +93,7 @@ def _check(state: CheckState, functions: Sequence[type], *, asked: bool) -> Stag
         )
         for (output, variable), conclusion in conclusions.items()
     )
-    programmed = bool(set(_functions(context)) - set(functions))
+    programmed = bool(set(RecordedCall.of(subject, context.point).functions()) - set(functions))
     if any(conclusion.status == "fail" for conclusion in conclusions.values()):
         functions = _to_blame(state, functions)
         if not (functions or asked):
@@ -207,16 +207,6 @@ def _declared_once_differentiable(subject: PureFunction) -> set[str]:
         if gradient.tensor.grad_fn is not None
         and any(node.name() == _ERROR_NODE for node in reachable(gradient.tensor.grad_fn))
     }
-
-
-def _functions(context: ProbeContext) -> tuple[type, ...]:
-    call = RecordedCall.of(context.subject, context.point)
-    found = {
-        function
-        for output in range(len(context.point.outputs))
-        for function in call.whole_graph(output).functions
-    }
-    return tuple(sorted(found, key=lambda function: function.__qualname__))
 
 
 def _to_blame(state: CheckState, functions: Sequence[type]) -> Sequence[type]:

@@ -18,11 +18,7 @@ from gradcheck_suite.verification.target.arguments import (
     split_arguments,
 )
 from gradcheck_suite.verification.target.closures import ReadParameters
-from gradcheck_suite.verification.target.dense_views import (
-    LAYOUTS,
-    overlaps_itself,
-    represented,
-)
+from gradcheck_suite.verification.target.dense_views import LAYOUTS, overlaps_itself, represented
 from gradcheck_suite.verification.target.non_derivatives import documented_exceptions
 from gradcheck_suite.verification.target.parameter_swap import ParameterSwap
 from gradcheck_suite.verification.target.pure_function import (

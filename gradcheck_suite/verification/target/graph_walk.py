@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 
-__all__ = ["GraphPath", "backward_location", "graph_path", "method_location", "only", "reachable"]
+__all__ = [
+    "GraphPath",
+    "backward_location",
+    "custom_functions",
+    "graph_path",
+    "method_location",
+    "only",
+    "reachable",
+]
 
 
 def reachable(*roots: Node | None) -> list[Node]:
@@ -63,17 +71,17 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
         return GraphPath(connected=output is leaf, functions=())
     nodes = reachable(output.grad_fn)
     if leaf is None:
-        return GraphPath(connected=True, functions=_functions(nodes))
+        return GraphPath(connected=True, functions=custom_functions(nodes))
     ends = [node for node in nodes if getattr(node, "variable", None) is leaf]
     if not ends:
-        return GraphPath(connected=False, functions=_functions(nodes))
+        return GraphPath(connected=False, functions=custom_functions(nodes))
     between = _ancestors(nodes, ends)
     return GraphPath(
         connected=True,
-        functions=_functions(between),
+        functions=custom_functions(between),
         log_probabilities=log_probabilities(between),
         alone=len(between) == _FUNCTION_AND_LEAF
-        and len(_functions(between)) == 1
+        and len(custom_functions(between)) == 1
         and all(all(getattr(node, "needs_input_grad", ())) for node in between),
     )
 
@@ -116,7 +124,8 @@ def _ancestors(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Node]:
     return list(seen)
 
 
-def _functions(nodes: Iterable[Node]) -> tuple[type, ...]:
+def custom_functions(nodes: Iterable[Node]) -> tuple[type, ...]:
+    """Return the custom Functions of these nodes, the user's and not torch's own, by name."""
     found = {_torch_compat.custom_function_class(node) for node in nodes}
     users = {
         function

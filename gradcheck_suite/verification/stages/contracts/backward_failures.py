@@ -12,9 +12,10 @@ from gradcheck_suite.verification.diagnosis.contract_messages import (
     refused_gradient,
     wrong_arity,
 )
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 from gradcheck_suite.verification.stages.contracts.forward_declarations import find_unmarked_writes
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
+from gradcheck_suite.verification.target.graph_walk import custom_functions
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -46,10 +47,7 @@ def explain_failure(
     nodes = custom_nodes(tensors)
     if not nodes:
         return []
-    functions = {_torch_compat.custom_function_class(node) for node in nodes}
-    written = list(
-        find_unmarked_writes(subject, values, [it for it in functions if it is not None])
-    )
+    written = list(find_unmarked_writes(subject, values, custom_functions(nodes)))
     if written:
         return written
     for tensor in tensors:

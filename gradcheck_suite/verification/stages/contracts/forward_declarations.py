@@ -9,12 +9,8 @@ import torch
 
 from gradcheck_suite import _torch_compat
 from gradcheck_suite.verification.diagnosis.contract_messages import constant_output, unmarked_write
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 
 if TYPE_CHECKING:
@@ -32,15 +28,9 @@ _STEP = 2.0**-10
 
 def unmarked_writes(state: CheckState, recording: RecordedCall) -> Iterator[Finding]:
     """Report Functions of a recorded call that write into inputs without marking them dirty."""
-    functions = {
-        _torch_compat.custom_function_class(node) for node in custom_nodes(recording.tensors)
-    }
     values = state.context.point.values
     yield from find_unmarked_writes(
-        state.subject,
-        values,
-        [function for function in functions if function is not None],
-        all_right=state.clean,
+        state.subject, values, recording.functions(), all_right=state.clean
     )
 
 

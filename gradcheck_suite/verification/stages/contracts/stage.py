@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.diagnosis.contract_messages import Breach, finding_of_breach
-from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors
+from gradcheck_suite.verification.numerics.comparison import noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.options import chosen_variations
 from gradcheck_suite.verification.stage import CheckState, StageResult

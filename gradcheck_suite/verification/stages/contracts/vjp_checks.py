@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 
 from gradcheck_suite.verification.diagnosis.contract_messages import Breach
-from gradcheck_suite.verification.numerics.gradient_comparison import (
+from gradcheck_suite.verification.numerics.comparison import (
     REVERSED_AND_SCALED,
     added,
     row_differences,
 )
-from gradcheck_suite.verification.numerics.random_vectors import generator_for
+from gradcheck_suite.verification.numerics.directions import generator_for
 from gradcheck_suite.verification.numerics.recorded_call import Row
 from gradcheck_suite.verification.target.dense_views import dense
 from gradcheck_suite.verification.text import one_line

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 
 __all__ = ["Grouping", "group_columns"]
 

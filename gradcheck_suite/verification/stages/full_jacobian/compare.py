@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 from gradcheck_suite.verification.stages.full_jacobian.analytic import AnalyticJacobian, Block
 from gradcheck_suite.verification.stages.full_jacobian.column_check import (
     CheckedColumns,

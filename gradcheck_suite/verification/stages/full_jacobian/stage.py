@@ -45,9 +45,10 @@ def compare_full_jacobians(state: CheckState) -> StageResult:
         compared += comparison.compared
         if not comparison.complete:
             total = comparison.shape[0] * comparison.shape[1]
+            output, variable = state.context.names(pair)
             lines.append(
                 f"{total - comparison.compared} of {total} entries of the Jacobian of "
-                f"`{_output(state, pair)}` with respect to `{_variable(state, pair)}` were not "
+                f"`{output}` with respect to `{variable}` were not "
                 "compared before the time was up"
             )
         verdicts.append(_verdict(state, pair, comparison))
@@ -104,7 +105,7 @@ def _verdict(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
     elif comparison.relative_bound <= state.context.precision.resolution:
         status, reason = "pass", None
     evidence = {**measurement_evidence(conclusion.shown), **_evidence(state, pair, comparison)}
-    return Verdict(_output(state, pair), _variable(state, pair), status, reason, evidence)
+    return Verdict(*state.context.names(pair), status, reason, evidence)
 
 
 def _evidence(state: CheckState, pair: tuple[int, int], comparison: Comparison) -> dict[str, JSON]:
@@ -160,7 +161,7 @@ def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
         worst.input_index,
         is_complex=variables[pair[1]].representation.is_complex,
     )
-    output, variable = _output(state, pair), _variable(state, pair)
+    output, variable = state.context.names(pair)
     path = RecordedCall.of(state.subject, state.context.point).path(*pair)
     function = only(path.functions)
     made = "" if function is None else f"; made by {function.__qualname__}.backward"
@@ -179,11 +180,3 @@ def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
             **_evidence(state, pair, comparison),
         },
     )
-
-
-def _output(state: CheckState, pair: tuple[int, int]) -> str:
-    return state.context.point.outputs[pair[0]].name
-
-
-def _variable(state: CheckState, pair: tuple[int, int]) -> str:
-    return state.subject.variables[pair[1]].name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.gradient_comparison import noise_floors, row_differences
+from gradcheck_suite.verification.numerics.comparison import noise_floors, row_differences
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.contracts.function_nodes import custom_nodes
 from gradcheck_suite.verification.stages.input_variations.messages import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.numerics.gradient_comparison import difference
+from gradcheck_suite.verification.numerics.comparison import difference
 from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path, only
 from gradcheck_suite.verification.text import one_line
 
@@ -137,7 +137,7 @@ def wrong_alone(
     function = only(path.functions)
     nothing = found is None or not bool((found != 0).any())
     what = "is None" if found is None else "is zero" if nothing else "is another one"
-    names = (state.context.point.outputs[output].name, state.subject.variables[variable].name)
+    names = state.context.names(pair)
     return Finding.of(
         catalogue.NONE_GRADIENT if nothing else catalogue.WRONG_GRADIENT,
         f"gradient of `{names[0]}` with respect to `{names[1]}` {what} where {words}; where all "

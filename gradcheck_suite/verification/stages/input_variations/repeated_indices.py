@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.directional_derivative import (
-    differentiate,
-    draw_cotangents,
-    measure,
-)
+from gradcheck_suite.verification.numerics.derivative import differentiate, draw_cotangents, measure
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 from gradcheck_suite.verification.numerics.evaluation_point import evaluate, given_point
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.stage import CheckState

@@ -18,19 +18,15 @@ from gradcheck_suite.verification.diagnosis.findings import find_mistakes
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.first_order.probe_context import ProbeContext
 from gradcheck_suite.verification.numerics.decision import Pair, judge
-from gradcheck_suite.verification.numerics.directional_derivative import (
+from gradcheck_suite.verification.numerics.derivative import (
     Gradients,
     Measurement,
     differentiate,
     draw_cotangents,
     measure,
 )
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 from gradcheck_suite.verification.numerics.evaluation_point import Point, given_point
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
 from gradcheck_suite.verification.stage import CheckState
 from gradcheck_suite.verification.stages.contracts.backward_failures import explain_failure
 from gradcheck_suite.verification.target.pure_function import PureFunction
@@ -305,12 +301,9 @@ def _undecided(
     state: CheckState, pairs: Iterable[Pair], conclusions: Mapping[Pair, Conclusion] | None = None
 ) -> str:
     first = min(pairs)
-    output, variable = first
+    output, variable = state.context.names(first)
     reason = conclusions[first].reason if conclusions else None
-    text = (
-        f"the gradient of `{state.context.point.outputs[output].name}` with respect to "
-        f"`{state.subject.variables[variable].name}` could not be decided"
-    )
+    text = f"the gradient of `{output}` with respect to `{variable}` could not be decided"
     return f"{text}: {reason}" if reason else text
 
 

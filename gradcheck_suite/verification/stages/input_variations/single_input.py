@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.verification.numerics.gradient_comparison import difference, noise_floors
+from gradcheck_suite.verification.numerics.comparison import difference, noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import rows_of
 from gradcheck_suite.verification.stages.input_variations.messages import raises_alone, wrong_alone

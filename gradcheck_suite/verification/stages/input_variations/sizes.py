@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import generator_for, random_signs
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 from gradcheck_suite.verification.target.cost import cost_of
 from gradcheck_suite.verification.target.dense_views import PLAIN
 from gradcheck_suite.verification.target.pure_function import PureFunction

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

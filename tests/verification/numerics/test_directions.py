@@ -6,11 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcheck_suite.verification.numerics.random_vectors import (
-    generator_for,
-    random_signs,
-    scales_of,
-)
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 
 
 @given(seed=st.integers(0, 2**32 - 1))

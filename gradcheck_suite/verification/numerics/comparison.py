@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.numerics.random_vectors import scales_of
+from gradcheck_suite.verification.numerics.directions import scales_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

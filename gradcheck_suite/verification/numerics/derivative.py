@@ -22,8 +22,8 @@ from gradcheck_suite.verification.numerics.central_differences import (
     Level,
     estimate_limit,
 )
+from gradcheck_suite.verification.numerics.directions import random_signs
 from gradcheck_suite.verification.numerics.evaluation_point import Point, evaluate, match_outputs
-from gradcheck_suite.verification.numerics.random_vectors import random_signs
 from gradcheck_suite.verification.target.pure_function import PureFunction
 
 if TYPE_CHECKING:
