@@ -272,7 +272,7 @@ def _by_torch(check: _Check, tolerances: dict[str, float]) -> None:
         wrong = [] if report is None else _wrong(report)
         if not wrong:
             raise
-        raise GradcheckError(f"{error}\n\n{_told(wrong)}") from error
+        raise GradcheckError(f"{error}\n\n{_in_words(wrong)}") from error
 
 
 def _by_measured_error(check: _Check) -> None:
@@ -292,7 +292,7 @@ def _by_measured_error(check: _Check) -> None:
         return
     wrong = _wrong(report)
     if wrong:
-        raise GradcheckError(f"{_torchs_words(check)}{_told(wrong)}")
+        raise GradcheckError(f"{_torchs_words(check)}{_in_words(wrong)}")
     if any(verdict.status in {"inconclusive", "fail"} for verdict in report.verdicts):
         # A kink, or noise: what torch says at the very point counts.
         _by_torch(check, {})
@@ -345,7 +345,7 @@ def _wrong(report: Report) -> list[Finding]:
     ]
 
 
-def _told(wrong: Sequence[Finding]) -> str:
+def _in_words(wrong: Sequence[Finding]) -> str:
     lines = []
     for finding in wrong:
         place = finding.location

@@ -93,7 +93,7 @@ def _only_this_layout(evidence: Evidence) -> Claim | None:
 def _is_right_there(
     evidence: Evidence, subject: PureFunction, values: Sequence[torch.Tensor]
 ) -> bool:
-    """Return whether the analytic gradient of a twin of the function agrees with every probe."""
+    """Return whether the analytic gradient of the function elsewhere agrees with every probe."""
     outputs = evidence.context.point.outputs
     place = replace(evidence.context.point, values=tuple(values))
 

@@ -252,8 +252,8 @@ def _what(breach: Breach, output: str) -> str:
         return f"gives another gradient {where} than for one of zeros{by}"
     if breach.error is not None:
         return f"raises for {breach.words} incoming gradient: {breach.error}"
-    twin = "two of the same values" if breach.kind == "aliased" else "a contiguous one"
-    return f"gives another gradient for {breach.words} incoming gradient than for {twin}{by}"
+    other = "two of the same values" if breach.kind == "aliased" else "a contiguous one"
+    return f"gives another gradient for {breach.words} incoming gradient than for {other}{by}"
 
 
 def _percent(share: float) -> str:

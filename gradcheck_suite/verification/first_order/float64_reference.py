@@ -8,11 +8,6 @@ judged is still the gradient that the function's own backward gave.
 
 That the values agree is not believed but measured: the difference of the two functions is a
 function too, and its slope along each direction must be next to nothing against the gradient's.
-
-Conclude on float32 gradients by differences of the function's float64 twin.
-
-Where kinks (relu, max) or rounding leave a single float32 probe too few digits, the twin has them
-all. The gradient is the one of the float32 backward; see ``twins`` for what makes them comparable.
 """
 
 from __future__ import annotations
@@ -74,7 +69,7 @@ _WRITING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an output of the twin does along a displacement.
+    """What an output of the function in float64 does along a displacement.
 
     Attributes:
         whole: the change from its one end to the other.
@@ -113,7 +108,7 @@ class Float64Reference:
             ends: the values of all variables at both ends, in the type of the function.
 
         Returns:
-            One for each output; None where the twin can't be evaluated.
+            One for each output; None where the reference can't be evaluated.
         """
         near = [
             [
@@ -188,7 +183,7 @@ def float64_reference_of(context: ProbeContext, point: Point) -> Float64Referenc
 
     Inputs, parameters and buffers are cast. Tensors of a coarser type that the function holds of
     its own are cast wherever one of torch's functions gets them together with float64 ones. A
-    function that computes in float32 whatever it is given has no twin.
+    function that computes in float32 whatever it is given has no reference.
     """
     subject = context.subject
     try:
@@ -269,13 +264,13 @@ def _same(ours: torch.Tensor, theirs: torch.Tensor, finite: torch.Tensor | None)
     return float(torch.linalg.vector_norm(apart)) <= most
 
 
-# Single probes that see errors of this size need no finer look.
+# Single probes that see errors of this size need no reference.
 _FINE_ENOUGH = 2e-3
 # What is no error: digits of constants, as of an approximated function, and a float32 backward's
 # rounding.
 _LEAST = 1e-3
 _USEFUL = 5e-3
-# How steep the difference between function and twin may be, as a share of the gradient.
+# How steep the difference between function and reference may be, as a share of the gradient.
 _ALIKE = 1e-3
 _PROBES = 2
 # An error shows little along a direction in which the gradient is small by chance: where any shows,
@@ -294,7 +289,7 @@ _MIXED = replace(
 )
 # So many variables are measured one by one at once; of more, halves.
 _FEW = 8
-# A deviation that the twin's own gradient has as well is no rounding.
+# A deviation that the reference's own gradient has as well is no rounding.
 _SHARED = 0.5
 # Of what rounding within backward was seen to do, an error has to be this many times.
 _BEYOND_ROUNDING = 16.0
@@ -323,10 +318,10 @@ def conclusions_by_reference(
     """Conclude anew on the pairs that single probes could not tell finely.
 
     A failure has to show in every probe, at a point beside the given one as well, and has to be in
-    the twin's own gradient too or be far beyond what rounding within backward does.
+    the reference's own gradient too or be far beyond what rounding within backward does.
 
     Returns:
-        Conclusions for those pairs alone that the twin decides; none where there is no twin.
+        Conclusions for those pairs alone that the reference decides; none where there is none.
     """
     coarse = {
         pair
@@ -337,15 +332,15 @@ def conclusions_by_reference(
     reference = float64_reference_of(context, context.point) if coarse else None
     if reference is None:
         return {}
-    look = _Probes(context, reference, coarse, _FIRST_PROBE)
+    probes = _Probes(context, reference, coarse, _FIRST_PROBE)
     for probe in range(_PROBES):
         if context.deadline.passed:
             return {}
-        look.measure(probe, sorted({variable for _, variable in coarse}))
-    look.measure_again()
-    found = look.conclusions()
+        probes.measure(probe, sorted({variable for _, variable in coarse}))
+    probes.measure_again()
+    found = probes.conclusions()
     failed = {pair for pair, conclusion in found.items() if conclusion.status == "fail"}
-    confirmed = {pair for pair in failed if look.is_certain(pair, noise)}
+    confirmed = {pair for pair in failed if probes.is_certain(pair, noise)}
     confirmed &= _failing_beside(context, confirmed)
     return {pair: one for pair, one in found.items() if one.status == "pass" or pair in confirmed}
 
@@ -355,11 +350,11 @@ def _failing_beside(context: ProbeContext, pairs: Collection[Pair]) -> set[Pair]
     reference = None if beside is None else float64_reference_of(context, beside)
     if reference is None:
         return set()
-    look = _Probes(context, reference, pairs, _FIRST_BESIDE)
+    probes = _Probes(context, reference, pairs, _FIRST_BESIDE)
     for variable in sorted({variable for _, variable in pairs}):
         for probe in range(_MORE_PROBES):
-            look.measure(probe, [variable])
-    return {pair for pair, one in look.conclusions().items() if one.status == "fail"}
+            probes.measure(probe, [variable])
+    return {pair for pair, one in probes.conclusions().items() if one.status == "fail"}
 
 
 class _Probes:
@@ -455,7 +450,7 @@ class _Probes:
         return abs(result.deviation) > _BEYOND_ROUNDING * rounding
 
     def _is_shared(self, output: int, variable: int, probe: int, result: Measurement) -> bool:
-        """Return whether the twin's own gradient is as wrong."""
+        """Return whether the reference's own gradient is as wrong."""
         reference = self._reference
         along = self._direction(probe, variable).double()
         cotangents = [one.double() for one in self._cotangents(probe)]

@@ -1,4 +1,4 @@
-"""How far rounding moves an analytic gradient, or a whole function: the last bits, nudged.
+"""How far rounding moves an analytic gradient, or a whole function, in units in the last place.
 
 Inputs that differ in their last bit are as good as the given ones. A backward that subtracts large
 numbers gives quite another gradient for them, which is no mistake.

@@ -52,7 +52,7 @@ def title_of(call: Call) -> str:
     return name if call.turn == 1 else f"{name} (call {call.turn})"
 
 
-_TOLD: dict[Status, tuple[VerdictStatus, str | None]] = {
+_VERDICTS: dict[Status, tuple[VerdictStatus, str | None]] = {
     "pass": ("pass", None),
     "inconclusive": ("inconclusive", None),
     "fail": ("fail", "its gradient is wrong"),
@@ -66,7 +66,7 @@ def verdict_of(known: Examined) -> Verdict:
     evidence: dict[str, JSON] = {"kind": known.call.kind, "call": known.call.turn}
     if known.tolerance is not None and known.tolerance < float("inf"):
         evidence["relative_tolerance"] = known.tolerance
-    status, reason = _TOLD[known.status]
+    status, reason = _VERDICTS[known.status]
     return Verdict(
         title_of(known.call), "its inputs and parameters", status, reason or known.reason, evidence
     )

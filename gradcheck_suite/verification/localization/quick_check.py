@@ -1,7 +1,7 @@
 """A quick look at one call: is the derivative along one random direction what autograd says?
 
 All tensors that require grad move together, scaled by their root mean square, on a short ladder of
-steps (the ideas are those of ``probes.py``). What does not clearly agree is left to the thorough
+steps (as ``numerics/derivative.py`` does). What does not clearly agree is left to the thorough
 check, so that a quick look alone never calls anything wrong.
 """
 

@@ -58,7 +58,7 @@ class Conclusion:
     """What all measurements of one pair come to; ``shown`` is the one to quote.
 
     ``meant`` says that a custom Function on the way declares that it gives no derivative,
-    ``in_double`` that differences were taken of the float64 twin of a float32 function, ``at_kink``
+    ``in_double`` that differences were taken of a float32 function in float64, ``at_kink``
     that the gradient is NaN or Inf at a kink or a special case.
     """
 

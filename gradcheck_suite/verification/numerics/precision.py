@@ -84,8 +84,8 @@ _FLOAT32 = Precision(
 )
 
 
-# Two or three digits: a slope pooled over many probes, see half_precision.py. Only eps differs
-# between the two types.
+# Two or three digits: a slope pooled over many probes, see first_order/half_precision.py. Only eps
+# differs between the two types.
 _HALF = Precision(
     eps=torch.finfo(torch.bfloat16).eps,
     resolution=0.1,

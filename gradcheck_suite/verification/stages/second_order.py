@@ -98,10 +98,10 @@ def _check(state: CheckState, functions: Sequence[type], *, asked: bool) -> Stag
         functions = _to_blame(state, functions)
         if not (functions or asked):
             return StageResult(not_covered=(_OF_TORCH.format("wrong"),))
-    told = _Told(names, variables, functions, certain=asked or programmed)
+    failures = _Failures(names, variables, functions, certain=asked or programmed)
     return StageResult(
         verdicts=verdicts,
-        findings=tuple(told.findings(measurement, conclusions)),
+        findings=tuple(failures.findings(measurement, conclusions)),
         covered=("order 2",),
         not_covered=tuple(
             f"order 2: the {_gradient_name(name)} passes a backward marked once_differentiable"
@@ -276,7 +276,7 @@ def _made_by(functions: Sequence[type]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Failures:
     """Puts failures of order 2 into at most two findings: by what is wrong.
 
     ``certain`` says whether a second derivative is meant to be right: it was asked for, or backward

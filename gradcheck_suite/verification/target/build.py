@@ -77,7 +77,7 @@ def build_function(
         owner = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
         if isinstance(owner, nn.Module):
             for name, parameter in owner.named_parameters():
-                builder.tell_of_hooks(name, parameter)
+                builder.note_hooks(name, parameter)
     builder.require_variables(title, module=module)
 
     parameter_swap = None if module is None else ParameterSwap(module)
@@ -193,7 +193,7 @@ class _Builder:
             "moved"
         )
 
-    def tell_of_hooks(self, name: str, tensor: torch.Tensor) -> None:
+    def note_hooks(self, name: str, tensor: torch.Tensor) -> None:
         """Say that hooks on the gradient of the user's tensor don't run on our copies."""
         if _torch_compat.has_gradient_hooks(tensor):
             self.not_covered.append(
@@ -281,7 +281,7 @@ class _Builder:
         self.variables.append(variable)
         if kind == "input":
             self._originals.append((name, tensor))
-            self.tell_of_hooks(name, tensor)
+            self.note_hooks(name, tensor)
         if representation.layout is not torch.strided:
             self.not_covered.append(
                 f"`{name}` is {short_name(representation.layout)}: its specified values were moved "

@@ -327,16 +327,16 @@ class PureFunction:
                         f"grad ({error}); give it a copy (`x.clone()`) or write to a new tensor"
                     ) from error
                 raise
-        self._tell_of_overwritten(constants)
+        self._note_overwritten(constants)
         nodes = reachable(*(output.tensor.grad_fn for output in outputs))
-        self._tell_of_others(nodes, [*values, *constants])
+        self._note_other_leaves(nodes, [*values, *constants])
         self.reached = frozenset(_reached(outputs, values))
         self.types_on_the_way = frozenset(
             kind[1] for node in nodes for kind in node_output_types(node) if kind is not None
         )
         return [replace(known, tensor=known.tensor.detach().clone()) for known in outputs]
 
-    def _tell_of_others(self, nodes: Sequence[Node], known: Sequence[torch.Tensor]) -> None:
+    def _note_other_leaves(self, nodes: Sequence[Node], known: Sequence[torch.Tensor]) -> None:
         """Say which tensors get a gradient that the function was not given."""
         handed = set(map(id, known))
         others = [
@@ -356,7 +356,7 @@ class PureFunction:
             )
             self.not_covered = (*self.not_covered, line)
 
-    def _tell_of_overwritten(self, given: Sequence[torch.Tensor]) -> None:
+    def _note_overwritten(self, given: Sequence[torch.Tensor]) -> None:
         for constant, now in zip(self.constants, given, strict=True):
             if constant.kind == "input" and not _same(constant.value, now):
                 line = (

@@ -56,15 +56,15 @@ def replace_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
         return tuple.__new__(type(tree), values)
     if isinstance(tree, (tuple, list)):
         return type(tree)(values)
-    twin = copy.copy(tree)
+    copied = copy.copy(tree)
     if isinstance(tree, Mapping):
         for key, value in zip(tree, values, strict=True):
-            twin[key] = value
-        return twin
+            copied[key] = value
+        return copied
     for field, value in zip(dataclasses.fields(tree), values, strict=True):
         # Frozen dataclasses refuse setattr, and replace() would run __post_init__ again.
-        object.__setattr__(twin, field.name, value)
-    return twin
+        object.__setattr__(copied, field.name, value)
+    return copied
 
 
 def _children(tree: object) -> list[tuple[str, Any]] | None:

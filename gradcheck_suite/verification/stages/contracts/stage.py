@@ -74,7 +74,7 @@ class _Probe:
         )
         self._cotangents = state.context.cotangents(state.context.point, 0)
         self._floors = noise_floors(state.context.point, self._cotangents, state.context.precision)
-        self._told = {
+        self._reported = {
             finding.location for finding in state.findings if finding.severity is Severity.ERROR
         }
         self.covered: list[str] = []
@@ -85,10 +85,10 @@ class _Probe:
         failed = {pair for pair, found in self._state.conclusions.items() if found.status == "fail"}
         breached = self._state.context.breaches.nonlinear
         for finding in self._of_functions():
-            if finding.location is None or finding.location not in self._told:
-                self._told.add(finding.location)
+            if finding.location is None or finding.location not in self._reported:
+                self._reported.add(finding.location)
                 yield finding
-        if not (failed or breached or self._told - {None}):
+        if not (failed or breached or self._reported - {None}):
             yield from self._of_outputs()
 
     def _of_functions(self) -> Iterator[Finding]:

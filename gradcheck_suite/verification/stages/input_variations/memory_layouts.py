@@ -195,9 +195,9 @@ def _tried(state: CheckState, layout: str, places: Sequence[_Place]) -> Variatio
     rows: Sequence[Row] = state.context.gradients.rows
     tensors = state.context.gradients.outputs
     if layout == "expanded":
-        twin = state.subject.elsewhere(arrangement=shared(variables, constants))
+        compact = state.subject.elsewhere(arrangement=shared(variables, constants))
         try:
-            reference = RecordedCall.of(twin, point)
+            reference = RecordedCall.of(compact, point)
             rows, tensors = rows_of(reference, cotangents), reference.tensors
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
             return VariationResult(

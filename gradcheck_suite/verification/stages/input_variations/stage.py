@@ -109,7 +109,7 @@ class _Run:
             result = try_layout(self.state, layout)
             if result.covered:
                 self.covered.append(layout)
-            self._tell(result.findings)
+            self._keep(result.findings)
             self.not_covered += result.not_covered
 
     def alone(self) -> None:
@@ -119,7 +119,7 @@ class _Run:
         result = try_single_inputs(self.state)
         if result.covered:
             self.covered.append("alone")
-        self._tell(result.findings)
+        self._keep(result.findings)
         self.not_covered += result.not_covered
 
     def values(self) -> None:
@@ -160,9 +160,9 @@ class _Run:
         trial = attempt_non_finite(self.state, subject)
         # An iteration need not converge there.
         if trial.status == "failed" and not ends_early(self.state.subject):
-            told = _told(trial, change.kind, change.words, _OVERFLOW)
+            told = _under_variation(trial, change.kind, change.words, _OVERFLOW)
             # Nobody said that values so far off the given ones ever come.
-            self._tell((replace(one, severity=Severity.WARNING) for one in told), trial, subject)
+            self._keep((replace(one, severity=Severity.WARNING) for one in told), trial, subject)
 
     def sizes(self) -> None:
         """Try other sizes of the first and the last dimension."""
@@ -177,16 +177,16 @@ class _Run:
             for subject in resized.others if trial.status == "refused" else ():
                 trial = attempt(self.state, subject, resized=True)
             if trial.status == "failed":
-                told = _told(trial, "sizes", resized.words, resized.hint)
+                told = _under_variation(trial, "sizes", resized.words, resized.hint)
                 if self._holds(resized.multiple) and not extends(self.state, subject):
                     told = (_for_multiples(finding, resized) for finding in told)
-                self._tell(told, trial, subject)
+                self._keep(told, trial, subject)
             elif trial.status == "held":
                 held = True
             else:
                 # What raises is no silent mistake, and the size may be none that is meant.
                 told = under_variation(raised, kind="sizes", words=resized.words, hint=resized.hint)
-                self._tell(replace(finding, severity=Severity.WARNING) for finding in told)
+                self._keep(replace(finding, severity=Severity.WARNING) for finding in told)
                 refused.append(f"sizes, {resized.words}: {trial.reason}")
         if held:
             self.covered.append("sizes")
@@ -211,7 +211,7 @@ class _Run:
                     change, trial = half, sharper
                     break
             subject = changed(self.state.subject, [change])
-            self._tell(_told(trial, change.kind, change.words, _VALUES), trial, subject)
+            self._keep(_under_variation(trial, change.kind, change.words, _VALUES), trial, subject)
         elif trial.status == "refused" and whole and (parts := self._parts(change)):
             for part in parts[:_FEW]:
                 self._conclude(part, self._attempt([part]), whole=False)
@@ -231,7 +231,7 @@ class _Run:
         assert change.kind == "magnitudes"
         return magnitude_halves(self.state.subject, self.state.options.seed)
 
-    def _tell(
+    def _keep(
         self,
         findings: Iterable[Finding],
         trial: Trial | None = None,
@@ -253,7 +253,7 @@ class _Run:
                 self.findings.append(finding)
 
 
-def _told(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:
+def _under_variation(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:
     return under_variation(trial.findings, kind=kind, words=words, hint=hint)
 
 
