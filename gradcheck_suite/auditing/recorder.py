@@ -20,8 +20,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site
-from gradcheck_suite.auditing.clock import Clock
-from gradcheck_suite.auditing.close_watch import CloseWatch
+from gradcheck_suite.auditing.event_bus import Listeners
 from gradcheck_suite.auditing.events import (
     SavedTensorCorrupted,
     SavedTensorModified,
@@ -29,17 +28,18 @@ from gradcheck_suite.auditing.events import (
     StepMarked,
     WatchResumed,
 )
-from gradcheck_suite.auditing.frozen import Frozen
-from gradcheck_suite.auditing.generations import Generations
-from gradcheck_suite.auditing.heap import Heap
-from gradcheck_suite.auditing.installation import installation
-from gradcheck_suite.auditing.listeners import Listeners
-from gradcheck_suite.auditing.module_calls import ModuleCalls
-from gradcheck_suite.auditing.optimizers import Optimizers
+from gradcheck_suite.auditing.instrumentation.install import installation
+from gradcheck_suite.auditing.instrumentation.module_calls import ModuleCalls
+from gradcheck_suite.auditing.object_names.frozen import Frozen
+from gradcheck_suite.auditing.object_names.heap import Heap
+from gradcheck_suite.auditing.object_names.optimizers import Optimizers
 from gradcheck_suite.auditing.options import AuditOptions
-from gradcheck_suite.auditing.rests import Rests
-from gradcheck_suite.auditing.saved_tensors import SavedTensors
-from gradcheck_suite.auditing.writers import Writers
+from gradcheck_suite.auditing.run_state import Clock
+from gradcheck_suite.auditing.sampling import StepSampler
+from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generations
+from gradcheck_suite.auditing.saved_tensors.pack_hooks import SavedTensors
+from gradcheck_suite.auditing.saved_tensors.write_log import WriteLog
+from gradcheck_suite.auditing.write_tracing import WriteTracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.events import Detector, Event
-    from gradcheck_suite.auditing.installation import Installation
+    from gradcheck_suite.auditing.instrumentation.install import Installation
 
 __all__ = ["OptimizerStep", "Recorder"]
 
@@ -112,7 +112,7 @@ class Recorder:
     ) -> None:
         self.options = options
         self.clock = Clock()
-        self.step = self.turn = 0
+        self.step = self.iteration = 0
         self.optimizer_steps = 0
         self.backwards = 0
         self.running = self.installed = self.finished = self.is_aside = False
@@ -128,14 +128,14 @@ class Recorder:
         self.frozen = Frozen()
         self.heap = Heap(options.overhead)
         self.module_calls = ModuleCalls(self.failures.note)
-        self.writers = Writers(self)
-        self.watch = CloseWatch(self)
+        self.write_log = WriteLog(self)
+        self.write_tracer = WriteTracer(self)
         self.saved_tensors = SavedTensors(self)
         self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
         self.thread = 0
         self._listeners = Listeners()
         self._steps_are_marked = False
-        self._rests = Rests(options)
+        self._rests = StepSampler(options)
         self._rests_after: weakref.ref[Optimizer] | None = None
         self._installation: Installation | None = None
         self._lock = threading.RLock()
@@ -166,7 +166,7 @@ class Recorder:
         the more often, and through the objects of the program, for it.
         """
         idle = _idle()
-        for part in (self.writers, self.watch, self.saved_tensors):
+        for part in (self.write_log, self.write_tracer, self.saved_tensors):
             part.hand_over(idle)
         self.generations.forget()
 
@@ -184,7 +184,7 @@ class Recorder:
             return
         self.installed = True
         self.heap.begin()
-        self.running = self.writers.listening = True
+        self.running = self.write_log.listening = True
         self.is_aside = False
         self._began += perf_counter() - self._rested_since
         self._listeners.wake_all()
@@ -201,17 +201,17 @@ class Recorder:
             push_saved_tensors_hooks(*self.saved_tensors.hooks)
         self._installation = installation()
         self._installation.begin(self)
-        self.watch.begin()
+        self.write_tracer.begin()
 
     def stop(self) -> None:
         """Take everything away again."""
         if not self.installed:
             return
         self.installed = False
-        self.running = self.writers.listening = False
+        self.running = self.write_log.listening = False
         self.resting = 0
         self._rests.end()
-        self.watch.end()
+        self.write_tracer.end()
         self._rested_since = perf_counter()
         self.module_calls.close()
         if self._installation is not None:
@@ -231,7 +231,7 @@ class Recorder:
                 listeners = self._listeners.awaken(type(event))
         if only is not None:
             listeners = tuple([each for each in listeners if each[0] in only])
-        with self._unseen() if function_mode_is_active() else self._lock:
+        with self._locked_outside_user_modes() if function_mode_is_active() else self._lock:
             for detector, handle in listeners:
                 try:
                     asked = handle(event)
@@ -240,12 +240,12 @@ class Recorder:
                     self.note_failure(type(detector).__name__, error)
                 else:
                     if asked is not None:
-                        self._listeners.turn(detector, type(event), asked)
+                        self._listeners.iteration(detector, type(event), asked)
         if self.heap.everything is not None:
             self.heap.forget()
 
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
+    def _locked_outside_user_modes(self) -> Iterator[None]:
         """Lock, where what detectors ask of tensors is none of the business of a user's modes."""
         with self._lock, without_torch_function():
             yield
@@ -273,7 +273,7 @@ class Recorder:
         return not (
             self.backwards < _BACKWARDS_OF_THE_FIRST_STEP
             or self.backwards % _TOLD_OF == 0
-            or self.watch.armed
+            or self.write_tracer.armed
             or self.optimizers.any_known
         )
 
@@ -282,19 +282,19 @@ class Recorder:
         number = self.backwards
         self.backwards += 1
         if not self.step and self.backwards > _BACKWARDS_OF_THE_FIRST_STEP:
-            self._begin_turn(self.turn + 1)
+            self._begin_iteration(self.iteration + 1)
         return number
 
-    def _begin_turn(self, turn: int) -> None:
+    def _begin_iteration(self, iteration: int) -> None:
         # The first step of a program that went on without any until then.
-        anew = turn < self.turn
-        self.turn = turn
-        if turn >= self._listeners.due:
+        anew = iteration < self.iteration
+        self.iteration = iteration
+        if iteration >= self._listeners.due:
             with self._lock:
-                self._listeners.wake_due(turn)
+                self._listeners.wake_due(iteration)
         saved = self.saved_tensors
-        asked = saved.take_fingerprints or saved.want_fingerprints or self.watch.armed
-        if asked or anew or turn >= self._next_checksums:
+        asked = saved.take_fingerprints or saved.want_fingerprints or self.write_tracer.armed
+        if asked or anew or iteration >= self._next_checksums:
             self._set_fingerprints()
 
     def after_optimizer_step(self, optimizer: Optimizer, site: CallSite | None) -> None:
@@ -331,7 +331,7 @@ class Recorder:
             self._rests.begin()
             self._rests_after = weakref.ref(optimizer)
             self.resting = length
-            self.running = self.writers.listening = False
+            self.running = self.write_log.listening = False
             remove_saved_tensors_hooks(self.saved_tensors.hooks)
 
     def _may_rest(self) -> bool:
@@ -341,7 +341,7 @@ class Recorder:
         return (
             self.generations.living <= _MOST_LIVING
             and len(self.optimizers.known()) == 1
-            and not (saved.take_fingerprints or saved.want_fingerprints or self.watch.armed)
+            and not (saved.take_fingerprints or saved.want_fingerprints or self.write_tracer.armed)
             and top is not None
             and top[0] is saved.hooks[0]
             and threading.get_ident() == self.thread
@@ -359,7 +359,7 @@ class Recorder:
         self.resting = max(1, self.resting - 1)
         self.optimizer_steps += 1
         self.step += 1
-        self.turn = self.step
+        self.iteration = self.step
         return True
 
     def wake(self) -> bool:
@@ -372,7 +372,7 @@ class Recorder:
             return False
         self.resting = 0
         self._rests.end()
-        self.running = self.writers.listening = True
+        self.running = self.write_log.listening = True
         push_saved_tensors_hooks(*self.saved_tensors.hooks)
         self.emit(WatchResumed())
         return True
@@ -382,34 +382,36 @@ class Recorder:
         self._rests.take_time(self.step, perf_counter(), watched=True)
         limit = self.options.max_steps
         if limit is not None and self.step >= limit:
-            self.turn = self.step
+            self.iteration = self.step
             self._finish()
             return
         if self.step % _FORGETS_EVERY == 0:
-            self.writers.forget_before(self.generations.oldest_save)
-        self._begin_turn(self.step)
+            self.write_log.forget_before(self.generations.oldest_save)
+        self._begin_iteration(self.step)
 
     def _finish(self) -> None:
         """Watch no more: what torch is going through now is taken away when the audit is left."""
         self.emit(SessionEnded(failed=False))
         self.finished = True
-        self.running = self.writers.listening = False
-        self.watch.end()
+        self.running = self.write_log.listening = False
+        self.write_tracer.end()
         remove_saved_tensors_hooks(self.saved_tensors.hooks)
 
     def _set_fingerprints(self) -> None:
         saved = self.saved_tensors
         now = perf_counter()
         share = saved.checksum_seconds / max(now - self._began, 1e-9)
-        last = min(self._last_checksums, self.turn)
-        due = self.options.checksums_on(self.turn, last=last, share=share)
-        is_suspicious = saved.want_fingerprints or self.watch.armed
+        last = min(self._last_checksums, self.iteration)
+        due = self.options.checksums_on(self.iteration, last=last, share=share)
+        is_suspicious = saved.want_fingerprints or self.write_tracer.armed
         saved.take_fingerprints = due or is_suspicious
         saved.want_fingerprints = False
-        saved.begin_turn(self.turn, is_suspicious=is_suspicious)
+        saved.begin_iteration(self.iteration, is_suspicious=is_suspicious)
         if saved.take_fingerprints:
-            self._last_checksums = self.turn
-        self._next_checksums = self.options.checksums_from(self.turn, last=self._last_checksums)
+            self._last_checksums = self.iteration
+        self._next_checksums = self.options.checksums_from(
+            self.iteration, last=self._last_checksums
+        )
 
 
 @cache

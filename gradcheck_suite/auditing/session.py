@@ -15,17 +15,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._exit import internal_error
-from gradcheck_suite.auditing.delivery import deliver, in_a_test, say
-from gradcheck_suite.auditing.detectors._all import Unmade, all_detectors
-from gradcheck_suite.auditing.detectors.declared_frozen import DeclaredFrozenDetector
+from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
+    DeclaredFrozenDetector,
+)
+from gradcheck_suite.auditing.detectors.registry import DeferredDetectors, all_detectors
 from gradcheck_suite.auditing.events import SessionEnded
-from gradcheck_suite.auditing.installation import kept_in_place
-from gradcheck_suite.auditing.names import ParameterNames
+from gradcheck_suite.auditing.instrumentation.install import kept_in_place
+from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions, options_from
+from gradcheck_suite.auditing.output.finding_stream import FindingStream, subject_of
+from gradcheck_suite.auditing.output.report_delivery import deliver, in_a_test, say
+from gradcheck_suite.auditing.output.status_line import status_line
+from gradcheck_suite.auditing.output.tracebacks import hide_own_frames
 from gradcheck_suite.auditing.recorder import Recorder
-from gradcheck_suite.auditing.status_line import status_line
-from gradcheck_suite.auditing.streaming import FindingStream, subject_of
-from gradcheck_suite.auditing.tracebacks import hide_own_frames
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gradcheck_suite.auditing.events import Detector
-    from gradcheck_suite.auditing.status_line import StatusLine
+    from gradcheck_suite.auditing.output.status_line import StatusLine
     from gradcheck_suite.findings import JSON
 
 __all__ = ["Session", "audit", "kept_ready", "open_sessions"]
@@ -143,7 +145,7 @@ class Session:
         self._make = make
         self._names = ParameterNames(model)
         self._detectors: tuple[Detector, ...] = ()
-        self._unmade: Unmade | None = None
+        self._unmade: DeferredDetectors | None = None
         self._stream: FindingStream | None = None
         if options.stream is not None:
             self._stream = FindingStream(
@@ -179,9 +181,9 @@ class Session:
             if self._detectors or self._stream is not None:
                 self._recorder.subscribe(self._detectors or self._make_detectors())
             else:
-                unmade = self._unmade = Unmade(self._recorder, self._make_detectors)
+                unmade = self._unmade = DeferredDetectors(self._recorder, self._make_detectors)
                 self._recorder.subscribe([unmade])
-                self._recorder.writers.on_indexed = unmade.note_indexed
+                self._recorder.write_log.on_indexed = unmade.note_indexed
             if self._stream is not None:
                 self._recorder.subscribe([self._stream])
                 self._stream.begin()
@@ -269,7 +271,7 @@ class Session:
         self._recorder.stop()
         self._recorder.forget()
         if not self._detectors:
-            self._recorder.writers.on_indexed = None
+            self._recorder.write_log.on_indexed = None
         if last and _OPEN:
             _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
 
@@ -459,7 +461,7 @@ class Session:
                 f"contents of {_count(saved.unread.total(), 'saved tensor')} that cannot be read: "
                 f"{reasons}"
             )
-        lines.extend(recorder.watch.not_covered())
+        lines.extend(recorder.write_tracer.not_covered())
         inside = self._reports_inside()
         seen_inside = any(report.summary["training_seen"] for report in inside)
         if not seen_inside:

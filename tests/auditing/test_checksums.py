@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcheck_suite.auditing.checksums import (
+from gradcheck_suite.auditing.saved_tensors.checksums import (
     BLOCK,
     COPIED,
     SMALL,

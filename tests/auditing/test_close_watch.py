@@ -12,28 +12,35 @@ import pytest
 import torch
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing.checksums import fingerprint
-from gradcheck_suite.auditing.close_watch import memory, monitored, threads, watch
-from gradcheck_suite.auditing.close_watch.memory import Change, WatchedMemory
-from gradcheck_suite.auditing.close_watch.monitored import MonitoredLines
-from gradcheck_suite.auditing.close_watch.places import offset_in, place_of, watched_place
-from gradcheck_suite.auditing.close_watch.suspects import Suspects
-from gradcheck_suite.auditing.close_watch.traced import TracedLines
-from gradcheck_suite.auditing.packed import CHECKSUMMED, Holder
+from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint
+from gradcheck_suite.auditing.saved_tensors.saved_tensor import CHECKSUMMED, PackedTensor
+from gradcheck_suite.auditing.write_tracing import lines as monitored
+from gradcheck_suite.auditing.write_tracing import memory
+from gradcheck_suite.auditing.write_tracing import tracer as threads
+from gradcheck_suite.auditing.write_tracing import tracer as watch
+from gradcheck_suite.auditing.write_tracing.lines import (
+    MonitoredLines,
+    TracedLines,
+    offset_in,
+    place_of,
+    watched_place,
+)
+from gradcheck_suite.auditing.write_tracing.memory import Change, WatchedMemory
+from gradcheck_suite.auditing.write_tracing.tracer import Suspects
 from gradcheck_suite.errors import UsageError
 
 traces = pytest.mark.skipif(hasattr(sys, "monitoring"), reason="settrace is for Python before 3.12")
 
 
 def holder_of(tensor, site=None):
-    holder = Holder()
-    holder.tensor = tensor
-    holder.version = tensor._version
-    holder.fingerprint = fingerprint(tensor)
-    holder.checked_address = tensor.data_ptr()
-    holder.address = CHECKSUMMED
-    holder.site = site
-    return holder
+    packed = PackedTensor()
+    packed.tensor = tensor
+    packed.version = tensor._version
+    packed.fingerprint = fingerprint(tensor)
+    packed.checked_address = tensor.data_ptr()
+    packed.address = CHECKSUMMED
+    packed.site = site
+    return packed
 
 
 def place():
@@ -48,39 +55,39 @@ class TestMemory:
     @pytest.mark.parametrize("size", [3, 9000])
     def test_the_first_line_after_which_it_differs(self, watched, size):
         tensor = torch.ones(size)
-        holder = holder_of(tensor)
-        watched.add(holder, most_bytes=1 << 20)
+        packed = holder_of(tensor)
+        watched.add(packed, most_bytes=1 << 20)
         watched.look(place())
-        assert watched.change_of(holder) is None
+        assert watched.change_of(packed) is None
         tensor.numpy()[1] = 2
         here = place()
         watched.look(here)
         watched.look(place())
-        change = watched.change_of(holder)
+        change = watched.change_of(packed)
         assert change.site == (here[0], offset_in(here))
 
     def test_what_was_put_back_is_unchanged(self, watched):
         tensor = torch.ones(3)
-        holder = holder_of(tensor)
-        watched.add(holder, most_bytes=100)
+        packed = holder_of(tensor)
+        watched.add(packed, most_bytes=100)
         for value in (2, 1):
             tensor.numpy()[0] = value
             watched.look(place())
-        assert watched.change_of(holder) is None
+        assert watched.change_of(packed) is None
 
     def test_a_version_that_moved_is_a_change(self, watched):
         tensor = torch.ones(3)
-        holder = holder_of(tensor)
-        watched.add(holder, most_bytes=100)
+        packed = holder_of(tensor)
+        watched.add(packed, most_bytes=100)
         tensor.add_(0)
         watched.look(place())
-        assert watched.change_of(holder) is not None
+        assert watched.change_of(packed) is not None
 
     def test_savers_of_one_memory_share_a_look(self, watched):
         tensor = torch.ones(3)
         one, other = holder_of(tensor), holder_of(tensor)
-        for holder in (one, other):
-            watched.add(holder, most_bytes=100)
+        for packed in (one, other):
+            watched.add(packed, most_bytes=100)
         watched.look(place())
         assert watched.work == 1
         tensor.numpy()[0] = 3
@@ -99,11 +106,11 @@ class TestMemory:
         assert watched.change_of(new) is None
 
     def test_nothing_is_kept_alive(self, watched):
-        holder = holder_of(torch.ones(3))
-        watched.add(holder, most_bytes=100)
+        packed = holder_of(torch.ones(3))
+        watched.add(packed, most_bytes=100)
         assert watched
-        assert watched.watches(holder)
-        del holder
+        assert watched.watches(packed)
+        del packed
         watched.look(place())
         assert not watched
 
@@ -119,28 +126,28 @@ class TestMemory:
 
     def test_freed_memory_says_nothing_until_it_is_back(self, watched):
         tensor = torch.ones(3)
-        holder = holder_of(tensor)
-        watched.add(holder, most_bytes=100)
+        packed = holder_of(tensor)
+        watched.add(packed, most_bytes=100)
         storage = tensor.untyped_storage()
         storage.resize_(0)
         watched.look(place())
-        assert watched.change_of(holder) is None
+        assert watched.change_of(packed) is None
         storage.resize_(12)
         tensor.numpy()[:] = 5
         watched.look(place())
-        assert watched.change_of(holder) is not None
+        assert watched.change_of(packed) is not None
 
     def test_after_lines_that_could_not_be_followed_no_line_is_named(self, watched, monkeypatch):
         tensor = torch.ones(3)
-        holder = holder_of(tensor)
-        watched.add(holder, most_bytes=100)
+        packed = holder_of(tensor)
+        watched.add(packed, most_bytes=100)
         monkeypatch.setattr(memory, "jit_is_tracing", lambda: True)
         tensor.numpy()[0] = 3
         watched.look(place())
-        assert watched.change_of(holder) is None
+        assert watched.change_of(packed) is None
         monkeypatch.undo()
         watched.look(place())
-        assert watched.change_of(holder).site is None
+        assert watched.change_of(packed).site is None
 
     def test_modes_of_the_users_see_nothing(self, watched):
         from torch.overrides import TorchFunctionMode
@@ -159,14 +166,14 @@ class TestMemory:
                 return function(*args, **(kwargs or {}))
 
         tensor = torch.ones(9000)
-        holder = holder_of(tensor)
-        watched.add(holder, most_bytes=1 << 20)
+        packed = holder_of(tensor)
+        watched.add(packed, most_bytes=1 << 20)
         view = tensor.numpy()
         with Functions(), Operators():
             view[0] = 7
             watched.look(place())
         assert seen == []
-        assert watched.change_of(holder) is not None
+        assert watched.change_of(packed) is not None
 
 
 def test_suspects_widen_from_watch_to_watch():

@@ -174,7 +174,7 @@ def test_nothing_is_said_of_a_mean_of_both(audited):
 def test_it_sleeps_where_no_graph_is_kept(audited):
     session = audited(lambda: trained(lambda net, x: net(x).square().mean().backward(), steps=12))
     (detector,) = [
-        each for each in session._detectors if type(each).__name__ == "DoubledBackwardDetector"
+        each for each in session._detectors if type(each).__name__ == "RetainGraphDetector"
     ]
     assert not detector._any_kept
     assert not detector.is_following()

@@ -18,7 +18,7 @@ from referencing import Registry, Resource
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing import streaming
+from gradcheck_suite.auditing.output import finding_stream as streaming
 from gradcheck_suite.errors import UsageError
 
 

@@ -1,8 +1,8 @@
 """Functions whose forward writes into its input, or saves what a second derivative needs."""
 
+# ruff: noqa: ARG004 - torch gives every forward and backward a ctx
 from __future__ import annotations
 
-# ruff: noqa: ARG004 - torch gives every forward and backward a ctx
 import pytest
 import torch
 from torch import nn

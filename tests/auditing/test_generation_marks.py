@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradcheck_suite.auditing import generations
-from gradcheck_suite.auditing.clock import Clock
-from gradcheck_suite.auditing.generations import Generations
+from gradcheck_suite.auditing.run_state import Clock
+from gradcheck_suite.auditing.saved_tensors import graph_lifetime as generations
+from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generations
 
 
 def opened(known, index, root):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing.heap import Heap, SearchEndedError
+from gradcheck_suite.auditing.object_names.heap import Heap, SearchEndedError
 
 HISTORY: list[torch.Tensor] = []
 

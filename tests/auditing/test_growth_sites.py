@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradcheck_suite.auditing.growth_sites import growth_of
+from gradcheck_suite.auditing.source_analysis.container_growth import growth_of
 
 SOURCE = """\
 class Log:

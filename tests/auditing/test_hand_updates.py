@@ -338,7 +338,9 @@ def test_an_optimizer_ends_the_search(audited):
 
     session = audited(loop)
     (detector,) = [
-        each for each in session._detectors if type(each).__name__ == "HandUpdateDetector"
+        each
+        for each in session._detectors
+        if type(each).__name__ == "MissingZeroGradByHandDetector"
     ]
     assert not detector._followed
     assert session.findings == ()

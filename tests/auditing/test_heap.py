@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing import heap as module
-from gradcheck_suite.auditing.heap import Heap, SearchEndedError
+from gradcheck_suite.auditing.object_names import heap as module
+from gradcheck_suite.auditing.object_names.heap import Heap, SearchEndedError
 from gradcheck_suite.findings import Severity
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing.detectors import non_finite
+from gradcheck_suite.auditing.detectors.corruption import non_finite_gradient as non_finite
 
 STEPS = 4
 

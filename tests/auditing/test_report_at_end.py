@@ -107,10 +107,10 @@ def test_a_block_in_which_nothing_was_trained_says_so(run):
 
 
 BROKEN = """\
-from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
+from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
 def broken(self, *_):
     raise RuntimeError("our own")
-StepProtocolDetector.NAME = broken
+MissingZeroGradDetector.NAME = broken
 with gs.audit():
     train()
 print("after")
@@ -121,7 +121,7 @@ print("after")
 def test_a_bug_of_ours_is_told_and_costs_the_program_nothing(run, name):
     done = run(BROKEN.replace("NAME", name))
     assert (done.returncode, done.stdout) == (0, "after\n")
-    assert "StepProtocolDetector: RuntimeError: our own (a bug in gradcheck-suite)" in (
+    assert "MissingZeroGradDetector: RuntimeError: our own (a bug in gradcheck-suite)" in (
         " ".join(done.stderr.split())
     )
 

@@ -14,13 +14,13 @@ from torch import nn
 import gradcheck_suite as gs
 from gradcheck_suite.auditing import recorder as recorder_module
 from gradcheck_suite.auditing.options import AuditOptions
-from gradcheck_suite.auditing.rests import Rests
+from gradcheck_suite.auditing.sampling import StepSampler
 from tests.auditing.loops.bank import CLEAN
 from tests.auditing.test_loop_bank import run_quietly
 
 
 class Planned:
-    """Rests as it is told, whatever steps take."""
+    """StepSampler as it is told, whatever steps take."""
 
     def __init__(self, first, lengths):
         self.next = first
@@ -47,7 +47,9 @@ class Planned:
 @pytest.fixture
 def resting(monkeypatch):
     """Let audits rest from the 20th step on: 15 steps of each 20."""
-    monkeypatch.setattr(recorder_module, "Rests", lambda _options: Planned(20, lambda: (15, 5)))
+    monkeypatch.setattr(
+        recorder_module, "StepSampler", lambda _options: Planned(20, lambda: (15, 5))
+    )
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def resting_at_random(monkeypatch):
     def seed(number):
         chance = random.Random(number)
         lengths = lambda: (chance.randint(1, 3), chance.randint(1, 3))  # noqa: E731 - as above
-        monkeypatch.setattr(recorder_module, "Rests", lambda _options: Planned(1, lengths))
+        monkeypatch.setattr(recorder_module, "StepSampler", lambda _options: Planned(1, lengths))
 
     return seed
 
@@ -390,24 +392,26 @@ def ran(plan, steps, *, with_audit, without, step=0):
 
 @pytest.mark.parametrize("added", [0.08, 0.12, 0.2])
 def test_so_many_steps_are_passed_over_as_what_the_audit_adds_asks_for(added):
-    watched = ran(Rests(AuditOptions(overhead=5.0)), 20_000, with_audit=1 + added, without=1.0)
+    watched = ran(
+        StepSampler(AuditOptions(overhead=5.0)), 20_000, with_audit=1 + added, without=1.0
+    )
     assert all(watched[:200])
     share = sum(watched[2_000:]) / len(watched[2_000:])
     assert share * added == pytest.approx(0.05, abs=0.004)
 
 
 def test_a_part_is_watched_whatever_that_adds():
-    watched = ran(Rests(AuditOptions(overhead=0)), 20_000, with_audit=3.0, without=1.0)
+    watched = ran(StepSampler(AuditOptions(overhead=0)), 20_000, with_audit=3.0, without=1.0)
     assert 0.15 < sum(watched[2_000:]) / len(watched[2_000:]) < 0.25
 
 
 def test_where_little_is_added_nothing_is_passed_over_but_to_learn_that():
-    watched = ran(Rests(AuditOptions(overhead=5.0)), 20_000, with_audit=1.04, without=1.0)
+    watched = ran(StepSampler(AuditOptions(overhead=5.0)), 20_000, with_audit=1.04, without=1.0)
     assert sum(watched) / len(watched) > 0.98
 
 
 def test_a_loop_that_becomes_faster_is_found_out():
-    plan = Rests(AuditOptions(overhead=5.0))
+    plan = StepSampler(AuditOptions(overhead=5.0))
     ran(plan, 5_000, with_audit=1.01, without=1.0)
     watched = ran(plan, 5_000, with_audit=0.12, without=0.1, step=5_000)
     assert sum(watched[2_500:]) / len(watched[2_500:]) < 0.4
@@ -415,7 +419,7 @@ def test_a_loop_that_becomes_faster_is_found_out():
 
 @pytest.mark.parametrize("options", [{"overhead": math.inf}, {"max_steps": 100_000}])
 def test_each_step_is_watched_where_that_is_asked_for(options):
-    assert all(ran(Rests(AuditOptions(**options)), 5_000, with_audit=2.0, without=1.0))
+    assert all(ran(StepSampler(AuditOptions(**options)), 5_000, with_audit=2.0, without=1.0))
 
 
 def test_a_step_of_milliseconds_is_timed_in_a_real_loop():

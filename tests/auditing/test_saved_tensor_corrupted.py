@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing.checksums import WIDTHS
+from gradcheck_suite.auditing.saved_tensors.checksums import WIDTHS
 
 
 def through_data():

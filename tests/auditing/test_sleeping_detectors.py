@@ -158,10 +158,10 @@ class Napper(Sleeper):
         self.turns = []
 
     def _backward(self, _event):
-        turn = self.recorder.turn
-        if turn % 5:
-            return turn - turn % 5 + 5
-        self.turns.append(turn)
+        iteration = self.recorder.iteration
+        if iteration % 5:
+            return iteration - iteration % 5 + 5
+        self.turns.append(iteration)
         return None
 
 

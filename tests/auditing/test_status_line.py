@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing import shared_line, status_line
-from gradcheck_suite.auditing.shared_line import SharedLine, open_shared_line
+from gradcheck_suite.auditing.output import status_line
+from gradcheck_suite.auditing.output.status_line import SharedLine, open_shared_line
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX terminals")
 
@@ -218,7 +218,7 @@ def test_everything_is_put_back(terminal):
 
 
 def test_a_terminal_that_is_gone_costs_nothing(terminal, line, monkeypatch):
-    monkeypatch.setattr(shared_line, "_is_ours_to_draw_on", _gone)
+    monkeypatch.setattr(status_line, "_is_ours_to_draw_on", _gone)
     line.show("step 1")
     assert terminal.read() == ""
 

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import gradcheck_suite as gs
 from gradcheck_suite.auditing import events
 from gradcheck_suite.auditing.call_sites import location_of
-from gradcheck_suite.auditing.sources import clipping
+from gradcheck_suite.auditing.instrumentation import clipping
 
 KINDS = [getattr(events, name) for name in events.__all__ if hasattr(getattr(events, name), "site")]
 ALL = [*KINDS, events.SessionEnded]

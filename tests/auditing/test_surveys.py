@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing.detectors import _survey
+from gradcheck_suite.auditing.detectors import reachable_parameters as _survey
 from gradcheck_suite.auditing.events import BackwardStarted
 
 if TYPE_CHECKING:
