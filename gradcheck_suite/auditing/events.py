@@ -92,6 +92,7 @@ __all__ = [
     "GraphKept",
     "GraphReused",
     "Handler",
+    "IndexedAssigned",
     "LayerRanInTrainingMode",
     "LeafBackwardStarted",
     "LegacyFunctionCalled",
@@ -395,6 +396,13 @@ class Written(NamedTuple):
     site: CallSite | None
 
 
+class IndexedAssigned(NamedTuple):
+    """A slice or element of a tensor that requires grad was assigned to."""
+
+    tensor: Tensor
+    site: CallSite | None
+
+
 class WriteRefused(NamedTuple):
     """Torch has refused an in-place call with ``error``, which follows."""
 
@@ -473,6 +481,7 @@ Event: TypeAlias = (
     | NonLeafRefused
     | GradModeChanged
     | Written
+    | IndexedAssigned
     | WriteRefused
     | SavedTensorModified
     | SavedTensorCorrupted

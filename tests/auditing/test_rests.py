@@ -143,7 +143,7 @@ def test_nothing_of_ours_is_left_while_it_rests_or_after(resting):
     loop = Loop()
     with gs.audit() as session:
         loop.steps(22)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
         assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
             loop.steps(30)  # ours would not lie beneath these: it rests on
@@ -159,7 +159,7 @@ def test_an_audit_that_is_left_at_rest_hears_of_its_end(resting):
     session = gs.audit()
     with session:
         loop.steps(25)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
     with session:
         loop.steps(25)
     assert session.findings == ()
@@ -268,7 +268,7 @@ def test_the_error_of_a_step_that_was_passed_over_is_explained(resting):
     @session
     def train():
         loop.steps(22)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
         loop.optimizer.zero_grad()
         loop.loss().detach().backward()
 
@@ -289,7 +289,7 @@ def test_what_was_saved_before_a_rest_is_checked_in_it(resting):
         kept = weight.exp()
         later = kept.sum()
         loop.steps(2)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
         with torch.no_grad():
             kept.add_(1)
         later.backward()
@@ -304,11 +304,11 @@ def test_another_optimizer_ends_the_rests(resting):
     loop = Loop()
     with gs.audit() as session:
         loop.steps(22)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
         other = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
-        assert not session._recorder.resting
+        assert not session._recorder.state.paused_for
         loop.steps(60)
-        assert not session._recorder.resting
+        assert not session._recorder.state.paused_for
     assert session.findings == ()
     assert passed_over(session) == 2
     assert other
@@ -319,9 +319,9 @@ def test_a_step_of_an_optimizer_that_was_made_before_ends_a_rest(resting):
     loop = Loop()
     with gs.audit() as session:
         loop.steps(22)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
         other.steps(60)
-        assert not session._recorder.resting
+        assert not session._recorder.state.paused_for
     assert session.findings == ()
 
 
@@ -350,7 +350,7 @@ def test_steps_that_the_program_tells_of_are_all_watched(resting):
     loop = Loop()
     with gs.audit() as session:
         loop.steps(22)
-        assert session._recorder.resting
+        assert session._recorder.state.paused_for
         for _ in range(60):
             loop.step()
             session.step()
@@ -433,8 +433,8 @@ def test_a_step_of_milliseconds_is_timed_in_a_real_loop():
         return pack
 
     session = gs.audit()
-    hooks = session._recorder.saved_tensors.hooks
-    session._recorder.saved_tensors.hooks = (slow_pack(hooks[0]), hooks[1])
+    hooks = session._recorder.hooks
+    session._recorder.hooks = (slow_pack(hooks[0]), hooks[1])
     with session:
         loop.steps(600)
     assert session.findings == ()

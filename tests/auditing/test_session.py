@@ -353,4 +353,4 @@ def test_an_indexed_assignment_is_noted_though_nothing_else_has_happened():
         x = torch.zeros(3, requires_grad=True) * 1
         x[0] = 1.0
     assert session._detectors
-    assert session._recorder.failures == []
+    assert session._recorder.bus.failures == []

@@ -258,7 +258,7 @@ def test_it_tells_step_findings_and_overhead(terminal, monkeypatch):
     assert "gradcheck-suite audit: backward 1, no findings, overhead" in told
     assert "gradcheck-suite audit: step 2, 1 error, overhead about" in told
     assert told.endswith(ERASE)
-    assert "emit" not in vars(session._recorder)
+    assert "emit" not in vars(session._recorder.bus)
     assert session.report.summary["steps"] == 3
 
 

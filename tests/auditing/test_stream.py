@@ -51,10 +51,10 @@ def listen():
     def run(loop, *kinds, keep=whole, **arguments):
         session = gs.audit(**arguments)
         listener = Listener(kinds or ALL, keep)
-        session._recorder.subscribe([listener])
+        session._recorder.bus.subscribe([listener])
         with session:
             loop()
-        assert not session._recorder.failures
+        assert not session._recorder.bus.failures
         return listener.seen
 
     return run
@@ -378,7 +378,7 @@ def test_writes_and_refusals(listen):
 def test_steps_can_be_marked_by_the_program():
     session = gs.audit()
     listener = Listener([events.StepMarked])
-    session._recorder.subscribe([listener])
+    session._recorder.bus.subscribe([listener])
     session.step()
     weight = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -225,7 +225,7 @@ class AccumulationWindows:
 
         Where nothing was, steps are there for a schedule of learning rates to be looked at.
         """
-        return self._recorder.backwards > 0 or self._recorder.saved_tensors.saved > 0
+        return self._recorder.state.backwards > 0 or self._recorder.state.saved > 0
 
     def any_discarded(self) -> bool:
         """Return whether any optimizer has lost gradients since its last step."""
@@ -236,7 +236,9 @@ class AccumulationWindows:
         key = id(optimizer)
         window = self._windows.get(key)
         if window is None:
-            window = AccumulationWindow(optimizer, whole=whole, backwards=self._recorder.backwards)
+            window = AccumulationWindow(
+                optimizer, whole=whole, backwards=self._recorder.state.backwards
+            )
             windows = self._windows
             window.optimizer = weakref.ref(optimizer, lambda _: windows.pop(key, None))
             windows[key] = window
@@ -252,7 +254,7 @@ class AccumulationWindows:
 
     def _fill(self, event: BackwardFinished) -> None:
         if event.failed:
-            self._failed_at = self._recorder.backwards
+            self._failed_at = self._recorder.state.backwards
         if not event.created and not event.accumulated:
             return
         created, accumulated = event.created, event.accumulated
@@ -266,11 +268,11 @@ class AccumulationWindows:
                 added = not ids.isdisjoint(map(id, accumulated))
                 filled = added or not ids.isdisjoint(map(id, created))
             if filled:
-                saved = self._recorder.saved_tensors.saved
+                saved = self._recorder.state.saved
                 window.fills.append(Fill(event.number, event.site, added, saved))
                 window.used = False
                 if window.discarded:
-                    window.filled_at = self._recorder.clock.moment.sequence
+                    window.filled_at = self._recorder.state.clock.moment.sequence
                     window.gradients = [id(each.grad) for each in window.parameters()]
                 if len(window.fills) > _MOST_KEPT:
                     del window.fills[1]
@@ -296,7 +298,7 @@ class AccumulationWindows:
     def _discard(self, window: AccumulationWindow, event: GradientsCleared) -> None:
         window.used = False
         window.cleared = True
-        window.cleared_at = self._recorder.backwards
+        window.cleared_at = self._recorder.state.backwards
         # A closure clears what an earlier evaluation of it has left.
         self._lose(window, event.site, by_closure=window.stepping)
 
@@ -307,7 +309,7 @@ class AccumulationWindows:
         unused = tuple(window.fills[window.consumed :])
         if unused and not by_closure and len(window.discarded) < _MOST_KEPT:
             window.discarded.append(Discarded(site, unused))
-            self._recorder.emit(GradientsDiscarded(site))
+            self._recorder.bus.emit(GradientsDiscarded(site))
         window.fills.clear()
         window.consumed = 0
 
@@ -320,13 +322,13 @@ class AccumulationWindows:
             else:
                 self._lose(window, None)
         window.stepping = True
-        window.stepping_backwards = self._recorder.backwards
+        window.stepping_backwards = self._recorder.state.backwards
 
     def _end_step(self, event: StepFinished) -> None:
         window = self.stepped
         if window.optimizer() is not event.optimizer:  # a closure has stepped another one
             window = self.stepped = self.of(event.optimizer)
-        now = self._recorder.backwards
+        now = self._recorder.state.backwards
         discarded = window.discarded
         is_usual = bool(window.whole and window.fills and not discarded)
         window.summary = (
@@ -338,7 +340,7 @@ class AccumulationWindows:
                 backward_inside=window.stepping and now > window.stepping_backwards,
                 cleared_last=window.cleared and window.cleared_at == now,
                 forward_since=bool(discarded)
-                and self._recorder.saved_tensors.saved > discarded[-1].fills[-1].saved,
+                and self._recorder.state.saved > discarded[-1].fills[-1].saved,
                 failed=self._failed_at > window.backwards,
             )
             if window.whole
@@ -358,11 +360,11 @@ class AccumulationWindows:
                     other.consumed = len(other.fills)
                 other.others.update(numbers.intersection(fill.number for fill in other.fills))
         if not is_usual or window.is_followed:
-            self._recorder.emit(StepSummarized(event))
+            self._recorder.bus.emit(StepSummarized(event))
 
     def _begin_anew(self, _event: WatchResumed) -> None:
         for window in self._windows.values():
-            window.empty(self._recorder.backwards)
+            window.empty(self._recorder.state.backwards)
             window.whole = window.used = window.cleared = window.stepping = False
             window.summary = None
 
@@ -370,7 +372,7 @@ class AccumulationWindows:
         """Begin anew where a scaler has left a step out: these gradients were dealt with."""
         window = self._windows.get(id(event.optimizer))
         if window is not None and not event.stepped and not event.failed:
-            window.empty(self._recorder.backwards)
+            window.empty(self._recorder.state.backwards)
             window.used = True
 
 

@@ -1,4 +1,4 @@
-"""All detectors of an audit, and what stands for them until there is something to tell them."""
+"""All detectors of an audit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
 )
 from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
     SavedTensorModifiedDetector,
+)
+from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
+    SliceWriteInLoopDetector,
 )
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
@@ -62,16 +65,11 @@ from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    from torch import Tensor
+    from gradcheck_suite.auditing.events import Detector
 
-    from gradcheck_suite.auditing.call_sites import CallSite
-    from gradcheck_suite.auditing.events import Detector, Event, Subscriptions
-    from gradcheck_suite.findings import Finding
-
-__all__ = ["DeferredDetectors", "all_detectors", "training_detectors"]
+__all__ = ["all_detectors", "kinds_of_events"]
 
 
 def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
@@ -79,9 +77,10 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     return (
         SavedTensorModifiedDetector(recorder, names, carried),
+        SliceWriteInLoopDetector(),
         MissingZeroGradDetector(recorder, names),
         MissingZeroGradByHandDetector(recorder, names),
-        *training_detectors(recorder, names),
+        *_training_detectors(recorder, names),
         GraphKeptDetector(recorder, carried),
         ParameterWithoutGradientDetector(recorder, names),
         NonFiniteGradientDetector(recorder, names),
@@ -92,45 +91,9 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     )
 
 
-class DeferredDetectors:
-    """Stands for all detectors until the first event, as many a test of a suite has none.
-
-    Args:
-        recorder: whose events these are.
-        make: makes the detectors.
-    """
-
-    def __init__(self, recorder: Recorder, make: Callable[[], tuple[Detector, ...]]) -> None:
-        self._recorder = recorder
-        self._make = make
-
-    def subscriptions(self) -> Subscriptions:
-        """Read what any of them reads; an audit without an event has nothing to end."""
-        return dict.fromkeys(_kinds(), self._tell)
-
-    def findings(self) -> tuple[Finding, ...]:
-        """Return nothing: where nothing was told, nothing is found."""
-        return ()
-
-    def note_indexed(self, tensor: Tensor, site: CallSite | None) -> None:
-        """Make way for the one that is to be told of indexed assignments."""
-        self.make_way()
-        told = self._recorder.write_log.on_indexed
-        if told is not None:
-            told(tensor, site)
-
-    def _tell(self, event: Event) -> None:
-        self._recorder.emit(event, only=self.make_way())
-
-    def make_way(self) -> tuple[Detector, ...]:
-        """Make them, and let them be told in place of this."""
-        made = self._make()
-        self._recorder.replace(self, made)
-        return made
-
-
 @cache
-def _kinds() -> frozenset[type[Any]]:
+def kinds_of_events() -> frozenset[type[Any]]:
+    """Return what any of them reads; an audit without such an event has nothing to end."""
     recorder = Recorder(AuditOptions())
     read = {
         kind for each in all_detectors(recorder, ParameterNames()) for kind in each.subscriptions()
@@ -138,7 +101,7 @@ def _kinds() -> frozenset[type[Any]]:
     return frozenset(read - {SessionEnded})
 
 
-def training_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
+def _training_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
     """Make the detectors that follow each optimizer's turns; what they share comes first."""
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)

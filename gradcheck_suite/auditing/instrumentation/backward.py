@@ -27,7 +27,7 @@ from gradcheck_suite.auditing.events import (
     GraphReused,
     LeafBackwardStarted,
 )
-from gradcheck_suite.auditing.instrumentation.base import Source, is_compiling
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 from gradcheck_suite.auditing.object_names.optimizers import changes_since
 from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
 from gradcheck_suite.auditing.user_modes import without_user_modes
@@ -52,7 +52,7 @@ _STEPS_LOOKED_THROUGH = 8
 """In so many, the whole graph of each backward is looked at; after that in every eighth."""
 
 
-class BackwardSource(Source):
+class BackwardSource(EventSource):
     """Replaces the one name through which Python enters the autograd engine."""
 
     kinds = (
@@ -69,8 +69,8 @@ class BackwardSource(Source):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         # Asked once: every call counts here.
-        self._tells_starts = recorder.wants_any(self.kinds[:4])
-        self._tells_ends = recorder.wants_any((BackwardFinished, GraphKept))
+        self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
+        self._tells_ends = recorder.bus.wants_any((BackwardFinished, GraphKept))
 
     def install(self, patches: Patches) -> None:
         """Replace the engine's entry points."""
@@ -82,20 +82,20 @@ class BackwardSource(Source):
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             source: BackwardSource = self.acting
             recorder = source.recorder
-            if not recorder.running:
-                return source.run_at_rest(original, t_outputs, args, kwargs)
+            if not recorder.state.running:
+                return source.run_while_paused(original, t_outputs, args, kwargs)
             if inside_backward() or is_compiling():
                 return original(t_outputs, *args, **kwargs)
             if transform_is_active():
                 # What passes here are the transform's own wrapped tensors.
                 return original(t_outputs, *args, **kwargs)
-            if not recorder.step and recorder.passes_over_backward():
+            if not recorder.state.step and recorder.skips_backward():
                 return source.run_unwatched(original, t_outputs, args, kwargs)
             keeps, creates = keeps_and_makes_graph(args, kwargs)
             accumulates = bool(kwargs.get("accumulate_grad", True))
             # Some gradients alone may be asked for in both ways.
             partly = not accumulates or bool(args[_INPUTS:] and args[_INPUTS])
-            is_early = recorder.step < _STEPS_LOOKED_THROUGH
+            is_early = recorder.state.step < _STEPS_LOOKED_THROUGH
             begin = source.begin_uncollected if is_early else source.begin
             generation, before = begin(t_outputs, accumulates=accumulates)
             failed = True
@@ -113,15 +113,15 @@ class BackwardSource(Source):
 
         return run
 
-    def run_at_rest(
+    def run_while_paused(
         self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any
     ) -> Any:
         """Run a backward while the audit does not watch; one that fails may wake it."""
         try:
             return original(outputs, *args, **kwargs)
         except BaseException as error:
-            if self.recorder.resting and self.recorder.wake():
-                self.recorder.clock.tick()
+            if self.recorder.state.paused_for and self.recorder.resume():
+                self.recorder.state.clock.tick()
                 index = self.recorder.count_backward()
                 self.fail(Generation(index, exact_call_site()), outputs, error)
             raise
@@ -131,7 +131,7 @@ class BackwardSource(Source):
     ) -> Any:
         """Run a backward that nobody is told of, unless it fails."""
         index = self.recorder.count_backward()
-        self.recorder.clock.tick()
+        self.recorder.state.clock.tick()
         creates = keeps_and_makes_graph(args, kwargs)[1]
         try:
             return self.run_bare(original, outputs, args, kwargs, creates=creates)
@@ -144,17 +144,17 @@ class BackwardSource(Source):
     ) -> Any:
         """Run the engine, without our hooks on saved tensors where it saves none."""
         recorder = self.recorder
-        hooks = recorder.saved_tensors.hooks
+        hooks = recorder.hooks
         if creates or not step_aside_from_backward(hooks):
             return original(outputs, *args, **kwargs)
-        recorder.is_aside = True
+        recorder.state.is_aside = True
         try:
             return original(outputs, *args, **kwargs)
         finally:
             # The backward may have ended the audit, or begun it anew.
-            if recorder.is_aside and recorder.running:
+            if recorder.state.is_aside and recorder.state.running:
                 push_saved_tensors_hooks(*hooks)
-            recorder.is_aside = False
+            recorder.state.is_aside = False
 
     def begin_uncollected(
         self, outputs: Any, *, accumulates: bool
@@ -177,33 +177,35 @@ class BackwardSource(Source):
         recorder = self.recorder
         site = exact_call_site()
         index = recorder.count_backward()
-        recorder.backwards_elsewhere += threading.get_ident() != recorder.thread
+        recorder.state.backwards_elsewhere += threading.get_ident() != recorder.state.thread
         recorder.write_log.listening = True
         before: GradientState = ([], None)
         try:
             roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             nodes, tensors, has_leaf = _read(roots)
             following: dict[Node, Following] = {}
-            generation = recorder.generations.open(index, nodes, site, recorder.step, following)
+            generation = recorder.generations.open(
+                index, nodes, site, recorder.state.step, following
+            )
             chain = generation.chain
             started = BackwardStarted(index, site, chain, tensors, accumulates, {}, following)
             if self._tells_starts:
-                recorder.emit(started)
+                recorder.bus.emit(started)
                 if generation.reused:
-                    recorder.emit(GraphReused(started))
+                    recorder.bus.emit(GraphReused(started))
                 if has_leaf:
-                    recorder.emit(LeafBackwardStarted(started))
+                    recorder.bus.emit(LeafBackwardStarted(started))
             # Who keeps the event keeps no graph by it.
             following.clear()
             found = without_user_modes(recorder.optimizers.gradients)
             if found[1] is None:
                 recorder.optimizers.bare_at = index
             elif self._tells_starts:
-                recorder.emit(GradientsFound(started))
+                recorder.bus.emit(GradientsFound(started))
             if accumulates:
                 before = found
         except Exception as error:  # noqa: BLE001 - the user's program goes on
-            recorder.note_failure("backward", error)
+            recorder.bus.note_failure("backward", error)
             generation = Generation(index, site)
         return generation, before
 
@@ -211,7 +213,7 @@ class BackwardSource(Source):
         """Tell that it has failed."""
         roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         failed = BackwardFailed(generation.index, generation.site, _read(roots)[1], error)
-        self.recorder.emit(failed)
+        self.recorder.bus.emit(failed)
 
     def end(
         self,
@@ -230,9 +232,9 @@ class BackwardSource(Source):
         finished = BackwardFinished(
             generation.index, generation.site, creates, failed, keeps, created, accumulated
         )
-        recorder.emit(finished)
+        recorder.bus.emit(finished)
         if keeps and not failed:
-            recorder.emit(GraphKept(finished))
+            recorder.bus.emit(GraphKept(finished))
 
 
 def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from gradcheck_suite._patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["Source"]
+__all__ = ["EventSource", "is_compiling"]
 
 is_compiling = torch.compiler.is_compiling
 
 
-class Source(ABC):
+class EventSource(ABC):
     """Watches one part of torch while an audit runs.
 
     What it puts into torch may stay there from audit to audit, and then acts for the source of
@@ -27,6 +27,7 @@ class Source(ABC):
         kinds: the events that it emits; it is installed only if one of them is read.
         always: install it in any case, since it keeps the recorder's own count.
         recorder: of the audit that this source is made for.
+        state: its run state, which is asked for in each call of a module.
         acting: the source, of the same class, that is told of what happens now; only what is in
             place has one.
     """
@@ -37,6 +38,7 @@ class Source(ABC):
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.state = recorder.state
 
     @abstractmethod
     def install(self, patches: Patches) -> None:

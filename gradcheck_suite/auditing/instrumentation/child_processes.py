@@ -8,7 +8,7 @@ import subprocess
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from gradcheck_suite.auditing.instrumentation.base import Source
+from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ChildProcessSource"]
 
 
-class ChildProcessSource(Source):
+class ChildProcessSource(EventSource):
     """Counts them by what starts them: multiprocessing, subprocess or ``os.fork``.
 
     Workers of a DataLoader are left out: they train nothing.
@@ -55,7 +55,7 @@ class ChildProcessSource(Source):
             finally:
                 source.starting -= 1
             if not loads_data:
-                source.recorder.children["multiprocessing"] += 1
+                source.recorder.state.children["multiprocessing"] += 1
 
         return start
 
@@ -68,7 +68,7 @@ class ChildProcessSource(Source):
                 original(process, *args, **kwargs)
             finally:
                 source.starting -= 1
-            source.recorder.children["subprocess"] += 1
+            source.recorder.state.children["subprocess"] += 1
 
         return __init__
 
@@ -84,7 +84,7 @@ def _note_fork() -> None:
     for placed in _WATCHING:
         source: ChildProcessSource = placed.acting
         if not source.starting:
-            source.recorder.children["os.fork"] += 1
+            source.recorder.state.children["os.fork"] += 1
 
 
 if hasattr(os, "register_at_fork"):

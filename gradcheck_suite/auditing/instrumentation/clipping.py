@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad
 from gradcheck_suite._torch_compat import clipping_internals
 from gradcheck_suite.auditing.call_sites import exact_call_site
 from gradcheck_suite.auditing.events import GradientsClipped
-from gradcheck_suite.auditing.instrumentation.base import Source, is_compiling
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ClippingSource"]
 
 
-class ClippingSource(Source):
+class ClippingSource(EventSource):
     """Replaces the functions that ``clip_grad_norm_`` and ``clip_grad_value_`` call.
 
     Programs import those two by name, often before the audit begins; what they look up in their
@@ -95,8 +95,8 @@ class ClippingSource(Source):
         refused: bool = False,
     ) -> None:
         """Tell of a call of ``function``."""
-        if self.recorder.running and not is_compiling():
-            self.recorder.emit(
+        if self.recorder.state.running and not is_compiling():
+            self.recorder.bus.emit(
                 GradientsClipped(
                     function=function,
                     gradients=tuple(gradient for gradient in gradients if gradient is not None),

@@ -9,7 +9,7 @@ import torch
 
 from gradcheck_suite.auditing.call_sites import call_site
 from gradcheck_suite.auditing.events import GradModeChanged
-from gradcheck_suite.auditing.instrumentation.base import Source
+from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ _CONTEXTS: tuple[Any, ...] = (
 )
 
 
-class GradModeSource(Source):
+class GradModeSource(EventSource):
     """Replaces how the contexts are entered and left, and the call of ``set_grad_enabled``.
 
     What an optimizer does inside its ``step()`` is not told; what other parts of torch do on their
@@ -67,7 +67,7 @@ class GradModeSource(Source):
             recorder = source.recorder
             if recorder.write_log.listening and not source.inside:
                 enabled = torch.is_grad_enabled()
-                recorder.emit(GradModeChanged(kind, entered, enabled, call_site()))
+                recorder.bus.emit(GradModeChanged(kind, entered, enabled, call_site()))
             return result
 
         return watched

@@ -13,7 +13,7 @@ from gradcheck_suite._torch_compat import (
     remove_saved_tensors_hooks,
     top_saved_tensors_hooks,
 )
-from gradcheck_suite.auditing.instrumentation.base import Source
+from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["HookRegions"]
 
 
-class HookRegions(Source):
+class HookRegions(EventSource):
     """Steps aside for torch.func, and counts the regions under hooks of the program's own."""
 
     always = True
@@ -49,17 +49,17 @@ class HookRegions(Source):
         @contextmanager
         def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
             recorder: Recorder = self.acting.recorder
-            hooks = recorder.saved_tensors.hooks
+            hooks = recorder.hooks
             top = top_saved_tensors_hooks()
             aside = top is not None and top[0] is hooks[0]
             if aside:
                 remove_saved_tensors_hooks(hooks)
-                recorder.transform_regions += 1
+                recorder.state.transform_regions += 1
             try:
                 with original(error_message):
                     yield
             finally:
-                if aside and recorder.running:
+                if aside and recorder.state.running:
                     push_saved_tensors_hooks(*hooks)
 
         functools.update_wrapper(disable_saved_tensors_hooks, original)
@@ -68,7 +68,7 @@ class HookRegions(Source):
     def _counting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(original)
         def __enter__(hooks: Any) -> None:  # noqa: N807 - the name that it stands in for
-            self.acting.recorder.hook_regions += 1
+            self.acting.recorder.state.hook_regions += 1
             return original(hooks)
 
         return __enter__

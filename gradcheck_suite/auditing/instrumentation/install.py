@@ -28,12 +28,12 @@ from gradcheck_suite.auditing.instrumentation.torch_warnings import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gradcheck_suite.auditing.instrumentation.base import Source
+    from gradcheck_suite.auditing.instrumentation.base import EventSource
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["Installation", "installation", "kept_in_place"]
 
-_SOURCES: Sequence[type[Source]] = (
+_SOURCES: Sequence[type[EventSource]] = (
     HookRegions,
     BackwardSource,
     OptimizerSource,
@@ -62,13 +62,13 @@ class Installation:
     def __init__(self, idle: Recorder | None = None) -> None:
         self._idle = idle
         self._patches = Patches()
-        self._placed: dict[type[Source], Source] = {}
+        self._placed: dict[type[EventSource], EventSource] = {}
         self._stand_ins = InPlaceReplacements()
 
     def begin(self, recorder: Recorder) -> None:
         """Put in place what this audit needs and is not there yet, and let all act for it."""
         for kind in _SOURCES:
-            if kind.always or recorder.wants_any(kind.kinds):
+            if kind.always or recorder.bus.wants_any(kind.kinds):
                 placed = self._placed.get(kind)
                 if placed is None:
                     placed = self._placed[kind] = kind(self._idle or recorder)

@@ -9,7 +9,7 @@ import torch
 
 from gradcheck_suite.auditing.call_sites import call_site
 from gradcheck_suite.auditing.events import LegacyFunctionCalled
-from gradcheck_suite.auditing.instrumentation.base import Source, is_compiling
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
     from gradcheck_suite._patches import Patches
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LegacyFunctionSource"]
 
 
-class LegacyFunctionSource(Source):
+class LegacyFunctionSource(EventSource):
     """Replaces the method that torch keeps in order to refuse ``Function()(x)``."""
 
     kinds = (LegacyFunctionCalled,)
@@ -31,8 +31,8 @@ class LegacyFunctionSource(Source):
         @functools.wraps(refuse)
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = self.acting.recorder
-            if recorder.running and not is_compiling():
-                recorder.emit(LegacyFunctionCalled(type(function), call_site()))
+            if recorder.state.running and not is_compiling():
+                recorder.bus.emit(LegacyFunctionCalled(type(function), call_site()))
             return refuse(function, *args, **kwargs)
 
         patches.replace(torch.autograd.Function, "__call__", call)

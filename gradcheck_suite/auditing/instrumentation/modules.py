@@ -12,7 +12,7 @@ from torch import nn
 from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, module_call_frames
 from gradcheck_suite.auditing.call_sites import call_site, variables_of
 from gradcheck_suite.auditing.events import ForwardFinished, LayerRanInTrainingMode, ModeChanged
-from gradcheck_suite.auditing.instrumentation.base import Source, is_compiling
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ _FIRST_STEPS = 8
 _EVERY = 8
 
 
-class ModeSource(Source):
+class ModeSource(EventSource):
     """Replaces ``Module.train``, which ``eval`` calls too."""
 
     kinds = (ModeChanged,)
@@ -53,15 +53,15 @@ class ModeSource(Source):
             if not source.inside:
                 recorder = source.recorder
                 if module.training is not was_training:
-                    recorder.wake()
-                if recorder.running:
-                    recorder.emit(ModeChanged(module, module.training, call_site()))
+                    recorder.resume()
+                if recorder.state.running:
+                    recorder.bus.emit(ModeChanged(module, module.training, call_site()))
             return result
 
         return train
 
 
-class ForwardSource(Source):
+class ForwardSource(EventSource):
     """Replaces ``Module.__call__`` while a step is looked at: the first ones, and each eighth."""
 
     kinds = (ForwardFinished,)
@@ -78,11 +78,11 @@ class ForwardSource(Source):
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source: ForwardSource = self.acting
-            recorder = source.recorder
-            step = recorder.step
+            state = source.state
+            step = state.step
             if (
                 source.inside
-                or not recorder.running
+                or not state.running
                 or (step >= _FIRST_STEPS and step % _EVERY)
                 or is_compiling()
             ):
@@ -92,7 +92,7 @@ class ForwardSource(Source):
                 result = original(module, *args, **kwargs)
             finally:
                 source.inside -= 1
-            recorder.emit(
+            source.recorder.bus.emit(
                 ForwardFinished(
                     module,
                     result,
@@ -109,7 +109,7 @@ class ForwardSource(Source):
 _, _CALL = module_call_frames()
 
 
-class ModeLayerSource(Source):
+class ModeLayerSource(EventSource):
     """Gives dropout and batch norm a ``__call__`` of their own; other modules cost nothing more.
 
     Functional dropout, and layers of other libraries, are not seen.
@@ -130,10 +130,12 @@ class ModeLayerSource(Source):
         def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not is_recording() and layer.training and not is_compiling():
                 recorder: Recorder = self.acting.recorder
-                if recorder.running:
+                if recorder.state.running:
                     model, site_frame = _outermost(layer)
                     site = call_site(site_frame)
-                    recorder.emit(LayerRanInTrainingMode(layer, model, recorder.step, site))
+                    recorder.bus.emit(
+                        LayerRanInTrainingMode(layer, model, recorder.state.step, site)
+                    )
             # Looked up each time: torch.fx replaces it while it traces.
             return module_class.__call__(layer, *args, **kwargs)
 

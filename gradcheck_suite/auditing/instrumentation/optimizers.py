@@ -24,7 +24,7 @@ from gradcheck_suite.auditing.events import (
     StepFinished,
     StepStarted,
 )
-from gradcheck_suite.auditing.instrumentation.base import Source, is_compiling
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerSource", "SchedulerSource"]
 
 
-class OptimizerSource(Source):
+class OptimizerSource(EventSource):
     """Registers torch's global step hooks and replaces the other methods of ``Optimizer``."""
 
     kinds = (
@@ -78,17 +78,19 @@ class OptimizerSource(Source):
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         source: OptimizerSource = self.acting
         recorder = source.recorder
-        if not recorder.running:
+        if not recorder.state.running:
             return
         recorder.write_log.listening = False
         source.site = exact_call_site()
         if recorder.optimizers.note(optimizer):
-            recorder.emit(StepStarted(recorder.step, optimizer, source.site))
+            recorder.bus.emit(StepStarted(recorder.state.step, optimizer, source.site))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         source: OptimizerSource = self.acting
         recorder = source.recorder
-        if not recorder.running and (not recorder.resting or recorder.passes_over(optimizer)):
+        if not recorder.state.running and (
+            not recorder.state.paused_for or recorder.skips_step(optimizer)
+        ):
             return
         recorder.write_log.listening = True
         # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
@@ -96,7 +98,7 @@ class OptimizerSource(Source):
         source.site = None
         recorder.after_optimizer_step(optimizer, site)
         if recorder.optimizers.note(optimizer):
-            recorder.emit(StepFinished(recorder.step, optimizer, site))
+            recorder.bus.emit(StepFinished(recorder.state.step, optimizer, site))
         recorder.end_step(optimizer)
 
     def _constructing(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -114,8 +116,8 @@ class OptimizerSource(Source):
                 raise
             finally:
                 under_construction.discard(id(self))
-            if recorder.wake() and recorder.optimizers.note(self):
-                recorder.emit(OptimizerConstructed(self, exact_call_site()))
+            if recorder.resume() and recorder.optimizers.note(self):
+                recorder.bus.emit(OptimizerConstructed(self, exact_call_site()))
 
         return __init__
 
@@ -132,9 +134,9 @@ class OptimizerSource(Source):
                 if id(self) not in under_construction:
                     _tell_of_refusal(recorder, self, error)
                 raise
-            new = recorder.wake() and id(self) not in under_construction
+            new = recorder.resume() and id(self) not in under_construction
             if new and recorder.optimizers.note(self):
-                recorder.emit(ParameterGroupAdded(self, exact_call_site()))
+                recorder.bus.emit(ParameterGroupAdded(self, exact_call_site()))
 
         return add_param_group
 
@@ -145,12 +147,12 @@ class OptimizerSource(Source):
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             recorder: Recorder = placed.acting.recorder
-            if not recorder.running or is_compiling():
+            if not recorder.state.running or is_compiling():
                 return
             if isinstance(self, Optimizer) and not recorder.optimizers.note(self):
                 return
             set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
-            recorder.emit(GradientsCleared(self, set_to_none, exact_call_site()))
+            recorder.bus.emit(GradientsCleared(self, set_to_none, exact_call_site()))
 
         return zero_grad
 
@@ -159,11 +161,11 @@ _NON_LEAF = "can't optimize a non-leaf Tensor"
 
 
 def _tell_of_refusal(recorder: Recorder, optimizer: Optimizer, error: ValueError) -> None:
-    if recorder.running and str(error) == _NON_LEAF:
-        recorder.emit(NonLeafRefused(type(optimizer).__name__, exact_call_site()))
+    if recorder.state.running and str(error) == _NON_LEAF:
+        recorder.bus.emit(NonLeafRefused(type(optimizer).__name__, exact_call_site()))
 
 
-class SchedulerSource(Source):
+class SchedulerSource(EventSource):
     """Replaces ``step`` of every scheduler class of torch that has its own.
 
     A scheduler of the program's own is seen as far as its ``step`` calls the one it inherits.
@@ -197,7 +199,7 @@ class SchedulerSource(Source):
             if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
                 optimizer = getattr(scheduler, "optimizer", None)
                 known = optimizer if isinstance(optimizer, Optimizer) else None
-                source.recorder.emit(SchedulerStepped(scheduler, known, exact_call_site()))
+                source.recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
             return result
 
         return step

@@ -14,7 +14,7 @@ from gradcheck_suite.auditing.events import (
     ScalerStepped,
     ScalerUpdated,
 )
-from gradcheck_suite.auditing.instrumentation.base import Source
+from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ScalingSource"]
 
 
-class ScalingSource(Source):
+class ScalingSource(EventSource):
     """Replaces the four methods of ``GradScaler`` that a training loop calls."""
 
     kinds = (LossScaled, GradientsUnscaled, ScalerStepped, ScalerUpdated)
@@ -58,7 +58,7 @@ class ScalingSource(Source):
             source: ScalingSource = self.acting
             result = source.run(original, scaler, outputs)
             if not source.inside:
-                source.recorder.emit(LossScaled(scaler, result, exact_call_site()))
+                source.recorder.bus.emit(LossScaled(scaler, result, exact_call_site()))
             return result
 
         return scale
@@ -74,7 +74,7 @@ class ScalingSource(Source):
             finally:
                 if not source.inside:
                     site = exact_call_site()
-                    source.recorder.emit(GradientsUnscaled(scaler, optimizer, failed, site))
+                    source.recorder.bus.emit(GradientsUnscaled(scaler, optimizer, failed, site))
             return result
 
         return unscale_
@@ -84,14 +84,16 @@ class ScalingSource(Source):
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             source: ScalingSource = self.acting
             recorder = source.recorder
-            before = recorder.optimizer_steps
+            before = recorder.state.optimizer_steps
             failed = True
             try:
                 result = source.run(original, scaler, optimizer, *args, **kwargs)
                 failed = False
             finally:
-                stepped = recorder.optimizer_steps > before
-                recorder.emit(ScalerStepped(scaler, optimizer, stepped, failed, exact_call_site()))
+                stepped = recorder.state.optimizer_steps > before
+                recorder.bus.emit(
+                    ScalerStepped(scaler, optimizer, stepped, failed, exact_call_site())
+                )
             return result
 
         return step
@@ -105,7 +107,7 @@ class ScalingSource(Source):
                 result = source.run(original, scaler, *args, **kwargs)
                 failed = False
             finally:
-                source.recorder.emit(ScalerUpdated(scaler, failed, exact_call_site()))
+                source.recorder.bus.emit(ScalerUpdated(scaler, failed, exact_call_site()))
             return result
 
         return update

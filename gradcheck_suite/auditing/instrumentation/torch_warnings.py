@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from gradcheck_suite._frames import Owner, owner_of_file
 from gradcheck_suite.auditing.call_sites import call_site, is_user_code
 from gradcheck_suite.auditing.events import NonLeafGradientRead
-from gradcheck_suite.auditing.instrumentation.base import Source
+from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ _NON_LEAF = "The .grad attribute of a Tensor that is not a leaf Tensor is being 
 _SHOW = "_showwarnmsg"
 
 
-class TorchWarningSource(Source):
+class TorchWarningSource(EventSource):
     """Reads each warning on its way to where it is shown, recorded or logged.
 
     One that a filter of the program's keeps back, or has raised, is not seen.
@@ -48,11 +48,11 @@ class TorchWarningSource(Source):
     def _showing(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def show(message: Any) -> None:
             recorder: Recorder = self.acting.recorder
-            if recorder.running and str(message.message).startswith(_NON_LEAF):
+            if recorder.state.running and str(message.message).startswith(_NON_LEAF):
                 site = call_site()
                 # Torch's own and libraries' looks are not the program's mistake.
                 if site and is_user_code(site[0]) and site[0].co_filename == message.filename:
-                    recorder.emit(NonLeafGradientRead(site))
+                    recorder.bus.emit(NonLeafGradientRead(site))
             original(message)
 
         return show
@@ -96,7 +96,7 @@ def _own_frames(frame: FrameType | None, callers: int) -> int:
 _STAND_IN = _Warnings(_NAME)
 
 
-class WarningLineSource(Source):
+class WarningLineSource(EventSource):
     """Lets torch's warnings name the line that they would name if nothing of torch were replaced.
 
     It emits nothing.

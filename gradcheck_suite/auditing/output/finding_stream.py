@@ -200,7 +200,7 @@ class FindingStream:
                 self._add("withdrawn", id=self._told.pop(key).number)
 
     def _consider(self, key: tuple[object, ...], finding: Finding, *, last: bool) -> None:
-        step = self._recorder.step
+        step = self._recorder.state.step
         told = self._told.get(key)
         if told is None:
             self._numbers += 1
@@ -219,7 +219,7 @@ class FindingStream:
             return
         before = self._numbers if self._ended_at is None else self._ended_at[0]
         self._tell(last=True)
-        step = self._recorder.step
+        step = self._recorder.state.step
         # A session that is entered for each step would end as often.
         if self._ended_at is None or self._numbers > before or step > 2 * self._ended_at[1]:
             self._ended_at = self._numbers, step
@@ -235,7 +235,7 @@ class FindingStream:
                 "type": kind,
                 "process": self._process,
                 "time": now.isoformat(timespec="milliseconds"),
-                "step": self._recorder.step,
+                "step": self._recorder.state.step,
                 **fields,
             }
         )

@@ -25,9 +25,9 @@ from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
-    from gradcheck_suite.auditing.events import Detector, Event, Subscriptions
+    from gradcheck_suite.auditing.events import Event, Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Finding
 
@@ -64,11 +64,11 @@ class StatusLine:
         self._began = perf_counter()
         self._due = self._began + _FIRST_SECONDS
         self._measured = 0.0
-        self._emit = recorder.emit
+        self._emit = recorder.bus.emit
         self._per_save = seconds_per_save(recorder)
         # Clocked only where somebody looks on.
-        recorder.emit = self._timed_emit  # type: ignore[method-assign]
-        recorder.subscribe([self])
+        recorder.bus.emit = self._timed_emit  # type: ignore[method-assign]
+        recorder.bus.subscribe([self])
 
     def subscriptions(self) -> Subscriptions:
         """Draw after what a step consists of."""
@@ -81,8 +81,8 @@ class StatusLine:
     def close(self) -> None:
         """Take the line away and put everything back."""
         self._line.close()
-        if "emit" in vars(self._recorder):
-            del self._recorder.emit
+        if "emit" in vars(self._recorder.bus):
+            del self._recorder.bus.emit
 
     def text(self) -> str:
         """Return what the line says now.
@@ -92,10 +92,12 @@ class StatusLine:
         """
         recorder = self._recorder
         saved = recorder.saved_tensors
-        ours = self._measured + saved.checksum_seconds + saved.saved * self._per_save
+        ours = self._measured + saved.checksum_seconds + recorder.state.saved * self._per_save
         rest = max(perf_counter() - self._began - ours, 1e-9)
         parts = [
-            f"step {recorder.step:,}" if recorder.step else f"backward {recorder.backwards:,}",
+            f"step {recorder.state.step:,}"
+            if recorder.state.step
+            else f"backward {recorder.state.backwards:,}",
             _count(self._findings()),
             f"overhead about {100 * ours / rest:.0f} %",
         ]
@@ -109,18 +111,17 @@ class StatusLine:
     def _pause(self, _event: object) -> None:
         self._line.erase()
 
-    def _timed_emit(self, event: Event, only: Collection[Detector] | None = None) -> None:
+    def _timed_emit(self, event: Event) -> None:
         began = perf_counter()
-        self._emit(event, only)
+        self._emit(event)
         self._measured += perf_counter() - began
 
 
 def seconds_per_save(recorder: Recorder) -> float:
     """Return what it costs, apart from checksums, to keep a saved tensor and to hand it back."""
     plain = AuditOptions(checksum_first_steps=0, checksum_every=0)
-    scratch = type(recorder)(plain).saved_tensors
     pack: Callable[[Any], Any]
-    pack, unpack = scratch.hooks
+    pack, unpack = type(recorder)(plain).hooks
     tensor = torch.zeros(1)
     began = perf_counter()
     for _ in range(_CALIBRATED):

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.auditing.run_state import Birth
+    from gradcheck_suite.auditing.event_bus import EventBus
+    from gradcheck_suite.auditing.run_state import Birth, RunState
     from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint
+    from gradcheck_suite.auditing.saved_tensors.write_log import WriteLog
+    from gradcheck_suite.auditing.write_tracing import WriteTracer
 
 __all__ = ["SavedTensors"]
 
@@ -71,9 +73,9 @@ _WRITTEN_BY_THEIR_OP = frozenset(
     }
 )
 _COPIED_OF_ALL = 4 << 20
-"""So many bytes of a turn may be kept as copies, where sums would take longer and no memory."""
-_THOROUGH_TURNS = 3
-"""A mistake that happens once is likeliest in these; one that goes on is seen in turns after."""
+"""So many bytes of an iteration may be kept as copies, where sums take longer and no memory."""
+_THOROUGH_ITERATIONS = 3
+"""A mistake that happens once is likeliest in these; one that goes on is seen in those after."""
 _BATCH_NORM_STATISTICS = ("running_mean", "running_var")
 
 
@@ -81,22 +83,21 @@ class SavedTensors:
     """The pair of hooks, and what they counted.
 
     Attributes:
-        take_fingerprints: whether to note the contents of what is saved now.
-        want_fingerprints: whether to note them from the next turn on, on suspicion.
-        saved: how many tensors were saved.
         used: how many times a backward has asked for one.
         fingerprinted: of how many the contents were noted.
         is_thorough: whether that is to notice any edit, also one that is never made again.
-        copied: how many bytes of this turn's contents were kept as they are.
+        copied: how many bytes of this iteration's contents were kept as they are.
         unread: how many contents could not be read, by reason.
         checksum_seconds: the time spent on contents so far.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self.take_fingerprints = False
-        self.want_fingerprints = False
-        self.saved = 0
+    def __init__(
+        self, bus: EventBus, state: RunState, write_log: WriteLog, write_tracer: WriteTracer
+    ) -> None:
+        self._bus = bus
+        self._state = state
+        self._write_log = write_log
+        self._write_tracer = write_tracer
         self.used = 0
         self.fingerprinted = 0
         self.copied = 0
@@ -107,13 +108,17 @@ class SavedTensors:
         self._recent_birth: Birth | None = None
         self.unread: Counter[str] = Counter()
         self.checksum_seconds = 0.0
-        self.hooks = (self._pack_hook(), answering(self._unpack))
+
+    def make_hooks(self) -> tuple[Callable[[Tensor], PackedTensor], Callable[[Any], Tensor]]:
+        """Return the pair, which the graphs keep: nothing here refers to it."""
+        return self._pack_hook(), answering(self._unpack)
 
     def _pack_hook(self) -> Callable[[Tensor], PackedTensor]:
         # Runs for every tensor that autograd saves: each line here is a line of the overhead.
-        counts = self
-        clock = self._recorder.clock
-        writers = self._recorder.write_log
+        outer = self
+        state = self._state
+        clock = state.clock
+        write_log = self._write_log
         weak_reference = weakref.ref
         kinds = kind_of_file
         plain = _PLAIN
@@ -150,10 +155,10 @@ class SavedTensors:
                 frame = frame.f_back
             else:
                 packed.site = call_site()
-            counts.saved += 1
-            writers.listening = True
-            if counts.take_fingerprints:
-                counts._take_fingerprint(packed)
+            state.saved += 1
+            write_log.listening = True
+            if state.take_fingerprints:
+                outer._take_fingerprint(packed)
             return packed
 
         return never_compiled(pack)
@@ -162,7 +167,7 @@ class SavedTensors:
         began = perf_counter()
         tensor = packed.tensor
         address = packed.address or _address_of(tensor)
-        is_watched = self._recorder.write_tracer.armed
+        is_watched = self._write_tracer.armed
         taken: Fingerprint | None = None
         first: PackedTensor | None = None
         if address is not None and not (dispatch_mode_is_active() or jit_is_tracing()):
@@ -197,7 +202,7 @@ class SavedTensors:
             packed.checked_address = address
             packed.address = CHECKSUMMED
             if is_watched:
-                self._recorder.write_tracer.add(packed)
+                self._write_tracer.add(packed)
         self.checksum_seconds += perf_counter() - began
 
     def _contents_of(self, packed: PackedTensor, *, is_watched: bool) -> Fingerprint | None:
@@ -215,16 +220,11 @@ class SavedTensors:
         except RuntimeError:  # zero tensors, or no memory left for the sums
             return None
 
-    def hand_over(self, recorder: Recorder) -> None:
-        """Tell this recorder, of what graphs still keep, from now on."""
-        self._recorder = recorder
-        self.hooks = recorder.saved_tensors.hooks
-
     def begin_iteration(self, iteration: int, *, is_suspicious: bool) -> None:
-        """Make room for the copies of a turn, and choose how its contents are noted."""
+        """Make room for the copies of an iteration, and choose how its contents are noted."""
         self.copied = 0
-        self.is_thorough = is_suspicious or iteration < _THOROUGH_TURNS
-        if self.take_fingerprints:
+        self.is_thorough = is_suspicious or iteration < _THOROUGH_ITERATIONS
+        if self._state.take_fingerprints:
             self._width = (self._width + 1) % len(WIDTHS)
 
     def _saved_before(self, packed: PackedTensor, address: int) -> PackedTensor | None:
@@ -255,16 +255,16 @@ class SavedTensors:
         elif tensor.data_ptr() != address:
             # Other memory with the same contents is harmless (sharded parameters do that): the
             # next step will tell.
-            self.want_fingerprints = True
+            self._state.want_fingerprints = True
         return tensor
 
     def _modified(self, packed: PackedTensor, version: int) -> RuntimeError:
         node = current_node() if inside_backward() else None
         if node is not None:
-            self._recorder.emit(
+            self._bus.emit(
                 SavedTensorModified(
                     packed=packed,
-                    step=self._recorder.step,
+                    step=self._state.step,
                     node=node.name(),
                     producer=_producer_when_saved(packed, node),
                     version=version,
@@ -277,7 +277,7 @@ class SavedTensors:
         began = perf_counter()
         tensor = packed.tensor
         first = packed.first or packed
-        now = self._recorder.clock.moment
+        now = self._state.clock.moment
         in_place = tensor.data_ptr() == packed.checked_address
         if in_place and first.proven_at is now:
             return
@@ -308,21 +308,20 @@ class SavedTensors:
         self.checksum_seconds += perf_counter() - began
         if unchanged or not inside_backward():
             return
-        if packed.first is not None and not self._recorder.write_log.since(
-            packed.moment.sequence, tensor
-        ):
+        if packed.first is not None and not self._write_log.since(packed.moment.sequence, tensor):
             # Perhaps it was changed before this one was saved, by a write that nobody saw: what is
-            # certain is only that the first was changed. From the next turn on, each has its own.
+            # certain is only that the first was changed. From the next iteration on, each has its
+            # own.
             self._shares = False
-            self.want_fingerprints = True
+            self._state.want_fingerprints = True
             return
         node = current_node()
         if node is not None and _is_rewritten_by_its_op(node, packed):
             return
-        self._recorder.emit(
+        self._bus.emit(
             SavedTensorCorrupted(
                 packed=packed,
-                step=self._recorder.step,
+                step=self._state.step,
                 node=None if node is None else node.name(),
                 producer=_producer_when_saved(packed, node),
                 change="content" if in_place else "memory",

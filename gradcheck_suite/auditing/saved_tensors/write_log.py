@@ -15,7 +15,8 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, kind_of_file
-from gradcheck_suite.auditing.events import WriteRefused, Written
+from gradcheck_suite.auditing.events import IndexedAssigned, WriteRefused, Written
+from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.auditing.run_state import Moment
-    from gradcheck_suite.auditing.saved_tensors.pack_hooks import SavedTensors
+    from gradcheck_suite.auditing.event_bus import EventBus
+    from gradcheck_suite.auditing.run_state import Moment, RunState
 
 __all__ = ["Write", "WriteLog"]
 
@@ -50,14 +50,15 @@ class WriteLog:
     """Takes note of in-place writes and looks up who wrote to a tensor since it was saved.
 
     Attributes:
+        tells_of_indexed: whether somebody wants to be told of indexed assignments.
         listening: whether writes are the program's own now, and not an optimizer's.
-        on_indexed: called after an indexed assignment to a tensor that requires grad.
         last: returns what the last write wrote into, where that may run again unnoted.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._clock = recorder.clock
+    def __init__(self, bus: EventBus, state: RunState) -> None:
+        self._bus = bus
+        self._state = state
+        self._clock = state.clock
         # By the address of the storage, the one written last at the end.
         self._writes: OrderedDict[int, list[Write]] = OrderedDict()
         self.last: Callable[[], object] = _nothing
@@ -68,25 +69,18 @@ class WriteLog:
         self._last_code: CodeType | None = None
         self._last_offset = -1
         self.listening = False
-        self.on_indexed: Callable[[Tensor, CallSite | None], None] | None = None
+        self.tells_of_indexed = False
         self._tells = False
-        self._saved_tensors: SavedTensors  # made after this
 
     def begin(self) -> None:
         """Be told of writes from now on."""
-        self._tells = self._recorder.wants(Written)
-        self._saved_tensors = self._recorder.saved_tensors
+        self._tells = self._bus.wants(Written)
+        self.tells_of_indexed = self._bus.wants(IndexedAssigned)
 
     def end(self) -> None:
         """Forget the writes of an audit that is over."""
         self._writes.clear()
         self.last = _nothing
-
-    def hand_over(self, recorder: Recorder) -> None:
-        """Tell this recorder from now on."""
-        self._recorder = recorder
-        self._saved_tensors = recorder.saved_tensors
-        self.on_indexed = None
 
     def runs_again(self, operation: str, caller: FrameType) -> bool:
         """Return whether the last write runs again, with nothing between: it tells nothing new.
@@ -97,7 +91,7 @@ class WriteLog:
             caller.f_lasti == self._last_offset
             and caller.f_code is self._last_code
             and self._clock.moment is self._last_moment
-            and self._saved_tensors.saved == self._saved_by_then
+            and self._state.saved == self._saved_by_then
             and self._last_operation == operation
         )
 
@@ -155,35 +149,27 @@ class WriteLog:
             self._last_site = site
             self._last_code, self._last_offset = site[:2]
             self._last_moment = self._clock.moment
-            self._saved_by_then = self._saved_tensors.saved
-        if name == "__setitem__" and self.on_indexed is not None:
-            self._tell_indexed(tensor, site)
+            self._saved_by_then = self._state.saved
+        if name == "__setitem__" and self.tells_of_indexed and tensor.requires_grad:
+            self._bus.emit(IndexedAssigned(tensor, site))
         if self._tells:
-            self._recorder.emit(Written(tensor, name, sequence, site))
+            self._bus.emit(Written(tensor, name, sequence, site))
 
     def assigned_again(self, tensor: Tensor) -> None:
         """Tell of an indexed assignment that runs again, which writes nothing new."""
         if not self.listening:
             return
         if function_mode_is_active():
-            with without_torch_function():
-                self._tell_indexed(tensor, self._last_site)
-        elif tensor.requires_grad:
-            self._tell_indexed(tensor, self._last_site)
-
-    def _tell_indexed(self, tensor: Tensor, site: CallSite | None) -> None:
-        if self.on_indexed is None or not tensor.requires_grad:
-            return
-        try:
-            self.on_indexed(tensor, site)
-        except Exception as error:  # noqa: BLE001 - the user's program goes on
-            self.on_indexed = None
-            self._recorder.note_failure("indexed assignments", error)
+            requires_grad = without_user_modes(getattr, tensor, "requires_grad")
+        else:
+            requires_grad = tensor.requires_grad
+        if requires_grad:
+            self._bus.emit(IndexedAssigned(tensor, self._last_site))
 
     def refused(self, target: object, name: str, error: RuntimeError) -> None:
         """Tell that torch has refused a call of ``name``."""
-        if self.listening and self._recorder.wants(WriteRefused):
-            self._recorder.emit(WriteRefused(target, name, error, call_site()))
+        if self.listening and self._bus.wants(WriteRefused):
+            self._bus.emit(WriteRefused(target, name, error, call_site()))
 
     def forget_before(self, oldest_save: Callable[[], int]) -> None:
         """Drop the writes that no living saved tensor can be younger than, once there are many."""

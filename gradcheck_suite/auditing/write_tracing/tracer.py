@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.event_bus import EventBus
     from gradcheck_suite.auditing.events import BackwardFinished
-    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.options import AuditOptions
+    from gradcheck_suite.auditing.run_state import RunState
     from gradcheck_suite.auditing.saved_tensors.saved_tensor import PackedTensor
+    from gradcheck_suite.auditing.saved_tensors.write_log import WriteLog
     from gradcheck_suite.auditing.write_tracing.lines import Lines, Place, WhenEnded
 
 __all__ = ["Suspects", "WriteTracer", "another_may_have_written"]
@@ -50,8 +53,13 @@ class WriteTracer:
         armed: whether lines are followed now.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(
+        self, bus: EventBus, state: RunState, write_log: WriteLog, options: AuditOptions
+    ) -> None:
+        self._bus = bus
+        self._state = state
+        self._write_log = write_log
+        self._options = options
         self._outermost_kind = 0
         self._suspects = Suspects()
         self._lock = threading.RLock()
@@ -72,23 +80,17 @@ class WriteTracer:
     @property
     def mode(self) -> str:
         """Return when to watch, as the options say."""
-        options = self._recorder.options
-        return options.watch_writers if options.name_writers else "never"
+        return self._options.watch_writers if self._options.name_writers else "never"
 
     def begin(self) -> None:
         """Begin to watch everything, if that is asked for."""
-        recorder = self._recorder
-        if self.mode == "from_start" and recorder.step < recorder.options.checksum_first_steps:
+        if self.mode == "from_start" and self._state.step < self._options.checksum_first_steps:
             self._everything = True
             self._arm()
 
     def end(self) -> None:
         """Stop, because the audit does."""
         self._disarm()
-
-    def hand_over(self, recorder: Recorder) -> None:
-        """Ask this recorder from now on."""
-        self._recorder = recorder
 
     def suspect(self, packed: PackedTensor, *, named: bool) -> None:
         """Watch from the end of this backward on what is saved where this tensor was.
@@ -124,7 +126,7 @@ class WriteTracer:
 
     def after_backward(self, _event: BackwardFinished) -> Attention | None:
         """Begin or end a watch, between two backwards."""
-        recorder = self._recorder
+        state = self._state
         if not self.armed:
             if not self._suspects or self._watches >= _WATCHES:
                 return Attention.ASLEEP
@@ -134,10 +136,10 @@ class WriteTracer:
             self._missed_one = False
             self._suspects.begin_watch()
         if self._everything:
-            if recorder.step >= recorder.options.checksum_first_steps:
+            if state.step >= self._options.checksum_first_steps:
                 self._disarm()
             return None
-        steps, backwards = recorder.step - self._began[0], recorder.backwards - self._began[1]
+        steps, backwards = state.step - self._began[0], state.backwards - self._began[1]
         if not self._suspects or steps >= _STEPS or backwards >= _BACKWARDS:
             self._disarm()
         return None
@@ -156,7 +158,6 @@ class WriteTracer:
         return kind_of_file[code.co_filename] <= self._outermost_kind
 
     def _arm(self) -> None:
-        recorder = self._recorder
         # A project that is run from site-packages has no other lines than a library's.
         here = call_site()
         self._outermost_kind = 0 if here is None else kind_of_file[here[0].co_filename]
@@ -167,10 +168,10 @@ class WriteTracer:
             return
         self.armed = True
         self._watches += 1
-        self._began = (recorder.step, recorder.backwards)
+        self._began = (self._state.step, self._state.backwards)
         self._suspects.begin_watch()
         self._memory.work = 0
-        recorder.saved_tensors.take_fingerprints = True
+        self._state.take_fingerprints = True
         _ACTIVE.add(self)
 
     def _disarm(self) -> None:
@@ -198,16 +199,16 @@ class WriteTracer:
     def _fail(self, error: Exception) -> None:
         self._disarm()
         self._watches = _WATCHES
-        self._recorder.note_failure("the watch over writers", error)
+        self._bus.note_failure("the watch over writers", error)
 
     def _change(self, tensor: Tensor, place: Place | None) -> Change:
         # Other processes may write into shared memory.
         shared = tensor.is_cpu and tensor.is_shared()  # type: ignore[no-untyped-call]  # torch has no types for it
         return Change(
-            sequence=self._recorder.clock.tick(),
+            sequence=self._state.clock.tick(),
             site=site_of(place),
             certain=not shared and not another_may_have_written(self._lines.follows),
-            in_step=not self._recorder.write_log.listening,
+            in_step=not self._write_log.listening,
         )
 
     def leave_child(self) -> None:

@@ -210,7 +210,7 @@ class ParameterWithoutGradientDetector:
         return None if self._any_missing else Attention.ASLEEP
 
     def _after_failure(self, event: BackwardFailed) -> None:
-        self._failures += self._recorder.step <= LOOKED_AT
+        self._failures += self._recorder.state.step <= LOOKED_AT
         if not isinstance(event.error, RuntimeError) or _NO_GRAPH not in str(event.error):
             return
         place = location_of(event.site)
@@ -327,7 +327,7 @@ class ParameterWithoutGradientDetector:
         if watched.watch is not None and watched.steps > 1:
             watched.watch.close()
         # Not after the first step: optimizers by the hundred make one and are gone.
-        if not self._recorder.backwards or watched.steps != CERTAIN - 1:
+        if not self._recorder.state.backwards or watched.steps != CERTAIN - 1:
             return
         if watched.missing and not watched.asked:
             watched.asked = True

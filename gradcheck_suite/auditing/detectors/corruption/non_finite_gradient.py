@@ -106,7 +106,7 @@ class NonFiniteGradientDetector:
     def _before_backward(self, event: BackwardStarted) -> Attention | int | None:
         if self._findings:
             return Attention.ASLEEP
-        iteration = self._recorder.iteration
+        iteration = self._recorder.state.iteration
         if iteration >= _FIRST_STEPS and iteration % _LOSSES_EVERY:
             if self._loss is not None:  # that of an earlier turn, whose step was left out
                 self._loss = self._birth = None
@@ -141,7 +141,7 @@ class NonFiniteGradientDetector:
         kind = type(node)
 
         def look(produced: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
-            if self._birth is not None or number != self._round or not self._recorder.running:
+            if self._birth is not None or number != self._round or not self._recorder.state.running:
                 return
             bad = next((each for each in produced if not _is_finite(each)), None)
             if bad is not None and all(map(_is_finite, given)):
@@ -201,7 +201,7 @@ class NonFiniteGradientDetector:
         return None
 
     def _before_step(self, event: StepStarted) -> int | None:
-        step = self._recorder.step
+        step = self._recorder.state.step
         # Each optimizer's step counts: so many in a row, for every one of them to have its turn.
         several = len(self._recorder.optimizers.known()) if step >= _FIRST_STEPS else 1
         if step >= _FIRST_STEPS and step % _GRADIENTS_EVERY >= several and self._loss is None:

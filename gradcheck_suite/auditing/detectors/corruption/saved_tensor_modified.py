@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import linecache
-import weakref
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -14,12 +12,10 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import current_node, saved_as, version_of
 from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import SliceWrites
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import Entry
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
-    BackwardStarted,
     SavedTensorCorrupted,
     SavedTensorModified,
     WriteRefused,
@@ -33,7 +29,8 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
-    from gradcheck_suite.auditing.recorder import OptimizerStep, Recorder
+    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.run_state import OptimizerStep
     from gradcheck_suite.auditing.saved_tensors.saved_tensor import PackedTensor
     from gradcheck_suite.auditing.saved_tensors.write_log import Write
     from gradcheck_suite.findings import Location
@@ -70,8 +67,6 @@ class SavedTensorModifiedDetector:
         self._uses: dict[_Key, Use] = {}
         self._seen: dict[_Key, _Key] = {}
         self._refused: dict[object, Finding] = {}
-        self._slices = SliceWrites(partial(_rouse, recorder, weakref.ref(self)))
-        recorder.write_log.on_indexed = self._slices.note
         self.left_out = 0
 
     def subscriptions(self) -> Subscriptions:
@@ -80,7 +75,6 @@ class SavedTensorModifiedDetector:
             SavedTensorModified: self._note,
             SavedTensorCorrupted: self._note,
             WriteRefused: self._note_refusal,
-            BackwardStarted: self._slices.before_backward,
             BackwardFinished: self._recorder.write_tracer.after_backward,
         }
 
@@ -205,7 +199,7 @@ class SavedTensorModifiedDetector:
         One whose gradient for it is there still comes before others: it has not left it out.
         """
         without: OptimizerStep | None = None
-        for step in self._recorder.recent_steps:
+        for step in self._recorder.state.recent_steps:
             optimizer = step.optimizer()
             if step.sequence <= packed.moment.sequence or optimizer is None:
                 continue
@@ -237,17 +231,7 @@ class SavedTensorModifiedDetector:
         mistakes: dict[object, list[Use]] = {}
         for use in self._uses.values():
             mistakes.setdefault(use.mistake(), []).append(use)
-        return [
-            *self._refused.values(),
-            *map(finding_of, mistakes.values()),
-            *self._slices.findings(),
-        ]
-
-
-def _rouse(recorder: Recorder, reference: weakref.ref[SavedTensorModifiedDetector]) -> None:
-    detector = reference()
-    if detector is not None:
-        recorder.rouse(detector)
+        return [*self._refused.values(), *map(finding_of, mistakes.values())]
 
 
 def _is_result(packed: PackedTensor) -> bool:

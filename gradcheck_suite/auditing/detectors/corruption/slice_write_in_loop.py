@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.events import Attention
+from gradcheck_suite.auditing.events import Attention, BackwardStarted, IndexedAssigned
 from gradcheck_suite.auditing.object_names.tensor_names import local_name
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.auditing.events import BackwardStarted
+    from gradcheck_suite.auditing.events import Subscriptions
 
-__all__ = ["SliceWrites"]
+__all__ = ["SliceWriteInLoopDetector"]
 
 _COPY_SLICES = "CopySlices"
 _MARK = "gradcheck_suite.slice_writes"
@@ -45,43 +42,45 @@ class _Run:
         self.shape: tuple[int, ...] = ()
 
 
-class SliceWrites:
-    """Counts indexed assignments that need gradients, and whether a backward goes through them.
+class SliceWriteInLoopDetector:
+    """Reports slice-write-in-loop (GCS106).
 
+    It counts indexed assignments that need gradients, and whether a backward goes through them.
     What is counted is only ever found in a graph by a mark on its nodes: nothing is kept alive.
-
-    Args:
-        wake: called when there is something to look for in the graphs of backwards.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self) -> None:
         self._runs: dict[CallSite, _Run] = {}
         self._found: dict[CallSite, Finding] = {}
         self._last: tuple[CallSite | None, _Run | None] = (None, None)
 
-    def note(self, tensor: Tensor, site: CallSite | None) -> None:
-        """Note that the line at ``site`` has assigned to a slice or element of ``tensor``."""
+    def subscriptions(self) -> Subscriptions:
+        """Count indexed assignments, and look for them in the graphs of backwards."""
+        return {IndexedAssigned: self._note, BackwardStarted: self._before_backward}
+
+    def _note(self, event: IndexedAssigned) -> Attention | None:
         # Runs for each element that a loop assigns: each line here counts.
+        tensor, site = event
         node = tensor.grad_fn
         if site is None or node is None or type(node).__name__ != _COPY_SLICES:
-            return
+            return None
         following = node.next_functions
         for function, _ in following[1:]:
             if function is not None:
                 break
         else:
-            return  # a constant
+            return None  # a constant
         last, run = self._last
         if last is not site:  # the hash of a site goes through all constants of its code
             if site in self._found:
-                return
+                return None
             run = self._runs.get(site)
         before = following[0][0]
         if run is None or before is None or type(before).__name__ != _COPY_SLICES:
-            if not self._runs:
-                self._wake()
+            asked = None if self._runs else Attention.AWAKE
             run = self._runs[site] = _Run()
+        else:
+            asked = None
         self._last = site, run
         run.count += 1
         if run.count >= _LEAST:
@@ -89,9 +88,9 @@ class SliceWrites:
                 run.name = local_name(tensor)
             run.shape = tensor.shape
             node_metadata(node)[_MARK] = weakref.ref(run)
+        return asked
 
-    def before_backward(self, event: BackwardStarted) -> Attention | None:
-        """Look for what was counted in the graph that a backward is about to go through."""
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if not self._runs:
             return Attention.ASLEEP
         long = {run: site for site, run in self._runs.items() if run.count >= _LEAST}

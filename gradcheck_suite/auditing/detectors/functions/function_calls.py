@@ -132,7 +132,7 @@ class FunctionCallDetector:
         waiting: list[_Inputs] = []
 
         def looked_at(*args: Any, **kwargs: Any) -> Any:
-            if not self._recorder.running or self._calls[function] >= _CALLS:
+            if not self._recorder.state.running or self._calls[function] >= _CALLS:
                 return forward(*args, **kwargs)
             inputs = self._inputs_of(forward, args, skip=0 if separate else 1)
             result = forward(*args, **kwargs)
@@ -166,7 +166,7 @@ class FunctionCallDetector:
             for place, value in enumerate(args)
             if place >= skip and isinstance(value, torch.Tensor) and value.requires_grad
         )
-        now = self._recorder.clock.tick()
+        now = self._recorder.state.clock.tick()
         given = tuple(_tensors(args[skip:]))
         return _Inputs(found, given, tuple(version_of(tensor) for _, tensor in found), now)
 
@@ -175,7 +175,7 @@ class FunctionCallDetector:
             self._look_for_writes(function, ctx, inputs)
             self._look_at_saved(function, ctx, inputs, result)
         except Exception as error:  # noqa: BLE001 - the user's program goes on
-            self._recorder.note_failure("FunctionCallDetector", error)
+            self._recorder.bus.note_failure("FunctionCallDetector", error)
             self._calls[function] = _CALLS
 
     def _look_for_writes(self, function: type, ctx: Any, inputs: _Inputs) -> None:

@@ -151,7 +151,7 @@ class FunctionContractDetector:
 
     def _watch(self, node: Node, function: type) -> None:
         versions: list[_Given] = []
-        clock = self._recorder.clock
+        clock = self._recorder.state.clock
         runs = 0
 
         def before(given: Sequence[Tensor | None]) -> None:

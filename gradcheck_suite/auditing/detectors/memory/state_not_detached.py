@@ -63,7 +63,7 @@ class StateNotDetached:
     def entry(self) -> Entry | None:
         """Where the backward that runs now enters the graph of an earlier step, if it does."""
         entry = self._entry
-        runs = entry is not None and entry.number == self._recorder.backwards - 1
+        runs = entry is not None and entry.number == self._recorder.state.backwards - 1
         return entry if runs else None
 
     def begin(self, event: BackwardStarted) -> None:
@@ -92,7 +92,7 @@ class StateNotDetached:
         if _FREED not in str(event.error):
             return
         generation = self._recorder.generations.newest()
-        if self._looked_at != event.number and generation is not None and self._recorder.step:
+        if self._looked_at != event.number and generation is not None and self._recorder.state.step:
             # Not each backward is asked beforehand which graphs it reaches, other than its own.
             entry = _entry_of(event, generation.known, None)
         if entry is not None and entry.number == event.number:

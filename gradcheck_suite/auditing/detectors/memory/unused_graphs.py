@@ -238,7 +238,7 @@ class UnusedGraphDetector:
             self._close_phases()
         if self._cycle is not None and event.accumulates:
             self._look_for_cycle(self._cycle)
-        step = self._recorder.step
+        step = self._recorder.state.step
         # Only there does a generation know every earlier one that it goes through.
         if (step or event.number) >= _WALKED_UNTIL:
             return None if self.is_following() else Attention.ASLEEP
@@ -266,14 +266,14 @@ class UnusedGraphDetector:
         if finished.created or finished.accumulated:
             self._second.note(finished)
             if self._cycle is None:
-                self._cycle = _Cycle(finished.site, self._recorder.step)
+                self._cycle = _Cycle(finished.site, self._recorder.state.step)
             return Attention.AWAKE
         return None
 
     # create_graph
 
     def _look_for_cycle(self, cycle: _Cycle) -> None:
-        step = self._recorder.step
+        step = self._recorder.state.step
         if step <= cycle.step or step in cycle.counted or cycle.seen >= _CERTAIN:
             return
         cycle.counted.add(step)
@@ -312,7 +312,7 @@ class UnusedGraphDetector:
     def _note_evaluation(self, module: nn.Module, output: Any) -> None:
         """Note a call of a module that was set to evaluation mode."""
         phase = self._phases.get(id(module))
-        if phase is None or phase.stop is None or not self._recorder.running:
+        if phase is None or phase.stop is None or not self._recorder.state.running:
             return
         phase.calls += 1
         phase.of_phase += 1

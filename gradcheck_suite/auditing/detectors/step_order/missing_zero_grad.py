@@ -153,7 +153,7 @@ class MissingZeroGradDetector:
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         followed = [state for state in list(self._states.values()) if state.used]
         for state in followed:
-            _look_after_backward(state, event, self._recorder.clock.tick())
+            _look_after_backward(state, event, self._recorder.state.clock.tick())
         return None if followed else Attention.ASLEEP
 
     def _state_of(self, optimizer: Optimizer) -> _OptimizerState:
@@ -172,7 +172,7 @@ class MissingZeroGradDetector:
         # A gradient may be complete only now: a step called from a hook inside backward.
         for used in state.used:
             if used.seen_nonzero and _was_added_to(used):
-                used.added_at = self._recorder.clock.tick()
+                used.added_at = self._recorder.state.clock.tick()
                 state.stale.append(used)
         if state.stale:
             self._report(state, event)
@@ -187,7 +187,7 @@ class MissingZeroGradDetector:
         take = not state.proven and (state.want_content or event.number < first)
         state.want_content = False
         state.used = []
-        state.left_at = self._recorder.backwards
+        state.left_at = self._recorder.state.backwards
         state.left = [
             (parameter, id(gradient), gradient._version, _content(gradient) if take else None)  # noqa: SLF001 - `version_of`, spared a call
             for parameter in parameters_of(event.optimizer)

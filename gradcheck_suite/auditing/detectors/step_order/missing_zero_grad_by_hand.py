@@ -145,7 +145,7 @@ class MissingZeroGradByHandDetector:
 
     def _follow(self, event: BackwardFinished) -> None:
         """Take samples of the leaves that this backward has reached."""
-        now = self._recorder.clock.tick()
+        now = self._recorder.state.clock.tick()
         self._backward = event.site
         for reference in self._reached:
             leaf = reference()

@@ -181,17 +181,17 @@ class ParameterNotOptimizedDetector:
             return None
         windows = self._windows.all()
         self._doubts += 1
-        self._doubt_ends = self._recorder.step + len(windows) * (_STEPS_IN_DOUBT + 1)
+        self._doubt_ends = self._recorder.state.step + len(windows) * (_STEPS_IN_DOUBT + 1)
         self._doubted = {window: window.steps for window in windows}
         # What the model that there was has reached may be reached no more.
         self._reached.clear()
         return Attention.AWAKE
 
     def _is_in_doubt(self) -> bool:
-        return self._recorder.step <= self._doubt_ends
+        return self._recorder.state.step <= self._doubt_ends
 
     def _before_backward(self, event: BackwardStarted) -> int | None:
-        step = self._recorder.step
+        step = self._recorder.state.step
         if step & (step - 1) and not self._is_in_doubt():
             return _next_power_of_two(step)
         windows = self._windows.all()
@@ -230,7 +230,7 @@ class ParameterNotOptimizedDetector:
         for leaf in orphans:
             known = self._orphans.get(id(leaf))
             if known is None or known.parameter() is not leaf:
-                self._orphans[id(leaf)] = _Orphan(leaf, event.site, self._recorder.step)
+                self._orphans[id(leaf)] = _Orphan(leaf, event.site, self._recorder.state.step)
         if orphans:
             for identity in _after_owned(order, owned):
                 if identity in self._orphans:
@@ -274,7 +274,7 @@ class ParameterNotOptimizedDetector:
         parameter = orphan.parameter()
         if parameter is None or parameter.grad is None or orphan.content is None:
             return False
-        old = self._recorder.step - orphan.step >= _STEPS_TO_BE_SURE - 1
+        old = self._recorder.state.step - orphan.step >= _STEPS_TO_BE_SURE - 1
         return old and same_content(orphan.content, parameter)
 
     def _scan(

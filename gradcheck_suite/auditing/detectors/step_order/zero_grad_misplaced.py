@@ -221,7 +221,7 @@ class ZeroGradMisplacedDetector:
         self._occurrences[key] = _Occurrence(
             optimizer=type(event.optimizer).__name__,
             summary=summary,
-            number=self._recorder.step,
+            number=self._recorder.state.step,
             lost=sum(len(discarded.fills) for discarded in summary.discarded),
             each_micro_batch=each_micro_batch,
             count=count,
