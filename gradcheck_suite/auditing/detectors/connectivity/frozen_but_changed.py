@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import is_zero
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -185,7 +186,6 @@ class _Moved:
     parameters: int
     is_zero: bool
     step: int
-    count: int = 1
 
 
 class FrozenParameterDetector:
@@ -204,7 +204,7 @@ class FrozenParameterDetector:
             weakref.WeakKeyDictionary()
         )
         self._before: list[tuple[Tensor, Fingerprint]] = []
-        self._occurrences: dict[object, _Moved] = {}
+        self._occurrences: Occurrences[object, _Moved] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Compare what is frozen before and after steps."""
@@ -251,30 +251,25 @@ class FrozenParameterDetector:
         self._before = []
         if not moved:
             return None
-        known = self._occurrences.get(event.site)
-        if known is not None:
-            known.count += 1
-            return None
-        self._occurrences[event.site] = _Moved(
-            optimizer=type(event.optimizer).__name__,
-            site=event.site,
-            names=tuple(name for each in moved if (name := self._names.of(each)) is not None),
-            parameters=len(moved),
-            is_zero=all(is_zero(each.grad) for each in moved),
-            step=event.number,
+        self._occurrences.note(
+            event.site,
+            lambda: _Moved(
+                optimizer=type(event.optimizer).__name__,
+                site=event.site,
+                names=tuple(name for each in moved if (name := self._names.of(each)) is not None),
+                parameters=len(moved),
+                is_zero=all(is_zero(each.grad) for each in moved),
+                step=event.number,
+            ),
         )
         return None
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line of a step."""
-        return [
-            _moved_finding(each)
-            for each in self._occurrences.values()
-            if each.count >= _ENOUGH_MOVES
-        ]
+        return self._occurrences.findings(_moved_finding, least=_ENOUGH_MOVES)
 
 
-def _moved_finding(occurrence: _Moved) -> Finding:
+def _moved_finding(occurrence: _Moved, count: int) -> Finding:
     number = plural(occurrence.parameters, "parameter")
     named = f" ({listed(occurrence.names)})" if occurrence.names else ""
     why = (
@@ -286,14 +281,14 @@ def _moved_finding(occurrence: _Moved) -> Finding:
     return Finding.of(
         catalogue.FROZEN_BUT_CHANGED,
         f"{occurrence.optimizer}.step() moved {number}{named} that no longer require grad, "
-        f"{occurrence.count} times: {why}; expected frozen parameters to stay",
+        f"{count} times: {why}; expected frozen parameters to stay",
         detector="audit",
         severity=Severity.WARNING,
         location=location_of(occurrence.site),
         hint="set .grad to None where you freeze, as zero_grad(set_to_none=True) does, or leave "
         "frozen parameters out of the optimizer",
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "first_step": occurrence.step,
             "optimizer": occurrence.optimizer,
             "parameters": occurrence.parameters,

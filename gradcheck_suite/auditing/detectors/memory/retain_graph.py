@@ -19,6 +19,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -82,7 +83,6 @@ class _Occurrence:
     optimizer: str
     first: CallSite | None
     second: CallSite | None
-    count: int = 0
 
 
 class RetainGraphDetector:
@@ -94,7 +94,7 @@ class RetainGraphDetector:
         self._first: _First | None = None
         self._is_second = False
         self._doubled: _First | None = None
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Follow graphs that are kept, from backward to step."""
@@ -113,11 +113,7 @@ class RetainGraphDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each pair of lines."""
-        return [
-            _finding(occurrence)
-            for occurrence in self._occurrences.values()
-            if occurrence.count >= _ENOUGH
-        ]
+        return self._occurrences.findings(_finding, least=_ENOUGH)
 
     def _begin_anew(self, _event: WatchResumed) -> None:
         self._first = self._doubled = None
@@ -177,8 +173,7 @@ class RetainGraphDetector:
         if used and all(each.is_untouched() for each in used):
             key = (doubled.site, doubled.again)
             name = type(event.optimizer).__name__
-            occurrence = self._occurrences.setdefault(key, _Occurrence(name, *key))
-            occurrence.count += 1
+            self._occurrences.note(key, lambda: _Occurrence(name, *key))
         return None
 
 
@@ -213,7 +208,7 @@ def _all_are_doubled(gradients: list[_Gradient]) -> bool:
     return True
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     first, second = location_of(occurrence.first), location_of(occurrence.second)
     related = []
     if first is not None and first != second:
@@ -221,11 +216,11 @@ def _finding(occurrence: _Occurrence) -> Finding:
     return Finding.of(
         catalogue.RETAIN_GRAPH,
         f"backward() went from one loss through its graph twice, and {occurrence.optimizer}.step() "
-        f"used gradients that were exactly twice those of the loss, {occurrence.count} times; "
+        f"used gradients that were exactly twice those of the loss, {count} times; "
         "expected one backward() from each loss",
         detector="audit",
         location=second,
         related=related,
         hint="leave out one of the two backward() calls, and retain_graph=True with it",
-        evidence={"count": occurrence.count, "optimizer": occurrence.optimizer},
+        evidence={"count": count, "optimizer": occurrence.optimizer},
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFinished, StepStarted
 from gradcheck_suite.findings import Finding, Related
@@ -40,7 +41,6 @@ class _Occurrence:
     left: CallSite | None
     site: CallSite | None
     step: int
-    count: int = 0
 
 
 class _Leftover:
@@ -63,7 +63,7 @@ class LeftoverGradientDetector:
             weakref.WeakKeyDictionary()
         )
         self._any = False  # nearly always, and quicker to ask than the dictionary
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Follow what one optimizer's step leaves to the others."""
@@ -121,18 +121,18 @@ class LeftoverGradientDetector:
         if last.site == leftover.fill.site or self._others_filled(last, window, other):
             return None
         optimizer = other.optimizer()
-        key = (event.site, last.site, leftover.fill.site)
-        known = self._occurrences.get(key)
-        if known is None:
-            known = self._occurrences[key] = _Occurrence(
+        left = leftover.fill.site
+        self._occurrences.note(
+            (event.site, last.site, left),
+            lambda: _Occurrence(
                 optimizer=type(event.optimizer).__name__,
                 other="another optimizer" if optimizer is None else type(optimizer).__name__,
                 own=last.site,
-                left=leftover.fill.site,
+                left=left,
                 site=event.site,
                 step=event.number,
-            )
-        known.count += 1
+            ),
+        )
         return None
 
     def _others_filled(
@@ -151,14 +151,10 @@ class LeftoverGradientDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each step that applied two losses."""
-        return [
-            _finding(occurrence)
-            for occurrence in self._occurrences.values()
-            if occurrence.count >= _ENOUGH
-        ]
+        return self._occurrences.findings(_finding, least=_ENOUGH)
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     places = (
         (location_of(occurrence.left), f"this backward was for {occurrence.other}"),
         (location_of(occurrence.own), "this backward added to what was left"),
@@ -173,7 +169,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         related=[Related(place, words) for place, words in places if place is not None],
         hint="call this optimizer's zero_grad() right before its own backward()",
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "step": occurrence.step,
             "optimizer": occurrence.optimizer,
             "other_optimizer": occurrence.other,

@@ -17,6 +17,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import sparse_coo_parts, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import RESCALING, is_nonzero
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -31,6 +32,8 @@ from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_c
 from gradcheck_suite.findings import Finding, Related
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -102,7 +105,6 @@ class _Occurrence:
     parameters: int
     of_parameters: int
     names: tuple[str, ...]
-    count: int = 1
 
 
 class MissingZeroGradDetector:
@@ -117,7 +119,7 @@ class MissingZeroGradDetector:
         self._recorder = recorder
         self._names = names
         self._states: dict[int, _OptimizerState] = {}
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Follow gradients from step to backward to step."""
@@ -200,26 +202,25 @@ class MissingZeroGradDetector:
         if not stale:
             return
         state.proven = True
-        key = (event.site, stale[0].added_by)
-        known = self._occurrences.get(key)
-        if known is not None:
-            known.count += 1
-            return
-        names = []
-        for used in stale[:_NAMES_SHOWN]:
+        self._occurrences.note(
+            (event.site, stale[0].added_by),
+            lambda: _Occurrence(
+                optimizer=type(event.optimizer).__name__,
+                step_site=event.site,
+                backward_site=stale[0].added_by,
+                first_step=event.number,
+                parameters=len(stale),
+                of_parameters=sum(1 for _ in parameters_of(event.optimizer)),
+                names=tuple(self._names_of(stale[:_NAMES_SHOWN])),
+            ),
+        )
+
+    def _names_of(self, stale: list[_Used]) -> Iterator[str]:
+        for used in stale:
             parameter = used.parameter()
             name = None if parameter is None else self._names.of(parameter)
             if name is not None:
-                names.append(name)
-        self._occurrences[key] = _Occurrence(
-            optimizer=type(event.optimizer).__name__,
-            step_site=event.site,
-            backward_site=stale[0].added_by,
-            first_step=event.number,
-            parameters=len(stale),
-            of_parameters=sum(1 for _ in parameters_of(event.optimizer)),
-            names=tuple(names),
-        )
+                yield name
 
     def _still_holds_the_sum(self, used: _Used) -> bool:
         gradient = used.current()
@@ -230,7 +231,7 @@ class MissingZeroGradDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each pair of a step's and a backward's line."""
-        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+        return self._occurrences.findings(_finding)
 
 
 def _look_before_backward(state: _OptimizerState) -> None:
@@ -312,7 +313,7 @@ def _was_replaced(used: _Used) -> bool:
     return True
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     related = []
     added = location_of(occurrence.backward_site)
     if added is not None:
@@ -328,7 +329,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         related=related,
         hint="call optimizer.zero_grad() once for each step, before the first backward()",
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "first_step": occurrence.first_step,
             "optimizer": occurrence.optimizer,
             "parameters": occurrence.parameters,

@@ -20,6 +20,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import SURVEYED, nodes_under, survey
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
@@ -95,7 +96,6 @@ class _Occurrence:
     first_backward: int
     parameters: int
     names: tuple[str, ...]
-    count: int = 1
 
 
 class MissingZeroGradByHandDetector:
@@ -112,7 +112,7 @@ class MissingZeroGradByHandDetector:
         self._followed: dict[int, _Followed] = {}
         self._reached: list[weakref.ref[torch.Tensor]] = []
         self._backward: CallSite | None = None
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at leaves before and after each backward."""
@@ -120,7 +120,7 @@ class MissingZeroGradByHandDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line that updates parameters so."""
-        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+        return self._occurrences.findings(_finding)
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if event.number >= _LOOKED_AT or self._recorder.optimizers.known():
@@ -199,18 +199,16 @@ class MissingZeroGradByHandDetector:
         first = stale[0]
         writes = self._recorder.write_log.since(first.followed.since, first.leaf)
         update = writes[-1].site if writes else None
-        known = self._occurrences.get((update, self._backward))
-        if known is not None:
-            known.count += 1
-            return
-        names = sorted(
-            name
-            for each in stale[:_NAMES_SHOWN]
-            if (name := self._names.of(each.leaf) or local_name(each.leaf)) is not None
-        )
-        self._occurrences[update, self._backward] = _Occurrence(
-            update, self._backward, event.number - 1, len(stale), tuple(names)
-        )
+
+        def describe() -> _Occurrence:
+            names = sorted(
+                name
+                for each in stale[:_NAMES_SHOWN]
+                if (name := self._names.of(each.leaf) or local_name(each.leaf)) is not None
+            )
+            return _Occurrence(update, self._backward, event.number - 1, len(stale), tuple(names))
+
+        self._occurrences.note((update, self._backward), describe)
 
 
 def _leaves_under(event: BackwardStarted) -> list[Tensor]:
@@ -277,13 +275,13 @@ def _is_close(first: float, second: float) -> bool:
     return abs(first - second) <= 2 * _CLOSE * max(abs(first), abs(second))
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     backward, update = location_of(occurrence.backward), location_of(occurrence.update)
     related = []
     if update is not None and backward is not None:
         related.append(Related(backward, "this backward added to the gradients already used"))
-    count = occurrence.parameters
-    what = listed(occurrence.names) or ("1 tensor" if count == 1 else f"{count} tensors")
+    number = occurrence.parameters
+    what = listed(occurrence.names) or ("1 tensor" if number == 1 else f"{number} tensors")
     return Finding.of(
         catalogue.MISSING_ZERO_GRAD,
         f"the update by hand of {what} used gradients that still held what the update before had "
@@ -294,9 +292,9 @@ def _finding(occurrence: _Occurrence) -> Finding:
         related=related,
         hint="set .grad to None (or call .grad.zero_()) after each update",
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "first_backward": occurrence.first_backward,
-            "parameters": count,
+            "parameters": number,
             "names": list(occurrence.names),
         },
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -68,7 +69,6 @@ class _Occurrence:
     names: tuple[str, ...]
     parameters: int
     step: int
-    count: int = 1
 
 
 class ParameterInTwoOptimizersDetector:
@@ -81,7 +81,7 @@ class ParameterInTwoOptimizersDetector:
         self._uses: dict[int, _Use] = {}
         self._versions: dict[int, int] = {}
         self._again: list[Tensor] = []
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at what each step uses, where optimizers share parameters."""
@@ -168,32 +168,29 @@ class ParameterInTwoOptimizersDetector:
         first = use.optimizer()
         if first is None:
             return
-        key = (event.site, use.site)
-        known = self._occurrences.get(key)
-        if known is not None:
-            known.count += 1
-            return
-        names = [name for each in again if (name := self._names.of(each)) is not None]
-        self._occurrences[key] = _Occurrence(
-            second=type(event.optimizer).__name__,
-            first=type(first).__name__,
-            site=event.site,
-            first_site=use.site,
-            made=tuple(
-                (type(each).__name__, self._windows.of(each).constructed_at)
-                for each in (first, event.optimizer)
+        self._occurrences.note(
+            (event.site, use.site),
+            lambda: _Occurrence(
+                second=type(event.optimizer).__name__,
+                first=type(first).__name__,
+                site=event.site,
+                first_site=use.site,
+                made=tuple(
+                    (type(each).__name__, self._windows.of(each).constructed_at)
+                    for each in (first, event.optimizer)
+                ),
+                names=tuple(name for each in again if (name := self._names.of(each)) is not None),
+                parameters=len(again),
+                step=event.number,
             ),
-            names=tuple(names),
-            parameters=len(again),
-            step=event.number,
         )
 
     def findings(self) -> list[Finding]:
         """Return one finding for each pair of lines of steps."""
-        return [_finding(each) for each in self._occurrences.values() if each.count >= _ENOUGH]
+        return self._occurrences.findings(_finding, least=_ENOUGH)
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     number = plural(occurrence.parameters, "parameter")
     named = f" ({listed(occurrence.names)})" if occurrence.names else ""
     places = [(occurrence.first_site, f"{occurrence.first}.step() has used them before")]
@@ -201,7 +198,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
     return Finding.of(
         catalogue.PARAMETER_IN_TWO_OPTIMIZERS,
         f"{occurrence.second}.step() applied gradients of {number}{named} that "
-        f"{occurrence.first}.step() had applied already, unchanged, {occurrence.count} times: they "
+        f"{occurrence.first}.step() had applied already, unchanged, {count} times: they "
         "are in both optimizers and take two steps for each backward(); expected each in one",
         detector="audit",
         location=location_of(occurrence.site),
@@ -212,7 +209,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         ],
         hint="leave the parameters that both have out of one of the optimizers",
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "first_step": occurrence.step,
             "optimizers": [occurrence.first, occurrence.second],
             "parameters": occurrence.parameters,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardStarted,
@@ -136,7 +137,6 @@ class _Occurrence:
     name: str
     kind: str
     site: CallSite | None
-    count: int = 1
 
 
 class ScalerMisuseDetector:
@@ -150,7 +150,7 @@ class ScalerMisuseDetector:
         self._beginning: list[Kind] = []
         # A step of an optimizer of which nobody knows yet whether the scaler has called it.
         self._pending: tuple[int, str, list[Kind], CallSite | None] | None = None
-        self._occurrences: dict[tuple[str, CallSite | None], _Occurrence] = {}
+        self._occurrences: Occurrences[tuple[str, CallSite | None], _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Follow the calls on each scaler and each optimizer."""
@@ -170,11 +170,7 @@ class ScalerMisuseDetector:
         return bool(self._has_scaled)
 
     def _report(self, kind: str, name: str, site: CallSite | None) -> None:
-        known = self._occurrences.get((kind, site))
-        if known is None:
-            self._occurrences[kind, site] = _Occurrence(name, kind, site)
-        else:
-            known.count += 1
+        self._occurrences.note((kind, site), lambda: _Occurrence(name, kind, site))
 
     def _scale(self, event: LossScaled) -> Attention | None:
         if not event.scaler.is_enabled():
@@ -268,14 +264,14 @@ class ScalerMisuseDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line and kind of mistake."""
-        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+        return self._occurrences.findings(_finding)
 
 
 def _key(scaler: GradScaler, optimizer: Optimizer) -> _Key:
     return id(scaler), id(optimizer)
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     message, hint = _WORDS[occurrence.kind]
     return Finding.of(
         catalogue.SCALER_MISUSE,
@@ -285,7 +281,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         location=location_of(occurrence.site),
         hint=hint,
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "kind": occurrence.kind,
             **({"refused": True} if occurrence.kind in _REFUSED else {}),
         },

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import none_left
 from gradcheck_suite.auditing.events import StepFinished, StepSummarized
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
@@ -77,7 +78,6 @@ class _Occurrence:
     step: int
     site: CallSite | None
     other: CallSite | None
-    count: int = 1
 
 
 class StepWithoutBackwardDetector:
@@ -89,7 +89,7 @@ class StepWithoutBackwardDetector:
         self._seen: weakref.WeakKeyDictionary[AccumulationWindow, _Seen] = (
             weakref.WeakKeyDictionary()
         )
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at each step's end: a closure runs its backward inside the step."""
@@ -108,7 +108,7 @@ class StepWithoutBackwardDetector:
         if not skipped and summary.fills and seen is not None and seen.skipped:
             seen.skipped = 0
             # It was only waiting.
-            self._occurrences.pop((event.site, "skipped"), None)
+            self._occurrences.discard((event.site, "skipped"))
             self._optimizers.without_backward.discard(id(event.optimizer))
         if summary.backwards and not skipped and not (summary.discarded and not summary.fills):
             if seen is not None:
@@ -180,18 +180,17 @@ class StepWithoutBackwardDetector:
     ) -> None:
         if kind != "again":
             self._optimizers.without_backward.add(id(event.optimizer))
-        key = (event.site, kind)
-        known = self._occurrences.get(key)
-        if known is not None:
-            known.count += 1
-            return
-        self._occurrences[key] = _Occurrence(
-            type(event.optimizer).__name__, kind, event.number, event.site, other, count
+        self._occurrences.note(
+            (event.site, kind),
+            lambda: _Occurrence(
+                type(event.optimizer).__name__, kind, event.number, event.site, other
+            ),
+            times=count,
         )
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line of a step."""
-        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+        return self._occurrences.findings(_finding)
 
 
 def _is_skipped(summary: StepSummary) -> bool:
@@ -231,7 +230,7 @@ def _are_unchanged(window: AccumulationWindow, left: list[tuple[int, int, Finger
     return True
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     name = occurrence.optimizer
     other = location_of(occurrence.other)
     related = () if other is None else (Related(other, "this backward runs after the step"),)
@@ -244,13 +243,13 @@ def _finding(occurrence: _Occurrence) -> Finding:
         hint = "move step() after backward()"
     elif occurrence.kind == "none":
         message = (
-            f"{name}.step() ran {occurrence.count} times without a gradient: no backward() had run "
+            f"{name}.step() ran {count} times without a gradient: no backward() had run "
             "since its last step; expected a backward() before each step"
         )
         hint = "call loss.backward() before step()"
     elif occurrence.kind == "skipped":
         message = (
-            f"{name}.step() ran {occurrence.count} times without a gradient: no backward() ran "
+            f"{name}.step() ran {count} times without a gradient: no backward() ran "
             "between zero_grad() and this step, only others before that; expected one between them"
         )
         hint = "call loss.backward() between zero_grad() and step()"
@@ -268,5 +267,5 @@ def _finding(occurrence: _Occurrence) -> Finding:
         location=location_of(occurrence.site),
         related=related,
         hint=hint,
-        evidence={"count": occurrence.count, "step": occurrence.step, "optimizer": name},
+        evidence={"count": count, "step": occurrence.step, "optimizer": name},
     )

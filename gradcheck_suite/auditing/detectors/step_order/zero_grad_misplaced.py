@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import StepSummary
+from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import RESCALING, none_left
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -74,7 +75,6 @@ class _Occurrence:
     number: int
     lost: int
     each_micro_batch: bool
-    count: int
 
 
 class ZeroGradMisplacedDetector:
@@ -86,7 +86,7 @@ class ZeroGradMisplacedDetector:
         self._seen: weakref.WeakKeyDictionary[AccumulationWindow, _Seen] = (
             weakref.WeakKeyDictionary()
         )
-        self._occurrences: dict[object, _Occurrence] = {}
+        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at each step, before and after."""
@@ -152,7 +152,7 @@ class ZeroGradMisplacedDetector:
             return
         if summary.fills:
             # Whoever took gradients away by hand until now has only let this optimizer wait.
-            self._occurrences.pop((None, summary.site, False), None)
+            self._occurrences.discard((None, summary.site, False))
         if not summary.discarded:
             if window.steps == 1 and not summary.backwards:
                 self._of(window).blank_at = summary.site
@@ -213,23 +213,21 @@ class ZeroGradMisplacedDetector:
         *,
         each_micro_batch: bool,
     ) -> None:
-        key = (summary.discarded[-1].site, summary.site, each_micro_batch)
-        known = self._occurrences.get(key)
-        if known is not None:
-            known.count += 1
-            return
-        self._occurrences[key] = _Occurrence(
-            optimizer=type(event.optimizer).__name__,
-            summary=summary,
-            number=self._recorder.state.step,
-            lost=sum(len(discarded.fills) for discarded in summary.discarded),
-            each_micro_batch=each_micro_batch,
-            count=count,
+        self._occurrences.note(
+            (summary.discarded[-1].site, summary.site, each_micro_batch),
+            lambda: _Occurrence(
+                optimizer=type(event.optimizer).__name__,
+                summary=summary,
+                number=self._recorder.state.step,
+                lost=sum(len(discarded.fills) for discarded in summary.discarded),
+                each_micro_batch=each_micro_batch,
+            ),
+            times=count,
         )
 
     def findings(self) -> list[Finding]:
         """Return one finding for each pair of a clearing's and a step's line."""
-        return [_finding(occurrence) for occurrence in self._occurrences.values()]
+        return self._occurrences.findings(_finding)
 
 
 def _is_last_alone(window: AccumulationWindow) -> bool:
@@ -252,7 +250,7 @@ def _was_written(window: AccumulationWindow, seen: _Seen) -> bool:
     return bool(seen.versions) and window.versions() != seen.versions
 
 
-def _finding(occurrence: _Occurrence) -> Finding:
+def _finding(occurrence: _Occurrence, count: int) -> Finding:
     summary = occurrence.summary
     cleared = summary.discarded[-1]
     backward = location_of(cleared.fills[-1].site)
@@ -277,14 +275,14 @@ def _finding(occurrence: _Occurrence) -> Finding:
     elif cleared.site is None:
         message = (
             f"gradients that backward() had filled were gone when {name}.step() was to use them: "
-            f"each .grad was None, {occurrence.count} times, and nobody wrote to the parameters; "
+            f"each .grad was None, {count} times, and nobody wrote to the parameters; "
             "expected them to be set to None before backward() or after step()"
         )
         hint = "set .grad to None before backward(), or after step()"
     else:
         message = (
             f"gradients that backward() had filled were cleared before {name}.step() could use "
-            f"them, so that it found none, {occurrence.count} times; expected them to be cleared "
+            f"them, so that it found none, {count} times; expected them to be cleared "
             "before backward() or after step()"
         )
         hint = "move zero_grad() before backward(), or after step()"
@@ -297,7 +295,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         related=related,
         hint=hint,
         evidence={
-            "count": occurrence.count,
+            "count": count,
             "step": occurrence.number,
             "optimizer": name,
             "backwards_lost": occurrence.lost,
