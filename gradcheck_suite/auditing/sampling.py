@@ -22,7 +22,7 @@ _FIRST: Final = 200
 """So many steps are watched before any is passed over."""
 
 _WATCHED: Final = 10
-"""So many in a row are watched between rests: some detectors look at each eighth step only."""
+"""So many in a row are watched between pauses: some detectors look at each eighth step only."""
 
 _TRIED: Final = 5
 """So many in a row are passed over to learn how long a step takes then."""
@@ -34,13 +34,13 @@ _ASKED_AGAIN: Final = 2_000
 
 
 class StepSampler:
-    """Times steps and says after which of them to rest, and for how many.
+    """Times steps and says after which of them to pause, and for how many.
 
     Args:
-        options: say what the audit may add, and rule out rests where each step is to be watched.
+        options: say what the audit may add, and rule out pauses where each step is to be watched.
 
     Attributes:
-        next: the number of finished steps from which on a rest may begin.
+        next: the number of finished steps from which on a pause may begin.
     """
 
     def __init__(self, options: AuditOptions) -> None:
@@ -62,12 +62,12 @@ class StepSampler:
         self._last = now
 
     def begin(self) -> None:
-        """Begin a rest: the next step begins in another way than it ends, and is not timed."""
+        """Begin a pause: the next step begins in another way than it ends, and is not timed."""
         self._last = None
         self._passed.clear()
 
     def end(self) -> None:
-        """End a rest, and compare its steps with those before it."""
+        """End a pause, and compare its steps with those before it."""
         self._last = None
         if self._passed and self._watched:
             without = statistics.median(self._passed)
@@ -76,7 +76,7 @@ class StepSampler:
         self._watched.clear()
 
     def length(self, step: int) -> int:
-        """Return for how many steps to rest after this one, 0 for none, and plan the next rest."""
+        """Return for how many steps to pause after this one, if at all, and plan the next pause."""
         if len(self._added) < _ENOUGH:
             self.next = step + _TRIED + _WATCHED
             return _TRIED
@@ -93,5 +93,5 @@ class StepSampler:
         return length
 
     def postpone(self, step: int) -> None:
-        """Ask again some steps later: this one can't be rested after."""
+        """Ask again some steps later: there can be no pause after this one."""
         self.next = step + _WATCHED

@@ -128,7 +128,7 @@ class Session:
     """An audit: a context manager, a decorator, and the report of what it has seen.
 
     It may be entered several times, one after another, and then adds up. While a second audit
-    runs inside this one, this one rests, and says so in its report.
+    runs inside this one, this one pauses, and says so in its report.
 
     When it ends, it hands over its report as the option ``report`` says. The audit of a whole
     script tells of what those inside find, and they keep quiet.

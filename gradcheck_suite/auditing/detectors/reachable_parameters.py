@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.events import BackwardStarted
 
-__all__ = ["MOST_NODES", "SURVEYED", "Survey", "nodes_of", "nodes_under", "survey"]
+__all__ = [
+    "ALWAYS_WALKED",
+    "MOST_NODES",
+    "ReachableGraph",
+    "nodes_of",
+    "nodes_under",
+    "reachable_graph",
+]
 
 MOST_NODES = 20_000
-SURVEYED = 4
-"""The graphs of so many backwards are surveyed in any case."""
+ALWAYS_WALKED = 4
+"""The graphs of so many backwards are walked in any case."""
 
 _FLAT = frozenset(
     f"{name}Backward0" for name in ("Bernoulli", "Ceil", "Floor", "Round", "Sgn", "Sign", "Trunc")
@@ -28,7 +35,7 @@ _FLAT = frozenset(
 
 
 @dataclass(slots=True)
-class Survey:
+class ReachableGraph:
     """What lies under the roots of a backward.
 
     Attributes:
@@ -52,17 +59,17 @@ class Survey:
     complete: bool = True
 
 
-def survey(event: BackwardStarted) -> Survey:
+def reachable_graph(event: BackwardStarted) -> ReachableGraph:
     """Return what lies under the roots of a backward, looked at once however many ask."""
-    found: Survey | None = event.found_out.get(Survey)
+    found: ReachableGraph | None = event.found_out.get(ReachableGraph)
     if found is None:
-        found = event.found_out[Survey] = _walk(event.roots, event.following)
+        found = event.found_out[ReachableGraph] = _walk(event.roots, event.following)
     return found
 
 
 def nodes_of(event: BackwardStarted) -> Collection[Node]:
-    """Return the nodes under the roots of a backward, those of its survey if there is one."""
-    found: Survey | None = event.found_out.get(Survey)
+    """Return the nodes under the roots of a backward, met before if its graph was walked."""
+    found: ReachableGraph | None = event.found_out.get(ReachableGraph)
     return nodes_under(event.roots) if found is None else found.nodes
 
 
@@ -79,8 +86,8 @@ def nodes_under(roots: Iterable[Tensor], most: int = MOST_NODES) -> Collection[N
     return seen
 
 
-def _walk(roots: Iterable[Tensor], known: Mapping[Node, Following]) -> Survey:
-    found = Survey()
+def _walk(roots: Iterable[Tensor], known: Mapping[Node, Following]) -> ReachableGraph:
+    found = ReachableGraph()
     behind_flat: list[Node] = []
     # A node may be met both ways; the better one counts, so those come first.
     starts = [node for root in roots if (node := root.grad_fn) is not None]
@@ -90,7 +97,7 @@ def _walk(roots: Iterable[Tensor], known: Mapping[Node, Following]) -> Survey:
 
 
 def _look(
-    found: Survey,
+    found: ReachableGraph,
     waiting: list[Node],
     known: Mapping[Node, Following],
     behind_flat: list[Node],
@@ -133,7 +140,7 @@ def _look(
             _note_custom(found, node, custom, following)
 
 
-def _note_custom(found: Survey, node: Node, custom: type, following: Following) -> None:
+def _note_custom(found: ReachableGraph, node: Node, custom: type, following: Following) -> None:
     found.custom.append(node)
     # The one name that all of AOTAutograd's graphs have.
     found.compiled = found.compiled or type(node).__name__ == "CompiledFunctionBackward"

@@ -32,7 +32,8 @@ from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetect
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
-from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import ModeDetector
+from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
+from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
@@ -114,7 +115,8 @@ def _training_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Dete
         ScalerMisuseDetector(windows, scaled),
         SchedulerBeforeStepDetector(windows),
         LeftoverGradientDetector(windows),
-        ModeDetector(windows),
+        TrainModeInEvalDetector(windows),
+        StuckInEvalDetector(windows),
         ParameterNotOptimizedDetector(recorder, windows),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),

@@ -71,7 +71,7 @@ class Heap:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the time is used up; if so, it is told that somebody would have searched."""
+        """Return whether the time is used up; then it is told that somebody would have searched."""
         began = perf_counter() if self._began is None else self._began
         allowed = max(_AT_LEAST, self._share * (perf_counter() - began))
         if self.seconds < allowed or math.isinf(self._share):

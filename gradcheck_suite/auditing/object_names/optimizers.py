@@ -66,7 +66,7 @@ class Optimizers:
 
     @property
     def any_known(self) -> bool:
-        """Whether there is a model or an optimizer that the audit looks at."""
+        """Return whether there is a model or an optimizer that the audit looks at."""
         return self._model is not None or bool(self._known)
 
     def known(self) -> list[Optimizer]:

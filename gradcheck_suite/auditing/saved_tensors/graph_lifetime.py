@@ -34,8 +34,8 @@ MARK = "gradcheck_suite.generation"
 """The key in ``Node.metadata``, a dictionary that lives and dies with the C++ node."""
 
 _WALK_LIMIT = 20_000
-_EVERY_TURN_UNTIL = 8
-_TURNS = 8
+_EVERY_ITERATION_UNTIL = 8
+_ITERATIONS = 8
 _WORTH_CLEARING = 64
 _MOST_NUMBERS = 50_000
 
@@ -139,7 +139,7 @@ class Generations:
         # A program without optimizers has backwards only to count by.
         iteration = step or index
         generation.known = getattr(self._newest, "number", 0)
-        if iteration < _EVERY_TURN_UNTIL or iteration % _TURNS == 0:
+        if iteration < _EVERY_ITERATION_UNTIL or iteration % _ITERATIONS == 0:
             self._walk(generation, waiting, following)
             if len(self._marked) > _MOST_NUMBERS:
                 self._unsure = max(self._marked - {NO_SEQUENCE_NUMBER}, default=0)

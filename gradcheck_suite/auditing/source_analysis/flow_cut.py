@@ -538,14 +538,14 @@ _PLAIN_CALLS = frozenset(
 
 
 def _is_tensor_method(node: ast.Call, name: str | None) -> bool:
-    """Whether this is ``y.float()`` for a ``y`` that is not known to have a graph."""
+    """Return whether this is ``y.float()`` for a ``y`` that is not known to have a graph."""
     if not isinstance(node.func, ast.Attribute) or name is None or not hasattr(Tensor, name):
         return False
     return root_key(node.func.value) not in ("torch", "F", "functional", "nn.functional")
 
 
 def _has_indices(node: ast.expr) -> bool:
-    """Whether this is a call that returns values and indices."""
+    """Return whether this is a call that returns values and indices."""
     if not isinstance(node, ast.Call) or name_of(node) not in _WITH_INDICES:
         return False
     if name_of(node) not in ("max", "min", "median", "mode"):

@@ -40,7 +40,11 @@ from gradcheck_suite.auditing.detectors.connectivity.watched_modules import (
     ModuleWatch,
     user_sites,
 )
-from gradcheck_suite.auditing.detectors.reachable_parameters import MOST_NODES, SURVEYED, survey
+from gradcheck_suite.auditing.detectors.reachable_parameters import (
+    ALWAYS_WALKED,
+    MOST_NODES,
+    reachable_graph,
+)
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
@@ -103,7 +107,7 @@ class ParameterWithoutGradientDetector:
         self._stacks: dict[tuple[CallSite, ...], None] = {}
         self._past: list[Finding] = []
         self._facts: dict[object, Finding] = {}
-        self._surveys = 0
+        self._walked = 0
         self._unowned: dict[int, weakref.ref[Tensor]] = {}
         self._looked_for_unowned = False
         self._sloped: set[int] = set()
@@ -169,11 +173,11 @@ class ParameterWithoutGradientDetector:
     # What backward starts from and reaches.
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        if self._surveys >= SURVEYED:
+        if self._walked >= ALWAYS_WALKED:
             return Attention.ASLEEP
         if event.roots and event.roots[0].grad_fn is not None:
-            self._surveys += 1
-            self._survey(event)
+            self._walked += 1
+            self._walk_graph(event)
         return None
 
     def _before_leaf(self, event: LeafBackwardStarted) -> Attention | None:
@@ -186,9 +190,9 @@ class ParameterWithoutGradientDetector:
         self._forced = user_sites()[0]
         return Attention.AWAKE
 
-    def _survey(self, event: BackwardStarted) -> None:
+    def _walk_graph(self, event: BackwardStarted) -> None:
         self._stacks.setdefault(user_sites()[0])
-        found = survey(event)
+        found = reachable_graph(event)
         self._sloped |= found.sloped
         self._flat |= found.flat
         self._cut_short = self._cut_short or not found.complete

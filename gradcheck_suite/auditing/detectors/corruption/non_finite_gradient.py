@@ -282,7 +282,7 @@ def _skips_itself(optimizer: Optimizer) -> bool:
 
 
 def _may_look() -> bool:
-    """Whether reading values goes unnoticed: by modes of the user's, and by a graph capture."""
+    """Return whether reading values goes unnoticed by modes of the user's and a graph capture."""
     if dispatch_mode_is_active() or function_mode_is_active():
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -257,7 +257,7 @@ def _is_savers_own(writes: list[Write], packed: PackedTensor) -> bool:
 
 
 def _is_part(tensor: Tensor) -> bool:
-    """Whether the storage holds more than this tensor."""
+    """Return whether the storage holds more than this tensor."""
     try:
         return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
     except (RuntimeError, NotImplementedError):

@@ -24,7 +24,7 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors.functions.function_contract import is_the_users, line_in
-from gradcheck_suite.auditing.detectors.reachable_parameters import survey
+from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
@@ -108,7 +108,7 @@ class FunctionCallDetector:
             # Where no Function is watched, none can come to be looked for again.
             return None if self._calls else Attention.ASLEEP
         self._searched += 1
-        for node in survey(event).custom:
+        for node in reachable_graph(event).custom:
             function = custom_function_class(node)
             if function is not None and is_the_users(function):
                 self._reached.add(function)

@@ -20,7 +20,7 @@ from gradcheck_suite._torch_compat import (
     version_of,
 )
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
-from gradcheck_suite.auditing.detectors.reachable_parameters import survey
+from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
@@ -126,7 +126,7 @@ class FunctionContractDetector:
         if self._searched >= _SEARCHED:
             return Attention.ASLEEP
         self._searched += 1
-        found = survey(event)
+        found = reachable_graph(event)
         self._cut_short = self._cut_short or not found.complete
         for node in found.custom:
             function = custom_function_class(node)

@@ -303,7 +303,7 @@ def _was_added_to(used: _Used) -> bool:
 
 
 def _was_replaced(used: _Used) -> bool:
-    """Whether a backward that records its own graph has put the sum in a new tensor."""
+    """Return whether a backward that records its own graph has put the sum in a new tensor."""
     parameter = used.parameter()
     gradient = None if parameter is None else parameter.grad
     if gradient is None or gradient is used.gradient() or gradient.grad_fn is None:

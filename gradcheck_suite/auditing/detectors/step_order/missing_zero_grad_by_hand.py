@@ -22,7 +22,11 @@ from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences
 from gradcheck_suite.auditing.detectors.gradients import sample_of
-from gradcheck_suite.auditing.detectors.reachable_parameters import SURVEYED, nodes_under, survey
+from gradcheck_suite.auditing.detectors.reachable_parameters import (
+    ALWAYS_WALKED,
+    nodes_under,
+    reachable_graph,
+)
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.object_names.tensor_names import listed, local_name
 from gradcheck_suite.auditing.user_modes import without_user_modes
@@ -213,9 +217,9 @@ class MissingZeroGradByHandDetector:
 
 def _leaves_under(event: BackwardStarted) -> list[Tensor]:
     """Return the leaves that a backward gives gradients, if its graph is not too large."""
-    if event.number < SURVEYED:
+    if event.number < ALWAYS_WALKED:
         # Others ask for the same.
-        found = survey(event)
+        found = reachable_graph(event)
         return [] if len(found.nodes) > _MOST_NODES else _plain(found.leaves.values())
     nodes = nodes_under(event.roots, most=_MOST_NODES + 1)
     if len(nodes) > _MOST_NODES:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing.detectors import reachable_parameters as _survey
+from gradcheck_suite.auditing.detectors import reachable_parameters
 from gradcheck_suite.auditing.events import BackwardStarted
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ class _Mark:
 
 def test_each_graph_is_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[int] = []
-    walk = _survey._walk
+    walk = reachable_parameters._walk
 
-    def counted(roots: Iterable[torch.Tensor], known: Any) -> _survey.Survey:
+    def counted(roots: Iterable[torch.Tensor], known: Any) -> reachable_parameters.ReachableGraph:
         walks.append(1)
         return walk(roots, known)
 
-    monkeypatch.setattr(_survey, "_walk", counted)
+    monkeypatch.setattr(reachable_parameters, "_walk", counted)
     x = torch.ones(3, requires_grad=True)
     with gs.audit():
         for backwards in range(1, 4):
@@ -61,10 +61,10 @@ def test_a_survey_and_a_plain_walk_meet_the_same_nodes() -> None:
     x = torch.ones(3, requires_grad=True)
     y = (x.exp() * x.sin() + x.round()).sum()
     event: Any = BackwardStarted(0, None, 0, (y,), True, {}, {})
-    plain = set(_survey.nodes_of(event))
-    found = _survey.survey(event)
-    assert _survey.survey(event) is found
-    assert set(_survey.nodes_of(event)) == plain == found.nodes
+    plain = set(reachable_parameters.nodes_of(event))
+    found = reachable_parameters.reachable_graph(event)
+    assert reachable_parameters.reachable_graph(event) is found
+    assert set(reachable_parameters.nodes_of(event)) == plain == found.nodes
     assert found.leaves == {id(x): x}
     assert found.sloped == {id(x)}
     assert found.flat == {"round"}
@@ -73,31 +73,31 @@ def test_a_survey_and_a_plain_walk_meet_the_same_nodes() -> None:
 def test_a_survey_asks_no_node_again_what_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
     handed_on: list[Any] = []
     known_then: list[set[Any]] = []
-    walk = _survey._walk
+    walk = reachable_parameters._walk
 
-    def looked_at(roots: Iterable[torch.Tensor], known: Any) -> _survey.Survey:
+    def looked_at(roots: Iterable[torch.Tensor], known: Any) -> reachable_parameters.ReachableGraph:
         handed_on.append(known)
         known_then.append(set(known))
         return walk(roots, known)
 
-    monkeypatch.setattr(_survey, "_walk", looked_at)
+    monkeypatch.setattr(reachable_parameters, "_walk", looked_at)
     x = torch.ones(3, requires_grad=True)
     y = (x.exp() * x.sin()).sum()
-    nodes = _survey.nodes_under((y,))
+    nodes = reachable_parameters.nodes_under((y,))
     with gs.audit():
         y.backward()
     assert known_then == [set(nodes)]
     assert handed_on == [{}]  # the event keeps no graph
     y = (x.exp() * x.sin()).sum()
     event: Any = BackwardStarted(0, None, 0, (y,), True, {}, {y.grad_fn: ()})
-    assert _survey.survey(event).nodes == {y.grad_fn}
+    assert reachable_parameters.reachable_graph(event).nodes == {y.grad_fn}
 
 
 def test_a_way_without_zero_slope_counts_however_late_it_is_met() -> None:
     x, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     y = (x.round() + x.exp() + z.round().exp()).sum()
     event: Any = BackwardStarted(0, None, 0, (y,), True, {}, {})
-    found = _survey.survey(event)
+    found = reachable_parameters.reachable_graph(event)
     assert found.sloped == {id(x)}
     assert set(found.leaves) == {id(x), id(z)}
-    assert found.nodes == set(_survey.nodes_under((y,)))
+    assert found.nodes == set(reachable_parameters.nodes_under((y,)))
