@@ -37,6 +37,8 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 IMPORT = re.compile(r"^ *from ([\w.]+) import (\(.*?\)|.*?)$", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?|[\w.*-]+(/|\.(py|md|json|toml))")
+NAME = re.compile(r"@?([A-Za-z_][\w.]*)(?:\(.*\))?")
 CLASS_NAME = re.compile(r"_?[A-Z][a-z0-9]+\w*|_?[A-Z][A-Z0-9_]{2,}")
 
 
@@ -114,29 +116,26 @@ def has_dotted(dotted: str) -> bool:
 
 def is_known(token: str) -> bool:
     """Return whether what stands in backticks is there, as far as it names something of ours."""
-    if token in TO_BE_WRITTEN:
-        return True
     if token.startswith("--"):
         return "*" in token or f'"{re.split("[= ]", token)[0]}"' in sources()
     token = re.sub(r"<\w+>", "*", token)
-    if re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", token) and re.search(
-        r"/|\.(py|md|json|toml)$", token
-    ):
-        return has_path(token)
-    name = re.fullmatch(r"@?([A-Za-z_][\w.]*)(?:\(.*\))?", token)
-    if name is None:
-        return True  # an expression or a command
-    head, *rest = name[1].split(".")
+    if PATH.fullmatch(token):
+        return token in TO_BE_WRITTEN or has_path(token)
+    name = NAME.fullmatch(token)
+    return name is None or is_name(name[1])  # an expression or a command
+
+
+def is_name(dotted: str) -> bool:
+    head, *rest = dotted.split(".")
     if head in FOREIGN:
         return True
     if head in PACKAGES and rest:
-        return has_dotted(name[1])
-    if CLASS_NAME.fullmatch(head):
-        if not rest:
-            return head in all_defined() | FOREIGN_CLASSES
-        files = files_with_class(head)
-        return any(rest[0] in defined(text_of(file)) for file in files)
-    return name[1].split(".")[-1] in words()
+        return has_dotted(dotted)
+    if not CLASS_NAME.fullmatch(head):
+        return dotted.rpartition(".")[2] in words()
+    if not rest:
+        return head in all_defined() | FOREIGN_CLASSES
+    return any(rest[0] in defined(text_of(file)) for file in files_with_class(head))
 
 
 def unknown_in(page: str) -> list[str]:
@@ -211,6 +210,12 @@ def test_the_examples_of_recipes_are_not_there():
 )
 def test_what_is_gone_would_be_seen(page):
     assert unknown_in(page)
+
+
+def test_the_table_of_events_is_complete():
+    source = text_of("gradcheck_suite/auditing/events.py")
+    listed = set(re.findall(r"\w+", source.split('"""')[1]))
+    assert set(re.findall(r"^class (\w+)\(NamedTuple\)", source, re.MULTILINE)) <= listed
 
 
 def test_events_that_no_detector_reads_are_read_by_none():
