@@ -120,9 +120,9 @@ class GradientMeasurement:
         found = {pair: self._concluded(pair) for pair in self.context.pairs}
         if self.context.precision.is_double or not self.context.deterministic:
             return found
-        return self._seen_closer(found)
+        return self._refined(found)
 
-    def _seen_closer(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
+    def _refined(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
         """Hold what coarse probes say to smaller steps, to float64 and to many of them together."""
         held = {pair: self._held_to_smaller_steps(pair, one) for pair, one in found.items()}
         refuted = {pair for pair, one in held.items() if one.status != found[pair].status}
