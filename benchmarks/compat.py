@@ -64,8 +64,8 @@ _QUICK = (
     "tests/graph/test_trace.py",
     "tests/graph/test_recording.py",
     "tests/plugin/test_audits.py",
-    "tests/verification/test_culprits.py",
-    "tests/verification/test_localize.py",
+    "tests/verification/diagnosis/test_function_isolation.py",
+    "tests/verification/localization/test_localize.py",
     "tests/verification/test_correct_gradients.py",
 )
 

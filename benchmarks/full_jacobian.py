@@ -21,11 +21,12 @@ from torch import nn
 
 from benchmarks.harness import Contender, Scores, measure, run_as_command
 from gradcheck_suite import check_gradients
-from gradcheck_suite.verification.building import build_subject
-from gradcheck_suite.verification.jacobian import Comparison, compare_jacobians
-from gradcheck_suite.verification.options import CheckOptions, precision_of
-from gradcheck_suite.verification.points import given_point
-from gradcheck_suite.verification.stages import Deadline
+from gradcheck_suite.verification.numerics.evaluation_point import given_point
+from gradcheck_suite.verification.numerics.precision import precision_of
+from gradcheck_suite.verification.options import CheckOptions
+from gradcheck_suite.verification.progress import Deadline
+from gradcheck_suite.verification.stages.full_jacobian.compare import Comparison, compare_jacobians
+from gradcheck_suite.verification.target.build import build_function
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,7 +189,7 @@ def _whole_check(module: nn.Module, x: torch.Tensor) -> float:
 def _ours(
     module: nn.Module, x: torch.Tensor, *, keep: int = 0
 ) -> dict[tuple[int, int], Comparison]:
-    subject = build_subject(module, (x,), None, CheckOptions())
+    subject = build_function(module, (x,), None, CheckOptions())
     precision = precision_of([variable.value.dtype for variable in subject.variables])
     point = given_point(subject, subject.first_call(), eps=precision.eps)
     return compare_jacobians(

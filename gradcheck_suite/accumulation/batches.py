@@ -11,7 +11,7 @@ import torch
 
 from gradcheck_suite._memory import require_memory
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.verification.trees import leaves_with_paths, replace_leaves
+from gradcheck_suite.verification.target.tree import leaves_with_paths, replace_leaves
 
 __all__ = ["Split", "copied", "micro_batches"]
 

@@ -20,7 +20,7 @@ from gradcheck_suite.accumulation.signatures import refuse_maker, refuse_signatu
 from gradcheck_suite.accumulation.states import States, is_made_by
 from gradcheck_suite.accumulation.subject import Subject
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.verification.randomness import preserved_randomness
+from gradcheck_suite.verification.target.random_state import preserved_randomness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.accumulation.states import State
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.findings import Finding
-    from gradcheck_suite.verification.randomness import RandomState
+    from gradcheck_suite.verification.target.random_state import RandomState
 
 __all__ = ["Recording", "Step", "gradient_of", "run_loop"]
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from gradcheck_suite._memory import require_memory
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.verification.randomness import RandomState
+from gradcheck_suite.verification.target.random_state import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -13,7 +13,7 @@ from gradcheck_suite.accumulation.batches import copied
 from gradcheck_suite.accumulation.runs import Recording, gradient_of, run_loop
 from gradcheck_suite.accumulation.signatures import mistaken_argument
 from gradcheck_suite.accumulation.states import States
-from gradcheck_suite.verification.randomness import RandomState
+from gradcheck_suite.verification.target.random_state import RandomState
 
 __all__ = ["Start", "Subject"]
 

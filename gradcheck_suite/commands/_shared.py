@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gradcheck_suite.findings import Report
-    from gradcheck_suite.verification.watching import Watcher
+    from gradcheck_suite.verification.progress import Watcher
 
 # argparse gives this type no public name.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
@@ -84,7 +84,7 @@ def run_check(arguments: argparse.Namespace, check: Callable[[], Report]) -> int
 
     After Ctrl-C the report is on what was concluded until then.
     """
-    from gradcheck_suite.verification.watching import (  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.verification.progress import (  # noqa: PLC0415 - needs torch
         Watcher,
         watched_by,
     )

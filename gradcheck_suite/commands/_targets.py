@@ -87,7 +87,7 @@ def load_subject(arguments: argparse.Namespace) -> Subject:
     Raises:
         UsageError: one of the names is wrong, or names something that can't be checked.
     """
-    from gradcheck_suite.verification.randomness import RandomState  # noqa: PLC0415 - needs torch
+    from gradcheck_suite.verification.target.random_state import RandomState  # noqa: PLC0415 - needs torch
 
     # The check itself tells of a seed that can be none.
     if arguments.seed in range(2**32):
@@ -116,7 +116,7 @@ def _made_module(
     """
     from torch.nn import Module  # noqa: PLC0415 - loads torch
 
-    from gradcheck_suite.verification.arguments import split_arguments  # noqa: PLC0415 - as above
+    from gradcheck_suite.verification.target.arguments import split_arguments  # noqa: PLC0415 - as above
 
     is_class = isinstance(target, type)
     if isinstance(target, Module) or (is_class and not issubclass(target, Module)):

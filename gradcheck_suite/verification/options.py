@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 
 from gradcheck_suite.errors import UsageError
 
-__all__ = ["CheckOptions", "DTypeOption", "Precision", "precision_of"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["LAYOUTS", "VARIATIONS", "CheckOptions", "DTypeOption", "chosen_variations"]
 
 DTypeOption: TypeAlias = "Literal['native', 'float32', 'float64'] | torch.dtype"
 
@@ -22,103 +25,6 @@ _CASTS = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """What can be asked of a gradient that is computed in one floating-point type.
-
-    Attributes:
-        eps: the machine epsilon of the coarsest type involved.
-        resolution: the largest relative error of a gradient that a pass may hide. A probe whose
-            tolerance is wider decides nothing.
-        rtol: the smallest relative error that counts as a wrong gradient; a backward may round
-            like a forward does, and constants in it may be given to fewer digits.
-        linearity: the relative difference from which on backward counts as not linear.
-        zero: the size, relative to the output, under which a derivative that equals zero within
-            its tolerance passes as zero.
-        target: the relative tolerance at which a probe that agrees takes no further steps.
-        steps: the steps of the ladder, largest first, relative to the input's scale.
-        first: how many steps are taken before the first look at the result.
-        move: how far, relative to the input's scale, a point beside a kink lies.
-        probes: how many probes are drawn when the caller does not say.
-    """
-
-    eps: float
-    resolution: float
-    rtol: float
-    linearity: float
-    zero: float
-    target: float
-    steps: tuple[float, ...]
-    first: int
-    move: float
-    probes: int
-
-    @property
-    def is_half(self) -> bool:
-        """Whether something is computed in float16 or bfloat16."""
-        return self.eps >= torch.finfo(torch.float16).eps
-
-    @property
-    def is_double(self) -> bool:
-        """Whether everything is computed in float64."""
-        return self.eps == torch.finfo(torch.float64).eps
-
-
-# float64: at step 2**-10 rounding leaves 12 of 16 digits less 3, the extrapolated difference as
-# many; float32: of 7 digits some 4 are left, fewer where kinks lie within the step. The numbers
-# follow from eps / step and from trials on networks with and without kinks.
-_FLOAT64 = Precision(
-    eps=torch.finfo(torch.float64).eps,
-    resolution=1e-4,
-    rtol=1e-7,
-    linearity=1e-6,
-    zero=1e-6,
-    target=1e-6,
-    steps=tuple(2.0**-exponent for exponent in range(6, 32, 2)),
-    first=3,
-    move=2.0**-10,
-    probes=2,
-)
-_FLOAT32 = Precision(
-    eps=torch.finfo(torch.float32).eps,
-    resolution=5e-2,
-    rtol=1e-4,
-    linearity=1e-2,
-    zero=1e-3,
-    target=2e-3,
-    steps=tuple(2.0**-exponent for exponent in range(3, 14)),
-    first=4,
-    move=2.0**-4,
-    probes=4,
-)
-
-
-# Two or three digits: a slope pooled over many probes, see half_precision.py. Only eps differs
-# between the two types.
-_HALF = Precision(
-    eps=torch.finfo(torch.bfloat16).eps,
-    resolution=0.1,
-    rtol=1e-2,
-    linearity=0.1,
-    zero=1e-2,
-    target=2.5e-2,
-    steps=(2.0**-2, 2.0**-3),
-    first=2,
-    move=2.0**-2,
-    probes=256,
-)
-HALF_TYPES = (torch.float16, torch.bfloat16)
-
-
-def precision_of(dtypes: Iterable[torch.dtype]) -> Precision:
-    """Return what can be asked of a computation that involves these floating-point types."""
-    involved = set(dtypes)
-    half = [torch.finfo(dtype).eps for dtype in HALF_TYPES if dtype in involved]
-    if half:
-        return replace(_HALF, eps=max(half))
-    return _FLOAT64 if involved == {torch.float64} else _FLOAT32
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +50,8 @@ class CheckOptions:
             those of a module are.
         localize_by: what to write to look for the wrong call inside of what is checked; None where
             a report is not to name it.
+        examined: custom Functions that are being checked by themselves: they are what is to blame
+            there, and only the outcome counts.
     """
 
     cast: torch.dtype | None = None
@@ -161,6 +69,7 @@ class CheckOptions:
     max_memory: int = 2**30
     closures: bool = True
     localize_by: str | None = None
+    examined: frozenset[type] = frozenset()
 
     @classmethod
     def validated(
@@ -227,7 +136,7 @@ class CheckOptions:
             time_limit=None if time_limit is None else float(cast("float", time_limit)),
             max_memory=cast("int", max_memory),
             localize_by=localize_by,
-            **cast("dict[str, bool]", switches),
+            **cast("dict[str, Any]", switches),
         )
 
 
@@ -249,3 +158,50 @@ def _is_integer(value: object, *, at_least: int, below: float = math.inf) -> boo
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0.0
+
+
+LAYOUTS = ("strided", "transposed", "offset", "expanded")
+"""What inputs can look like in memory, and cotangents but for "offset"."""
+
+VARIATIONS = (
+    *LAYOUTS,
+    "cotangents",
+    "alone",
+    "signs",
+    "magnitudes",
+    "special",
+    "indices",
+    "sizes",
+)
+"""Every variation by name, in the order in which they are tried."""
+
+_GROUPS = {
+    "layout": frozenset(LAYOUTS),
+    "values": frozenset({"signs", "magnitudes", "special", "indices"}),
+}
+
+
+def chosen_variations(names: Collection[str] | None) -> frozenset[str]:
+    """Return which variations are asked for; "layout" and "values" stand for several.
+
+    >>> sorted(chosen_variations({"layout"}))
+    ['expanded', 'offset', 'strided', 'transposed']
+
+    Args:
+        names: of variations or groups; None for every variation.
+
+    Raises:
+        UsageError: a name is of none.
+    """
+    if names is None:
+        return frozenset(VARIATIONS)
+    chosen: set[str] = set()
+    for name in names:
+        if name not in VARIATIONS and name not in _GROUPS:
+            raise UsageError(
+                f"variations has {name!r}, which is no variation; choose among "
+                f"{', '.join(VARIATIONS)}; layout (strided, transposed, offset, expanded) and "
+                "values (signs, magnitudes, special, indices)"
+            )
+        chosen |= _GROUPS.get(name, frozenset({name}))
+    return frozenset(chosen)

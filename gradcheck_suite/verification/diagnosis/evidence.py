@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.directions import generator_for, spread_signs
-from gradcheck_suite.verification.probes import SAFETY, Measurement, differentiate, measure
+from gradcheck_suite.verification.numerics.derivative import (
+    SAFETY,
+    Measurement,
+    differentiate,
+    measure,
+)
+from gradcheck_suite.verification.numerics.directions import generator_for, random_signs
 
 if TYPE_CHECKING:
-    from gradcheck_suite.verification.options import Precision
-    from gradcheck_suite.verification.points import Point
-    from gradcheck_suite.verification.survey import Survey
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.numerics.evaluation_point import Point
+    from gradcheck_suite.verification.numerics.precision import Precision
 
 __all__ = ["Evidence", "Probe"]
 
@@ -66,7 +71,7 @@ class Evidence:
     """Probes of one (output, variable) pair whose gradient is wrong.
 
     Args:
-        survey: what was measured so far.
+        context: gives the function, the point and random draws.
         output: index of the output.
         variable: index of the variable.
         step: the step, relative to the variable's scale, at which the failure was measured.
@@ -79,12 +84,18 @@ class Evidence:
     """
 
     def __init__(
-        self, survey: Survey, output: int, variable: int, step: float, *, probes: int = _PROBES
+        self,
+        context: ProbeContext,
+        output: int,
+        variable: int,
+        step: float,
+        *,
+        probes: int = _PROBES,
     ) -> None:
-        self.survey = survey
+        self.context = context
         self.output = output
         self.variable = variable
-        self._ladders = _short_ladders(survey.precision, step)
+        self._ladders = _short_ladders(context.precision, step)
         self._scale = 0.0
         self.probes: tuple[Probe, ...] = tuple(
             probe for probe in map(self._probe, range(probes)) if probe is not None
@@ -103,22 +114,22 @@ class Evidence:
     @property
     def value(self) -> torch.Tensor:
         """The variable's value in float64."""
-        return self.survey.point.values[self.variable].double()
+        return self.context.point.values[self.variable].double()
 
     @property
     def tensor(self) -> torch.Tensor:
         """The output's value in float64."""
-        return self.survey.point.outputs[self.output].tensor.double()
+        return self.context.point.outputs[self.output].tensor.double()
 
     @property
     def variable_is_complex(self) -> bool:
-        """Whether the last dimension of the value holds real and imaginary parts."""
-        return self.survey.subject.variables[self.variable].representation.is_complex
+        """Return whether the last dimension of the value holds real and imaginary parts."""
+        return self.context.subject.variables[self.variable].representation.is_complex
 
     @property
     def output_is_complex(self) -> bool:
-        """Whether the last dimension of the output holds real and imaginary parts."""
-        return self.survey.point.outputs[self.output].representation.is_complex
+        """Return whether the last dimension of the output holds real and imaginary parts."""
+        return self.context.point.outputs[self.output].representation.is_complex
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -127,7 +138,7 @@ class Evidence:
         return shape[:-1] if self.output_is_complex else shape
 
     def holds(self, claimed: Claimed) -> bool:
-        """Say whether the claimed gradient agrees with every probe."""
+        """Return whether the claimed gradient agrees with every probe."""
         return self.sharp and all(
             abs(probe.numeric - probe.along(gradient)) <= self._allowed(probe, gradient)
             for probe in self.probes
@@ -169,7 +180,7 @@ class Evidence:
             return None
         found = torch.linalg.lstsq(matrix, wanted, driver="gelsd").solution
         left = (wanted - matrix @ found).abs()
-        rounding = SAFETY * self.survey.precision.eps * (matrix * found).abs().sum(dim=1)
+        rounding = SAFETY * self.context.precision.eps * (matrix * found).abs().sum(dim=1)
         allowed = torch.tensor([p.tolerance for p in self.probes], dtype=torch.float64) + rounding
         if not bool((left <= allowed).all()):
             return None
@@ -180,12 +191,12 @@ class Evidence:
 
     def gradient_for(self, cotangent: torch.Tensor) -> torch.Tensor:
         """Return the analytic gradient for another cotangent of the output."""
-        survey = self.survey
-        cotangents = [torch.zeros_like(known.tensor) for known in survey.point.outputs]
+        context = self.context
+        cotangents = [torch.zeros_like(known.tensor) for known in context.point.outputs]
         # Contiguous: how backward takes other layouts is another question.
-        dtype = survey.point.outputs[self.output].tensor.dtype
+        dtype = context.point.outputs[self.output].tensor.dtype
         cotangents[self.output] = cotangent.to(dtype).contiguous()
-        rows = differentiate(survey.subject, survey.point, cotangents).rows
+        rows = differentiate(context.subject, context.point, cotangents).rows
         part = rows[self.output][self.variable]
         return torch.zeros_like(self.value) if part is None else part.double()
 
@@ -197,17 +208,17 @@ class Evidence:
         point: Point | None = None,
     ) -> Measurement:
         """Measure along a direction, by default with the first probe's cotangent."""
-        survey = self.survey
-        place = survey.point if point is None else point
+        context = self.context
+        place = context.point if point is None else point
         given = self.probes[0].cotangent if cotangent is None else cotangent
         cotangents = [torch.zeros_like(known.tensor) for known in place.outputs]
         cotangents[self.output] = given.to(place.outputs[self.output].tensor.dtype)
         along = {self.variable: direction.to(place.values[self.variable].dtype)}
-        gradients = differentiate(survey.subject, place, cotangents)
+        gradients = differentiate(context.subject, place, cotangents)
         best: Measurement | None = None
         for precision in self._ladders:
             result = measure(
-                survey.subject,
+                context.subject,
                 place,
                 cotangents,
                 gradients,
@@ -223,17 +234,17 @@ class Evidence:
         return best
 
     def is_right(self, result: Measurement) -> bool:
-        """Say whether a measurement agrees and would have shown one wrong entry among those."""
+        """Return whether a measurement agrees and would have shown one wrong entry among those."""
         return result.z <= 1.0 and result.tolerance <= _SHARP * self._scale
 
     def _probe(self, number: int) -> Probe | None:
-        survey = self.survey
-        tensor = survey.point.outputs[self.output].tensor
-        cotangent = spread_signs(tensor, generator_for(_STREAM, number, self.output))
-        finite = survey.point.finite[self.output]
+        context = self.context
+        tensor = context.point.outputs[self.output].tensor
+        cotangent = random_signs(tensor, generator_for(_STREAM, number, self.output))
+        finite = context.point.finite[self.output]
         if finite is not None:
             cotangent = cotangent.where(finite, 0.0)
-        direction = survey.direction(_STREAM + number, self.variable)
+        direction = context.direction(_STREAM + number, self.variable)
         gradient = self.gradient_for(cotangent)
         if not bool(torch.isfinite(gradient).all()):
             return None
@@ -254,7 +265,7 @@ class Evidence:
 
     def _allowed(self, probe: Probe, gradient: torch.Tensor) -> float:
         rounding = float(torch.linalg.vector_norm(gradient * probe.direction))
-        return probe.tolerance + SAFETY * self.survey.precision.eps * rounding
+        return probe.tolerance + SAFETY * self.context.precision.eps * rounding
 
 
 def _short_ladders(precision: Precision, step: float) -> tuple[Precision, ...]:

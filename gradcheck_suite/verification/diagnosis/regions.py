@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite.verification.diagnosis.whole import Claim
+from gradcheck_suite.verification.diagnosis.whole_gradient import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_suite.verification.bisection import WrongEntry
     from gradcheck_suite.verification.diagnosis.evidence import Evidence
+    from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
 
 __all__ = ["claim_on_a_region", "claim_on_one_entry"]
 
@@ -53,7 +53,7 @@ def claim_on_one_entry(evidence: Evidence, entry: WrongEntry) -> Claim | None:
     others[entry.input_index] = False
     if not _is_right(evidence, others):
         return None
-    name = evidence.survey.subject.variables[evidence.variable].name
+    name = evidence.context.subject.variables[evidence.variable].name
     return _box_claim(name, list(entry.input_index), list(entry.input_index), others.shape)
 
 
@@ -62,7 +62,7 @@ def _every_entry(evidence: Evidence) -> torch.Tensor | None:
     direction = evidence.probes[0].direction
     flat = direction.flatten()
     wrong = torch.zeros(flat.numel(), dtype=torch.bool)
-    rtol = evidence.survey.precision.rtol
+    rtol = evidence.context.precision.rtol
     for index in range(flat.numel()):
         alone = torch.zeros_like(flat)
         alone[index] = flat[index]
@@ -77,7 +77,7 @@ def _every_entry(evidence: Evidence) -> torch.Tensor | None:
 
 def _described(evidence: Evidence, wrong: torch.Tensor) -> Claim | None:
     """Describe a known set of wrong entries by what they have in common and no other has."""
-    name = evidence.survey.subject.variables[evidence.variable].name
+    name = evidence.context.subject.variables[evidence.variable].name
     places = wrong.nonzero()
     low, high = places.amin(dim=0).tolist(), places.amax(dim=0).tolist()
     if math.prod(b - a + 1 for a, b in zip(low, high, strict=True)) == len(places):
@@ -124,14 +124,14 @@ def _threshold(name: str, value: torch.Tensor, wrong: torch.Tensor) -> Claim | N
 
 def _masks(evidence: Evidence) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield sets of entries that a value tells from the others."""
-    survey = evidence.survey
+    context = evidence.context
     value = evidence.value
-    for known, values in zip(survey.subject.variables, survey.point.values, strict=True):
+    for known, values in zip(context.subject.variables, context.point.values, strict=True):
         if values.shape == value.shape:
             yield f"where `{known.name}` is negative", values < 0
             yield f"where `{known.name}` is positive", values > 0
             yield f"where `{known.name}` is zero", values == 0
-    for constant in getattr(survey.subject, "constants", ()):
+    for constant in getattr(context.subject, "constants", ()):
         kinds = constant.value
         if kinds.is_floating_point() or kinds.is_complex() or kinds.dim() == 0:
             continue
@@ -172,7 +172,7 @@ def _boxed(evidence: Evidence, entry: WrongEntry) -> Claim | None:
     inside = int(box.sum())
     if inside > _MOST_OF_ALL * box.numel() or not _is_right(evidence, ~box):
         return None
-    name = evidence.survey.subject.variables[evidence.variable].name
+    name = evidence.context.subject.variables[evidence.variable].name
     if entry.exact and entry.count == inside:
         return _box_claim(name, low, high, shape)
     place = _shown_box(name, low, high, shape)
@@ -197,7 +197,7 @@ def _edge(evidence: Evidence, dim: int, at: int, size: int, *, upper: bool) -> i
 
 
 def _is_right(evidence: Evidence, mask: torch.Tensor, *, probes: int = 2) -> bool:
-    """Say whether the gradient agrees when only the masked entries move."""
+    """Return whether the gradient agrees when only the masked entries move."""
     return all(
         evidence.is_right(evidence.deviation(probe.direction.where(mask, 0.0), probe.cotangent))
         for probe in evidence.probes[:probes]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradcheck_suite.verification.localization.schedule import localize
+from gradcheck_suite.verification.localization.search import localize
 
 __all__ = ["localize"]

@@ -8,12 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.verification.mutants.bank import (
-    Mutant,
-    compile_function,
-    order_that_is_wrong,
-    source_of,
-)
+from tests.verification.mutants.bank import Mutant, compile_function, order_that_is_wrong, source_of
 from tests.verification.mutants.originals import ORIGINALS, Original
 
 Edit = Callable[[], None]

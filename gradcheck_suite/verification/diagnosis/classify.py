@@ -1,0 +1,240 @@
+"""What kind of mistake a wrong gradient shows. Nothing is said that a probe does not bear out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from gradcheck_suite.verification.diagnosis.conditions import claim_on_staleness, conditions_of
+from gradcheck_suite.verification.diagnosis.evidence import Evidence
+from gradcheck_suite.verification.diagnosis.regions import claim_on_a_region, claim_on_one_entry
+from gradcheck_suite.verification.diagnosis.whole_gradient import (
+    Claim,
+    claim_on_a_term,
+    claim_on_the_whole,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
+    from gradcheck_suite.verification.first_order.probe_context import ProbeContext
+    from gradcheck_suite.verification.numerics.decision import Conclusion
+    from gradcheck_suite.verification.numerics.derivative import Measurement
+
+__all__ = ["Diagnosis", "ErrorKind", "diagnose", "error_kind", "first_look", "name_ratio"]
+
+# The deviations of a float32 gradient leave a ratio this uncertain at worst.
+_LEAST_ERROR = 1e-9
+# Where fewer entries are wrong, where they lie says more than what would make up for them.
+_FEW = 0.5
+# One wrong entry of more than these is told by two probes and one of the others, in place of all.
+_MANY = 48
+_FEWEST_PROBES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is known of a wrong gradient.
+
+    Attributes:
+        kind: "missing" (None), "zero", "sign", "factor", "transposed", "flipped", "shifted",
+            "conjugate", "missing reduction", "missing term", "stale", "region", "not zero" or
+            "other".
+        words: what follows "the gradient of a with respect to b", or None where the kind says
+            all, or nothing is known.
+        ratio: analytic over numeric gradient for "sign" and "factor".
+        ratio_name: known numbers that the ratio equals.
+        most: how many entries can be wrong at most, where that is known.
+        circumstances: in which type, layout or output alone it is wrong.
+        only: the names of these circumstances: "dtype", "layout", "output".
+    """
+
+    kind: str
+    words: str | None = None
+    ratio: float | None = None
+    ratio_name: str = ""
+    most: int | None = None
+    conditions: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+def first_look(measurements: Sequence[Measurement]) -> Diagnosis:
+    """Tell what the failed measurements show without any further one."""
+    kind, ratio = error_kind(measurements)
+    return Diagnosis(kind, ratio=ratio)
+
+
+def diagnose(
+    context: ProbeContext,
+    conclusions: Mapping[tuple[int, int], Conclusion],
+    pair: tuple[int, int],
+    *,
+    first: Diagnosis,
+    entry: WrongEntry | None,
+) -> Diagnosis:
+    """Find out what kind of mistake made a gradient wrong.
+
+    It takes some forty calls of the function where one entry of many is wrong, else a hundred and
+    more.
+
+    Args:
+        context: gives the function, the point and random draws.
+        conclusions: what it came to, for every pair.
+        pair: the output and the variable.
+        first: what the failed measurements show.
+        entry: a wrong entry, if one is known.
+    """
+    output, variable = pair
+    step = conclusions[pair].shown.estimate.step
+    try:
+        evidence, found = _one_of_many(context, pair, step, entry)
+        if evidence is None or found is None:
+            evidence = Evidence(context, output, variable, step)
+            found = _kind_of_mistake(evidence, first, entry)
+        conditions = conditions_of(evidence, conclusions)
+    except Exception:  # noqa: BLE001 - the user's backward may refuse any other cotangent
+        return first
+    return replace(
+        found,
+        conditions=tuple(claim.words for claim in conditions),
+        only=tuple(claim.kind for claim in conditions),
+    )
+
+
+def _one_of_many(
+    context: ProbeContext, pair: tuple[int, int], step: float, entry: WrongEntry | None
+) -> tuple[Evidence | None, Diagnosis | None]:
+    """Say that one entry is wrong, where that is known and no factor explains it as well."""
+    if entry is None or not entry.exact or entry.count > 1 or entry.total <= _MANY:
+        return None, None
+    evidence = Evidence(context, *pair, step, probes=_FEWEST_PROBES)
+    if evidence.factor(lambda probe: probe.gradient) is not None:
+        return None, None
+    claim = claim_on_one_entry(evidence, entry)
+    found = None if claim is None else Diagnosis(claim.kind, claim.words, most=claim.most)
+    return evidence, found
+
+
+def _kind_of_mistake(evidence: Evidence, first: Diagnosis, entry: WrongEntry | None) -> Diagnosis:
+    if first.kind in {"missing", "zero"} or not evidence.sharp:
+        return first
+    fitted = evidence.factor(lambda probe: probe.gradient)
+    if fitted is not None and abs(fitted[0]) <= fitted[1]:
+        return Diagnosis("not zero", words="is not zero, as the numeric one is")
+    if fitted is not None:
+        factor, error = fitted
+        ratio, error = 1.0 / factor, max(error / factor**2, _LEAST_ERROR)
+        if abs(ratio + 1.0) <= error:
+            return Diagnosis("sign", ratio=-1.0)
+        context = evidence.context
+        shapes = [
+            (known.name, tuple(value.shape))
+            for known, value in zip(context.subject.variables, context.point.values, strict=True)
+        ]
+        shapes += [(known.name, tuple(known.tensor.shape)) for known in context.point.outputs]
+        name = name_ratio(ratio, error, shapes)
+        return Diagnosis("factor", ratio=ratio, ratio_name=name)
+    few = entry is not None and entry.count <= _FEW * entry.total
+    claim: Claim | None = claim_on_the_whole(evidence)
+    if claim is None and entry is not None and few:
+        claim = claim_on_a_region(evidence, entry)
+    claim = claim or claim_on_staleness(evidence) or claim_on_a_term(evidence)
+    if claim is None and entry is not None and not few:
+        claim = claim_on_a_region(evidence, entry)
+    if claim is None:
+        return Diagnosis("other")
+    return Diagnosis(claim.kind, claim.words, ratio=claim.ratio, most=claim.most)
+
+
+ErrorKind: TypeAlias = Literal["missing", "zero", "sign", "factor", "other"]
+
+# Where a ratio is the same in every random direction, each entry has it.
+_SAME_RATIO = 1e-2
+_FEWEST_RATIOS = 2
+
+
+def error_kind(measurements: Sequence[Measurement]) -> tuple[ErrorKind, float | None]:
+    """Tell what the failed measurements of one pair have in common.
+
+    Returns:
+        The kind and, for "sign" and "factor", the ratio of analytic to numeric derivative.
+    """
+    if all(measurement.missing for measurement in measurements):
+        return "missing", None
+    if all(measurement.contribution == 0.0 for measurement in measurements):
+        return "zero", None
+    ratios = []
+    for measurement in measurements:
+        if measurement.numeric == 0.0:
+            return "other", None
+        ratios.append(measurement.analytic / measurement.numeric)
+    middle = sorted(ratios)[len(ratios) // 2]
+    slack = [
+        _SAME_RATIO * 1e-3 + 2.0 * abs(m.tolerance / m.numeric) * abs(middle) for m in measurements
+    ]
+    same = all(abs(r - middle) <= s for r, s in zip(ratios, slack, strict=True))
+    precise = all(s <= _SAME_RATIO * abs(middle) for s in slack)
+    if len(ratios) < _FEWEST_RATIOS or not (same and precise):
+        return "other", None
+    return ("sign" if abs(middle + 1.0) <= max(slack) else "factor"), middle
+
+
+_MOST_NAMES = 3
+
+
+def name_ratio(ratio: float, error: float, shapes: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """Name known numbers that a ratio equals within its error; empty if there is none.
+
+    >>> name_ratio(0.25, 1e-9, [("x", (4, 5))])
+    '1/4, and 4 is the size of dimension 0 of `x`'
+    >>> name_ratio(-2 ** 0.5, 1e-9, [])
+    '-sqrt(2)'
+    >>> name_ratio(1.01, 1e-9, [])
+    ''
+
+    Args:
+        ratio: analytic over numeric gradient.
+        error: how far the ratio may be off, in the same unit.
+        shapes: names and shapes of tensors whose sizes may be the factor.
+    """
+    sign = "-" if ratio < 0.0 else ""
+    size = abs(ratio)
+    sizes: dict[int, list[str]] = {}
+    for count, origin in _sizes(shapes):
+        sizes.setdefault(count, []).append(origin)
+    for words, value, count in _known(sizes):
+        if abs(size - value) <= max(error, 4e-16 * value):
+            origins = sizes.get(count, [])[:_MOST_NAMES]
+            if not origins:
+                return f"{sign}{words}"
+            return f"{sign}{words}, and {count} is {' or '.join(origins)}"
+    return ""
+
+
+def _known(sizes: Iterable[int]) -> Iterator[tuple[str, float, int]]:
+    yield "1", 1.0, 1
+    for count in dict.fromkeys((2, *sizes, 3, 4)):
+        yield str(count), float(count), count
+        yield f"1/{count}", 1.0 / count, count
+    for count in dict.fromkeys((2, *sizes)):
+        yield f"sqrt({count})", math.sqrt(count), count
+        yield f"1/sqrt({count})", 1.0 / math.sqrt(count), count
+    for count in sizes:
+        yield f"{count - 1}/{count}", (count - 1) / count, count
+        if count > 1:
+            yield f"{count}/{count - 1}", count / (count - 1), count
+    for words, value in (("pi", math.pi), ("2*pi", 2.0 * math.pi), ("ln(2)", math.log(2.0))):
+        yield words, value, 0
+        yield f"1/{words}" if "*" not in words else f"1/({words})", 1.0 / value, 0
+
+
+def _sizes(shapes: Iterable[tuple[str, Sequence[int]]]) -> Iterator[tuple[int, str]]:
+    for name, shape in shapes:
+        for dim, size in enumerate(shape):
+            if size > 1:
+                yield size, f"the size of dimension {dim} of `{name}`"
+        total = math.prod(shape)
+        if len(shape) > 1 and total > 1:
+            yield total, f"the number of elements of `{name}`"

@@ -1,0 +1,3 @@
+"""Every gradient once, by as few evaluations as certainty allows."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Compare whole Jacobians, entry by entry, in bounded memory."""
+
+from __future__ import annotations
