@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_files_with
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
@@ -152,15 +153,14 @@ class _Kept:
         )
 
     def _related(self) -> list[Related]:
-        related = []
-        if self._backward is not None and self._backward != self.location:
-            related.append(Related(self._backward, "backward() has been through these graphs here"))
-        related.extend(Related(other, "or added here") for other in self._others)
+        through = (self._backward, "backward() has been through these graphs here")
+        places = related(through, apart_from=self.location)
+        places += related(*((other, "or added here") for other in self._others))
         owner, site = self._held.owner, self._growth.site
         held_at = None if owner is None else owner.location
         if held_at is not None and (site is None or held_at.line != site.line):
-            related.append(Related(held_at, f"held in {_scope(owner)}"))
-        return related
+            places += related((held_at, f"held in {_scope(owner)}"))
+        return places
 
 
 class GraphKeptDetector:
