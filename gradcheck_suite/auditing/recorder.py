@@ -247,7 +247,7 @@ class Recorder:
         state = self.state
         top = top_saved_tensors_hooks()
         return (
-            self.generations.living <= _MOST_LIVING
+            self.generations.living.count <= _MOST_LIVING
             and len(self.optimizers.known()) == 1
             and not (state.take_fingerprints or state.want_fingerprints or self.write_tracer.armed)
             and top is not None

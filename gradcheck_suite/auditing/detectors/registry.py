@@ -80,7 +80,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     scaled = ScaledLosses(windows)
     return (
         SavedTensorModifiedDetector(recorder, names, carried),
-        SliceWriteInLoopDetector(),
+        SliceWriteInLoopDetector(recorder.write_log),
         MissingZeroGradDetector(recorder, names),
         MissingZeroGradByHandDetector(recorder, names),
         windows,

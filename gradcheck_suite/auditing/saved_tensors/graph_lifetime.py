@@ -106,21 +106,20 @@ class _Living:
 
 
 class Generations:
-    """Opens generations and knows which of them are alive."""
+    """Opens generations and knows which of them are alive.
+
+    Attributes:
+        living: counts those that have a graph that lives.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._used: list[weakref.ref[Generation]] = []
-        self._living = _Living()
+        self.living = _Living()
         # The sequence numbers of marked nodes, and the highest of those that are forgotten.
         self._marked: set[int] = set()
         self._unsure = 0
         self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(clock.moment.birth)])
-
-    @property
-    def living(self) -> int:
-        """How many generations have a graph that lives."""
-        return self._living.count
 
     @cached_property
     def _newest(self) -> threading.local:
@@ -167,9 +166,9 @@ class Generations:
                 marked = node_metadata(node).setdefault(MARK, generation)
                 if marked is not generation:
                     generation.reused.append(weakref.ref(marked))
-        self._used.append(weakref.ref(generation, self._living.note_death))
-        self._living.count += 1
-        if len(self._used) > _WORTH_CLEARING + 2 * self.living:
+        self._used.append(weakref.ref(generation, self.living.note_death))
+        self.living.count += 1
+        if len(self._used) > _WORTH_CLEARING + 2 * self.living.count:
             self._all_living()
         generation.birth = weakref.ref(self._clock.moment.birth)
         self._births.append(weakref.ref(self._clock.after_backward(index + 1)))
