@@ -149,8 +149,10 @@ def score_clean(names: list[str]) -> tuple[list[tuple[str, str]], int]:
 
 def written_loops() -> dict[str, tuple[str, Callable[[], object]]]:
     """Return the wrong loops that were written by hand, each with its code."""
-    lost: Any = importlib.import_module("tests.auditing.test_lost_graphs")
-    untrained: Any = importlib.import_module("tests.auditing.test_untrained_parameters")
+    lost: Any = importlib.import_module("tests.auditing.detectors.connectivity.test_graph_broken")
+    untrained: Any = importlib.import_module(
+        "tests.auditing.detectors.connectivity.test_parameter_without_gradient"
+    )
     loops = dict(BUGGY)
     for loop, code, _ in (*lost.RAISING, *lost.SILENT_BUGS, *untrained.SILENT_BUGS):
         loops[loop.__name__] = (code, loop)

@@ -173,9 +173,13 @@ _ASKED_ELSEWHERE = {
     "accumulation/comparison.py": "copies that State has made",
     "accumulation/states.py::new": "values() has asked for all that is in it",
     "accumulation/vectors.py": "copies that State has made",
-    "auditing/checksums.py": "fingerprint, columns_of and same_content, its three ways in, ask",
-    "auditing/detectors/hand_updates.py": "what sample_of has copied",
-    "auditing/saved_tensors.py::_take_fingerprint": "few bytes, which an op has just read",
+    "auditing/saved_tensors/checksums.py": (
+        "fingerprint, columns_of and same_content, its three ways in, ask"
+    ),
+    "auditing/detectors/step_order/missing_zero_grad_by_hand.py": "what sample_of has copied",
+    "auditing/saved_tensors/pack_hooks.py::_take_fingerprint": (
+        "few bytes, which an op has just read"
+    ),
     "graph/_figures.py::_fetch": "figures",
     "graph/_figures.py::_numbers_in_a_row": "take has asked",
     "graph/_figures.py::_values": "_measure_alone has asked",

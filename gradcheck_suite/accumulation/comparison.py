@@ -24,7 +24,7 @@ from gradcheck_suite.accumulation.runs import Recording, Step
 from gradcheck_suite.accumulation.subject import Start, Subject
 from gradcheck_suite.accumulation.vectors import Gradients, distances, is_finite, norm, norms
 from gradcheck_suite.auditing.call_sites import location_of
-from gradcheck_suite.auditing.names import listed
+from gradcheck_suite.auditing.object_names.tensor_names import listed
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report, Severity
 from gradcheck_suite.reporting.text import plural

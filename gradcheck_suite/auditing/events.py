@@ -53,7 +53,7 @@ SessionEnded               when the audit is left; more may follow if it is ente
 
 A step of ``recorder.step`` is a finished ``optimizer.step()`` of any optimizer, until the program
 calls ``session.step()``: then those alone count. Writes before a moment are asked of
-``recorder.writers.since``, saved tensors come with the ``Moment`` at which they were saved, and
+``recorder.write_log.since``, saved tensors come with the ``Moment`` at which they were saved, and
 ``recorder.optimizers`` knows which optimizers own a parameter.
 """
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.call_sites import CallSite
-    from gradcheck_suite.auditing.packed import Holder
+    from gradcheck_suite.auditing.saved_tensors.saved_tensor import PackedTensor
     from gradcheck_suite.findings import Finding
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "GraphKept",
     "GraphReused",
     "Handler",
+    "IndexedAssigned",
     "LayerRanInTrainingMode",
     "LeafBackwardStarted",
     "LegacyFunctionCalled",
@@ -110,8 +111,8 @@ __all__ = [
     "StepFinished",
     "StepMarked",
     "StepStarted",
+    "StepSummarized",
     "Subscriptions",
-    "TurnEnded",
     "WatchResumed",
     "WriteRefused",
     "Written",
@@ -242,8 +243,8 @@ class StepFinished(NamedTuple):
     site: CallSite | None
 
 
-class TurnEnded(NamedTuple):
-    """An optimizer has stepped, and its turn is not the usual one.
+class StepSummarized(NamedTuple):
+    """An optimizer has stepped, and its accumulation window is not the usual one.
 
     The usual one begins where the last was seen to end, and backwards fill gradients in it, all of
     which the step has used. One that somebody follows is told of in any case.
@@ -395,6 +396,13 @@ class Written(NamedTuple):
     site: CallSite | None
 
 
+class IndexedAssigned(NamedTuple):
+    """A slice or element of a tensor that requires grad was assigned to."""
+
+    tensor: Tensor
+    site: CallSite | None
+
+
 class WriteRefused(NamedTuple):
     """Torch has refused an in-place call with ``error``, which follows."""
 
@@ -410,7 +418,7 @@ class SavedTensorModified(NamedTuple):
     ``node`` is the backward node that saved it, ``producer`` the op that had made it then.
     """
 
-    holder: Holder
+    packed: PackedTensor
     step: int
     node: str | None
     producer: str | None
@@ -425,7 +433,7 @@ class SavedTensorCorrupted(NamedTuple):
     other memory (``tensor.data = ...``).
     """
 
-    holder: Holder
+    packed: PackedTensor
     step: int
     node: str | None
     producer: str | None
@@ -456,7 +464,7 @@ Event: TypeAlias = (
     | GraphKept
     | StepStarted
     | StepFinished
-    | TurnEnded
+    | StepSummarized
     | GradientsDiscarded
     | StepMarked
     | GradientsClipped
@@ -473,6 +481,7 @@ Event: TypeAlias = (
     | NonLeafRefused
     | GradModeChanged
     | Written
+    | IndexedAssigned
     | WriteRefused
     | SavedTensorModified
     | SavedTensorCorrupted

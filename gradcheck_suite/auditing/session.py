@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,17 +14,23 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._exit import internal_error
-from gradcheck_suite.auditing.delivery import deliver, in_a_test, say
-from gradcheck_suite.auditing.detectors._all import Unmade, all_detectors
-from gradcheck_suite.auditing.detectors.declared_frozen import DeclaredFrozenDetector
+from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
+    DeclaredFrozenDetector,
+)
+from gradcheck_suite.auditing.detectors.registry import all_detectors, kinds_of_events
 from gradcheck_suite.auditing.events import SessionEnded
-from gradcheck_suite.auditing.installation import kept_in_place
-from gradcheck_suite.auditing.names import ParameterNames
+from gradcheck_suite.auditing.instrumentation.install import (
+    Installation,
+    installation,
+    kept_in_place,
+)
+from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions, options_from
+from gradcheck_suite.auditing.output.finding_stream import FindingStream, subject_of
+from gradcheck_suite.auditing.output.report_delivery import deliver, in_a_test, say
+from gradcheck_suite.auditing.output.status_line import status_line
+from gradcheck_suite.auditing.output.tracebacks import hide_own_frames
 from gradcheck_suite.auditing.recorder import Recorder
-from gradcheck_suite.auditing.status_line import status_line
-from gradcheck_suite.auditing.streaming import FindingStream, subject_of
-from gradcheck_suite.auditing.tracebacks import hide_own_frames
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Finding, Report
 
@@ -34,7 +39,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gradcheck_suite.auditing.events import Detector
-    from gradcheck_suite.auditing.status_line import StatusLine
+    from gradcheck_suite.auditing.output.status_line import StatusLine
+    from gradcheck_suite.auditing.run_state import RunState
     from gradcheck_suite.findings import JSON
 
 __all__ = ["Session", "audit", "kept_ready", "open_sessions"]
@@ -121,7 +127,7 @@ class Session:
     """An audit: a context manager, a decorator, and the report of what it has seen.
 
     It may be entered several times, one after another, and then adds up. While a second audit
-    runs inside this one, this one rests, and says so in its report.
+    runs inside this one, this one pauses, and says so in its report.
 
     When it ends, it hands over its report as the option ``report`` says. The audit of a whole
     script tells of what those inside find, and they keep quiet.
@@ -143,7 +149,7 @@ class Session:
         self._make = make
         self._names = ParameterNames(model)
         self._detectors: tuple[Detector, ...] = ()
-        self._unmade: Unmade | None = None
+        self._installation: Installation | None = None
         self._stream: FindingStream | None = None
         if options.stream is not None:
             self._stream = FindingStream(
@@ -153,7 +159,7 @@ class Session:
                 report=lambda: self.report,
             )
         self._depth = 0
-        self._rested = 0
+        self._audits_inside = 0
         self._of_script = of_script
         self.place: Callable[[Finding], Finding] | None = None
         self._script: Session | None = None
@@ -174,22 +180,20 @@ class Session:
             self._process, self._in_a_test = os.getpid(), in_a_test()
             self._script = self._script_around()
             if _OPEN:
-                _OPEN[-1]._rest()  # noqa: SLF001 - another session
+                _OPEN[-1]._step_aside()  # noqa: SLF001 - another session
             _OPEN.append(self)
+            bus = self._recorder.bus
             if self._detectors or self._stream is not None:
-                self._recorder.subscribe(self._detectors or self._make_detectors())
+                bus.subscribe(self._detectors or self._make_detectors())
             else:
-                unmade = self._unmade = Unmade(self._recorder, self._make_detectors)
-                self._recorder.subscribe([unmade])
-                self._recorder.writers.on_indexed = unmade.note_indexed
+                bus.defer(self._make_detectors, kinds_of_events())
             if self._stream is not None:
-                self._recorder.subscribe([self._stream])
+                bus.subscribe([self._stream])
                 self._stream.begin()
-            self._recorder.start()
+            self._start()
         return self
 
     def _make_detectors(self) -> tuple[Detector, ...]:
-        self._unmade = None
         self._detectors = self._make(self._recorder, self._names)
         return self._detectors
 
@@ -255,23 +259,20 @@ class Session:
             if self._depth > 0:
                 return
             try:
-                self._recorder.wake()
-                self._recorder.emit(SessionEnded(failed=error is not None))
+                self._recorder.resume()
+                self._recorder.bus.emit(SessionEnded(failed=error is not None))
             finally:
                 self._close()
         self._hand_over(failing=error is not None)
 
     def _close(self) -> None:
-        self._unmade = None
         last = _OPEN[-1] is self if _OPEN else False
         if self in _OPEN:
             _OPEN.remove(self)
-        self._recorder.stop()
-        self._recorder.forget()
-        if not self._detectors:
-            self._recorder.writers.on_indexed = None
+        self._stop()
+        self._recorder.bus.clear()
         if last and _OPEN:
-            _OPEN[-1]._recorder.start()  # noqa: SLF001 - another session
+            _OPEN[-1]._start()  # noqa: SLF001 - another session
 
     def end_with_those_inside(self) -> None:
         """End this audit and all that were opened since, where the process ends abruptly."""
@@ -312,21 +313,33 @@ class Session:
         """Return what there is to say: a session that ends again repeats nothing."""
         recorder = self._recorder
         told: set[object] = {(*subject_of(each), each.severity) for each in report.findings}
-        told.update(recorder.failures)
-        told.add(recorder.left_hooks)
+        told.update(recorder.bus.failures)
+        told.add(recorder.state.left_hooks)
         if not report.summary["training_seen"]:
             told.add("no training")
         return frozenset(told - {None})
 
-    def __del__(self) -> None:
-        # One that could not be made has no recorder.
-        recorder: Recorder | None = vars(self).get("_recorder")
-        if recorder is not None and not sys.is_finalizing():
-            recorder.dissolve()
+    def _start(self) -> None:
+        """Begin to watch: the hooks first, then what is replaced in torch, then lines."""
+        recorder = self._recorder
+        recorder.start()
+        if recorder.state.installed:
+            self._installation = installation()
+            self._installation.begin(recorder)
+            recorder.write_tracer.begin()
 
-    def _rest(self) -> None:
-        self._rested += 1
-        self._recorder.stop()
+    def _stop(self) -> None:
+        """Take everything away again."""
+        try:
+            self._recorder.stop()
+        finally:
+            if self._installation is not None:
+                self._installation.end()
+                self._installation = None
+
+    def _step_aside(self) -> None:
+        self._audits_inside += 1
+        self._stop()
 
     def _show_status(self) -> StatusLine | None:
         """Say on the terminal, if there is one, how far this audit has come."""
@@ -338,7 +351,7 @@ class Session:
         From the first call on, these are the steps that the audit counts. Does nothing outside
         the audit.
         """
-        if self._recorder.wake():
+        if self._recorder.resume():
             self._recorder.mark_step()
 
     def frozen(self, *what: Any, model: nn.Module | None = None) -> None:
@@ -361,13 +374,12 @@ class Session:
         ['frozen-but-changed']
         """
         recorder = self._recorder
-        recorder.wake()
+        recorder.resume()
         named = self._names.model if model is None else model
-        recorder.frozen.add(what, named, self._names, recorder.clock.tick())
-        if self._unmade is not None:
-            self._unmade.make_way()
-        recorder.rouse_all()
-        if recorder.installed:
+        recorder.frozen.add(what, named, self._names, recorder.state.clock.tick())
+        recorder.bus.make_deferred()
+        recorder.bus.wake_all()
+        if recorder.state.installed:
             self._listen_to([each for each in (*what, named) if isinstance(each, nn.Module)])
 
     def _listen_to(self, modules: Iterable[nn.Module]) -> None:
@@ -392,7 +404,7 @@ class Session:
             try:
                 found += detector.findings()
             except Exception as error:  # noqa: BLE001, PERF203 - what the others found stands
-                self._recorder.note_failure(type(detector).__name__, error)
+                self._recorder.bus.note_failure(type(detector).__name__, error)
         return found
 
     def _reports_inside(self) -> list[Report]:
@@ -416,10 +428,10 @@ class Session:
         recorder = self._recorder
         saved = recorder.saved_tensors
         figures = Counter(
-            steps=recorder.step,
-            steps_passed_over=recorder.passed_over,
-            backwards=recorder.backwards,
-            saved_tensors=saved.saved,
+            steps=recorder.state.step,
+            steps_passed_over=recorder.state.skipped_steps,
+            backwards=recorder.state.backwards,
+            saved_tensors=recorder.state.saved,
             saved_tensors_checked=saved.used,
             saved_tensors_checksummed=saved.fingerprinted,
         )
@@ -433,24 +445,24 @@ class Session:
 
     def _not_covered(self) -> list[str]:
         recorder = self._recorder
-        saved = recorder.saved_tensors
+        state, saved = recorder.state, recorder.saved_tensors
         lines = []
-        if recorder.left_hooks is not None:
-            lines.append(f"saved tensors: {recorder.left_hooks}")
-        if recorder.hook_regions:
+        if state.left_hooks is not None:
+            lines.append(f"saved tensors: {state.left_hooks}")
+        if state.hook_regions:
             lines.append(
-                f"saved tensors in {_count(recorder.hook_regions, 'region')} with saved-tensors "
+                f"saved tensors in {_count(state.hook_regions, 'region')} with saved-tensors "
                 "hooks of their own (checkpoint, save_on_cpu): torch checks no versions there, "
                 "and the audit can't"
             )
-        if recorder.transform_regions:
+        if state.transform_regions:
             lines.append(
-                f"saved tensors in {_count(recorder.transform_regions, 'call')} of torch.func "
+                f"saved tensors in {_count(state.transform_regions, 'call')} of torch.func "
                 "transforms, which run under no hooks"
             )
-        if recorder.backwards_elsewhere:
+        if state.backwards_elsewhere:
             lines.append(
-                f"saved tensors of {_count(recorder.backwards_elsewhere, 'backward')} in other "
+                f"saved tensors of {_count(state.backwards_elsewhere, 'backward')} in other "
                 "threads than the one that opened the audit"
             )
         if saved.unread:
@@ -459,55 +471,55 @@ class Session:
                 f"contents of {_count(saved.unread.total(), 'saved tensor')} that cannot be read: "
                 f"{reasons}"
             )
-        lines.extend(recorder.watch.not_covered())
+        lines.extend(recorder.write_tracer.not_covered())
         inside = self._reports_inside()
         seen_inside = any(report.summary["training_seen"] for report in inside)
         if not seen_inside:
-            lines.extend(_unseen(recorder))
-        seen = bool(seen_inside or recorder.step or recorder.backwards)
-        lines.extend(_children(recorder, training_seen=seen))
-        if recorder.finished:
-            lines.append(f"what ran after the first {_count(recorder.step, 'step')}")
-        lines.extend(_rests(recorder))
-        if self._rested:
+            lines.extend(_not_seen(state))
+        seen = bool(seen_inside or state.step or state.backwards)
+        lines.extend(_children(state, training_seen=seen))
+        if state.finished:
+            lines.append(f"what ran after the first {_count(state.step, 'step')}")
+        lines.extend(_skipped_steps(state, recorder.options.overhead))
+        if self._audits_inside:
+            audits = _count(self._audits_inside, "audit")
             beyond = ", beyond what that saw itself" if inside else ""
-            lines.append(
-                f"what ran inside {_count(self._rested, 'audit')} opened within this one{beyond}"
-            )
+            lines.append(f"what ran inside {audits} opened within this one{beyond}")
         if self._stream is not None and self._stream.trouble is not None:
             lines.append(self._stream.trouble)
         for detector in self._detectors:
             try:
                 lines.extend(getattr(detector, "not_covered", list)())
             except Exception as error:  # noqa: BLE001, PERF203 - what the others say stands
-                recorder.note_failure(type(detector).__name__, error)
+                recorder.bus.note_failure(type(detector).__name__, error)
         for report in inside:
-            lines.extend(line for line in report.not_covered if line not in _UNSEEN)
-        lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in recorder.failures)
+            lines.extend(line for line in report.not_covered if line not in _NOT_SEEN)
+        failures = recorder.bus.failures
+        lines.extend(f"{failure} (a bug in gradcheck-suite)" for failure in failures)
         return lines
 
 
-_UNSEEN = (
+_NOT_SEEN = (
     "gradients: no backward() ran inside the audit",
     "steps: no optimizer of torch.optim stepped inside the audit",
 )
 
 
-def _unseen(recorder: Recorder) -> list[str]:
+def _not_seen(state: RunState) -> list[str]:
     """Say what of a training step did not happen at all."""
-    if not recorder.backwards:
-        return [_UNSEEN[0]]
-    return [] if recorder.step else [_UNSEEN[1]]
+    if not state.backwards:
+        return [_NOT_SEEN[0]]
+    return [] if state.step else [_NOT_SEEN[1]]
 
 
-def _children(recorder: Recorder, *, training_seen: bool) -> list[str]:
+def _children(state: RunState, *, training_seen: bool) -> list[str]:
     """Say that child processes are not watched, and how they can be.
 
     Where training was seen here, a program that is run beside it, such as git, is no part of it.
     """
     counts = {
         starter: number
-        for starter, number in sorted(recorder.children.items())
+        for starter, number in sorted(state.children.items())
         if not (training_seen and starter == "subprocess")
     }
     if not counts:
@@ -523,13 +535,12 @@ _UNWATCHED = (
 )
 
 
-def _rests(recorder: Recorder) -> list[str]:
+def _skipped_steps(state: RunState, share: float) -> list[str]:
     """Say how many steps were passed over, if any were."""
-    if not recorder.passed_over:
+    if not state.skipped_steps:
         return []
-    steps = _count(recorder.step, "step")
-    share = recorder.options.overhead
-    how_many = f"{recorder.passed_over:,} of {steps}, passed over while all was well"
+    steps = _count(state.step, "step")
+    how_many = f"{state.skipped_steps:,} of {steps}, passed over while all was well"
     return [f"{how_many}, so that a step takes no more than about {share:g} % longer (overhead)"]
 
 

@@ -6,13 +6,13 @@ import ast
 import linecache
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.auditing.growth_sites import growth_of
+from gradcheck_suite.auditing.source_analysis.container_growth import growth_of
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_suite.auditing.owners import Owner
+    from gradcheck_suite.auditing.object_names.referrers import Owner
 
 __all__ = ["line_that_keeps"]
 

@@ -19,8 +19,8 @@ from gradcheck_suite._torch_compat import (
     node_sequence_number,
     without_torch_function,
 )
-from gradcheck_suite.auditing.heap import Heap
-from gradcheck_suite.auditing.owners import RunningFrames, owner_of
+from gradcheck_suite.auditing.object_names.heap import Heap
+from gradcheck_suite.auditing.object_names.referrers import RunningFrames, owner_of
 from gradcheck_suite.findings import Finding, Location, Related, Report
 from pytest_gradcheck_suite.bindings import line_that_keeps
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gradcheck_suite.auditing.owners import Owner
+    from gradcheck_suite.auditing.object_names.referrers import Owner
     from pytest_gradcheck_suite.marks import LeakMark
 
 __all__ = ["GraphCensus", "KeptGraph", "leak_report"]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite.auditing import heap
+from gradcheck_suite.auditing.object_names import heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

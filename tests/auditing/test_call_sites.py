@@ -90,7 +90,7 @@ def test_the_line_of_a_library_stands_in_where_nothing_is_the_users():
 def saved_at(forward):
     """Return where an audit says that ``forward`` has saved a tensor for its backward."""
     session = gs.audit()
-    pack, unpack = session._recorder.saved_tensors.hooks
+    pack, unpack = session._recorder.hooks
     sites = []
 
     def use(holder):

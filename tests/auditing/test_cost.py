@@ -15,7 +15,7 @@ from torch import nn
 
 import gradcheck_suite as gs
 from gradcheck_suite._torch_compat import SAVED_TENSORS_TELL
-from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
+from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
 
 STEPS = 16
 
@@ -206,7 +206,7 @@ def test_an_audit_that_is_over_is_gone_without_the_garbage_collector():
     try:
         audit_a_test()
         # Those refer to the recorder, which keeps a few objects in circles of its own.
-        assert not [each for each in gc.get_objects() if type(each) is StepProtocolDetector]
+        assert not [each for each in gc.get_objects() if type(each) is MissingZeroGradDetector]
         assert gc.collect() <= 110
     finally:
         gc.enable()

@@ -253,16 +253,18 @@ def test_a_backward_in_another_thread():
 
 
 def test_a_bug_in_a_detector_never_reaches_the_program(monkeypatch):
-    from gradcheck_suite.auditing.detectors.step_protocol import StepProtocolDetector
+    from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import (
+        MissingZeroGradDetector,
+    )
 
     def broken(self, event):
         raise RuntimeError("our own")
 
-    monkeypatch.setattr(StepProtocolDetector, "_begin_step", broken)
+    monkeypatch.setattr(MissingZeroGradDetector, "_begin_step", broken)
     with gs.audit() as session:
         train()
     (line,) = [line for line in session.report.not_covered if "our own" in line]
-    assert "StepProtocolDetector" in line
+    assert "MissingZeroGradDetector" in line
 
 
 def test_without_writers_the_mistake_is_found_all_the_same():
@@ -351,4 +353,4 @@ def test_an_indexed_assignment_is_noted_though_nothing_else_has_happened():
         x = torch.zeros(3, requires_grad=True) * 1
         x[0] = 1.0
     assert session._detectors
-    assert session._recorder.failures == []
+    assert session._recorder.bus.failures == []

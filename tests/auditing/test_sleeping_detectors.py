@@ -70,7 +70,7 @@ def loop():
 def test_a_handler_sleeps_until_its_detector_is_woken(loop):
     sleeper = Sleeper()
     session = gs.audit()
-    session._recorder.subscribe([sleeper])
+    session._recorder.bus.subscribe([sleeper])
     with session:
         for _ in range(3):
             loop.step()
@@ -81,7 +81,7 @@ def test_a_handler_sleeps_until_its_detector_is_woken(loop):
         loop.step()
         loop.step()
         assert (sleeper.backwards, sleeper.steps) == (2, 6)
-    session._recorder.subscribe([sleeper])
+    session._recorder.bus.subscribe([sleeper])
     with session:
         loop.step()
     assert sleeper.backwards == 3
@@ -158,17 +158,17 @@ class Napper(Sleeper):
         self.turns = []
 
     def _backward(self, _event):
-        turn = self.recorder.turn
-        if turn % 5:
-            return turn - turn % 5 + 5
-        self.turns.append(turn)
+        iteration = self.recorder.state.iteration
+        if iteration % 5:
+            return iteration - iteration % 5 + 5
+        self.turns.append(iteration)
         return None
 
 
 def test_a_handler_naps_until_the_turn_that_it_names(loop):
     session = gs.audit()
     napper = Napper(session._recorder)
-    session._recorder.subscribe([napper])
+    session._recorder.bus.subscribe([napper])
     with session:
         for _ in range(23):
             loop.step()
@@ -179,7 +179,7 @@ def test_a_handler_naps_until_the_turn_that_it_names(loop):
 def test_a_new_optimizer_wakes_everybody(loop):
     sleeper = Sleeper()
     session = gs.audit()
-    session._recorder.subscribe([sleeper])
+    session._recorder.bus.subscribe([sleeper])
     with session:
         for _ in range(3):
             loop.step()

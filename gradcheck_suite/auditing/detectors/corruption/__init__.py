@@ -1,0 +1,3 @@
+"""Values that are wrong when backward uses them."""
+
+from __future__ import annotations

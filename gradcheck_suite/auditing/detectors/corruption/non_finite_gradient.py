@@ -1,0 +1,327 @@
+"""NaN and infinity that a step writes into parameters, and the op in which they were born.
+
+A step's gradients are looked at in the first steps, in each 64th after, and where the loss of each
+sixteenth is not finite: NaN stays, so that it is seen there even if it came in between. In the
+first backwards each node of the graph also says whether finite gradients went in and others came
+out, unless the process has made no optimizer yet. What a GradScaler skips never gets here.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradcheck_suite import catalogue
+from gradcheck_suite._memory import is_readable
+from gradcheck_suite._torch_compat import (
+    current_node,
+    dispatch_mode_is_active,
+    function_mode_is_active,
+    node_sequence_number,
+    optimizer_was_made,
+)
+from gradcheck_suite._version_error import operation_of
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.reachable_parameters import nodes_of, nodes_under
+from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepStarted
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
+from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_near, packed_tensors_of
+from gradcheck_suite.findings import Finding, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["NonFiniteGradientDetector"]
+
+_CLOSELY = 2
+"""In so many first steps every node is watched."""
+_FIRST_STEPS = 6
+_LOSSES_EVERY = 16
+_GRADIENTS_EVERY = 64
+_NAMES_SHOWN = 5
+_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    operation: str
+    value: str
+    site: CallSite | None
+    zeros: int
+    elements: int
+    above: str | None
+    in_forward: bool
+
+
+class NonFiniteGradientDetector:
+    """Reports non-finite-gradient (GCS604).
+
+    Args:
+        recorder: whose events these are.
+        names: how parameters are called.
+    """
+
+    def __init__(self, recorder: Recorder, names: ParameterNames) -> None:
+        self._recorder = recorder
+        self._names = names
+        self._birth: _Birth | None = None
+        self._loss: float | None = None
+        self._backward: CallSite | None = None
+        self._findings: dict[int, Finding] = {}
+        self._round = 0
+        self._unread = 0
+        self._handles: list[RemovableHandle] = []
+
+    def subscriptions(self) -> Subscriptions:
+        """Look at what backward starts from, and at what a step is about to use."""
+        return {BackwardStarted: self._before_backward, StepStarted: self._before_step}
+
+    def not_covered(self) -> list[str]:
+        """Return what to say of gradients that could not be read when it was their turn."""
+        if not self._unread:
+            return []
+        steps = "1 step" if self._unread == 1 else f"{self._unread:,} steps"
+        why = (
+            "reading them under a dispatch or torch-function mode, or in a CUDA capture, would show"
+        )
+        return [f"whether the gradients of {steps} were finite: {why}"]
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each optimizer that used such gradients."""
+        return list(self._findings.values())
+
+    def _before_backward(self, event: BackwardStarted) -> Attention | int | None:
+        if self._findings:
+            return Attention.ASLEEP
+        iteration = self._recorder.state.iteration
+        if iteration >= _FIRST_STEPS and iteration % _LOSSES_EVERY:
+            if self._loss is not None:  # that of an earlier turn, whose step was left out
+                self._loss = self._birth = None
+            return _next(iteration, _LOSSES_EVERY)
+        if not _may_look():
+            return None
+        self._round += 1
+        # On a graph that is gone through again, those of each time would add up.
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._birth = None
+        self._backward = event.site
+        self._loss = None
+        for root in event.roots:
+            if not _is_finite(root):
+                self._loss = root.detach().reshape(-1)[0].item() if root.numel() == 1 else math.nan
+        if self._loss is not None:
+            self._birth = self._born_in_forward(event.roots)
+            return Attention.AWAKE
+        # Nothing is said but of what an optimizer's step uses.
+        steps = self._recorder.optimizers.any_known or optimizer_was_made()
+        if iteration < _CLOSELY and steps:
+            for node in nodes_of(event):
+                if node.next_functions:
+                    self._handles.append(node.register_hook(self._hook(node, self._round)))
+        return None
+
+    def _hook(self, node: Node, number: int) -> Callable[..., None]:
+        # A node keeps its hooks, and may not be kept by them: the cycle would go through C++.
+        name = node.name()
+        kind = type(node)
+
+        def look(produced: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+            if self._birth is not None or number != self._round or not self._recorder.state.running:
+                return
+            bad = next((each for each in produced if not _is_finite(each)), None)
+            if bad is not None and all(map(_is_finite, given)):
+                running = current_node()
+                if running is not None:
+                    self._birth = self._describe(running, kind, name, bad)
+
+        return look
+
+    def _describe(self, node: Node, kind: type, name: str, bad: Tensor) -> _Birth:
+        holders = packed_tensors_of(node, kind)
+        zeros = elements = 0
+        for holder in holders:
+            tensor = holder.tensor.detach()
+            if not is_readable(tensor):
+                continue
+            elements = max(elements, tensor.numel())
+            zeros = max(zeros, int((tensor == 0).sum()))
+        site = holders[0].site if holders else line_near(node)
+        value = "NaN" if bool(bad.detach().isnan().any()) else "infinity"
+        return _Birth(
+            operation_of(name), value, site, zeros, elements, self._parameter_under(node), False
+        )
+
+    def _parameter_under(self, node: Node) -> str | None:
+        current: Node | None = node
+        for _ in range(_DEPTH):
+            if current is None:
+                return None
+            leaf = getattr(current, "variable", None)
+            if leaf is not None:
+                name = self._names.of(leaf)
+                return None if name is None else name.rpartition(".")[0] or name
+            edges = [edge for edge, _ in current.next_functions if edge is not None]
+            # The input comes first in most ops, and leads on; weights are next to it.
+            direct = [edge for edge in edges if getattr(edge, "variable", None) is not None]
+            if not edges:
+                return None
+            current = direct[-1] if direct else edges[0]
+        return None
+
+    def _born_in_forward(self, roots: Iterable[Tensor]) -> _Birth | None:
+        nodes = sorted(nodes_under(roots), key=lambda node: node_sequence_number(node) or 0)
+        for node in nodes:
+            if not node.next_functions:
+                leaf = getattr(node, "variable", None)
+                if leaf is not None and not _is_finite(leaf):
+                    return None  # The parameters had it before this forward.
+        for node in nodes:
+            for holder in packed_tensors_of(node, type(node)):
+                tensor = holder.tensor.detach()
+                if not _is_finite(tensor):
+                    value = "NaN" if bool(tensor.isnan().any()) else "infinity"
+                    name = operation_of(node.name())
+                    above = self._parameter_under(node)
+                    return _Birth(name, value, holder.site, 0, tensor.numel(), above, True)
+        return None
+
+    def _before_step(self, event: StepStarted) -> int | None:
+        step = self._recorder.state.step
+        # Each optimizer's step counts: so many in a row, for every one of them to have its turn.
+        several = len(self._recorder.optimizers.known()) if step >= _FIRST_STEPS else 1
+        if step >= _FIRST_STEPS and step % _GRADIENTS_EVERY >= several and self._loss is None:
+            return _next(step, _GRADIENTS_EVERY)
+        if id(event.optimizer) in self._findings:
+            return None
+        if not _may_look():
+            self._unread += 1
+            return None
+        bad = _non_finite(event.optimizer)
+        if bad and not _skips_itself(event.optimizer):
+            self._findings[id(event.optimizer)] = self._finding(event, bad)
+        return None
+
+    def _finding(self, event: StepStarted, bad: list[Tensor]) -> Finding:
+        names = [self._names.of(parameter) for parameter in bad[:_NAMES_SHOWN]]
+        birth = self._birth
+        of = sum(1 for _ in parameters_of(event.optimizer))
+        step = location_of(event.site)
+        message = (
+            f"{type(event.optimizer).__name__}.step() used gradients of {len(bad)} of {of} "
+            f"parameters that are NaN or infinite (seen in step {event.number}): "
+        )
+        where: Location | None = None if birth is None else location_of(birth.site)
+        if birth is None and self._loss is not None:
+            message += f"the loss was {self._loss} already when backward() began"
+        elif birth is None:
+            message += "the loss was finite, so that they were born in backward"
+        elif birth.in_forward:
+            message += (
+                f"the loss was {self._loss} already when backward() began; {birth.value} first "
+                f"shows in what {birth.operation} has in the forward"
+            )
+        else:
+            message += (
+                f"the forward was finite, and backward of {birth.operation} made {birth.value} "
+                "out of finite gradients"
+            )
+            if birth.zeros:
+                message += f", where {birth.zeros} of {birth.elements} saved values are 0"
+        if birth is not None and birth.above is not None:
+            message += f" (next to `{birth.above}`)"
+        backward = location_of(self._backward)
+        places = related((backward, "in this backward"), apart_from=where)
+        if where is not None:
+            places += related((step, "used by this step"))
+        return Finding.of(
+            catalogue.NON_FINITE_GRADIENT,
+            message,
+            detector="audit",
+            location=where or backward or step,
+            related=places,
+            hint="make the argument safe before the op: (x + eps).sqrt(), x.clamp(min=eps)",
+            evidence={
+                "operation": None if birth is None else birth.operation,
+                "in_forward": self._loss is not None,
+                "first_step": event.number,
+                "parameters": len(bad),
+                "names": tuple(names),
+                "module": None if birth is None else birth.above,
+            },
+        )
+
+
+def _next(iteration: int, every: int) -> int:
+    return iteration - iteration % every + every
+
+
+def _skips_itself(optimizer: Optimizer) -> bool:
+    """Return whether a GradScaler has told a fused optimizer to leave its parameters as they are.
+
+    It hands such optimizers ``found_inf`` in place of skipping their step.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and is_readable(found) and bool(found)
+
+
+def _may_look() -> bool:
+    """Return whether reading values goes unnoticed by modes of the user's and a graph capture."""
+    if dispatch_mode_is_active() or function_mode_is_active():
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return True
+    # What has no memory of its own, or belongs to somebody's subclass, can't be asked.
+    if type(tensor) not in _PLAIN or not is_readable(tensor):
+        return True
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return True
+    if tensor.layout is not torch.strided:
+        tensor = tensor.detach().coalesce().values()
+    values = tensor.detach() if tensor.requires_grad else tensor
+    # A sum takes a twentieth of the time. It may overflow; one that is finite proves that
+    # everything is.
+    return cmath.isfinite(values.sum().item()) or bool(values.isfinite().all())
+
+
+def _non_finite(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters whose gradients are not finite, asking for one number first."""
+    owned = [
+        (parameter, gradient)
+        for parameter in parameters_of(optimizer)
+        if (gradient := parameter.grad) is not None
+    ]
+    plain = [
+        gradient
+        for _, gradient in owned
+        if type(gradient) in _PLAIN and gradient.layout is torch.strided and is_readable(gradient)
+    ]
+    kinds = {(gradient.dtype, gradient.device) for gradient in plain}
+    if len(plain) == len(owned) and len(kinds) == 1:
+        # A sum of finite numbers may overflow; one that is finite proves that they all are.
+        with torch.no_grad():
+            if cmath.isfinite(torch.stack([gradient.sum() for gradient in plain]).sum().item()):
+                return []
+    return [parameter for parameter, gradient in owned if not _is_finite(gradient)]

@@ -1,0 +1,282 @@
+"""What the forward of a custom autograd.Function does with its inputs, and what it saves.
+
+The first calls of each Function of the user's are looked at from both sides; after those, its
+``forward`` is put back.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gradcheck_suite import catalogue
+from gradcheck_suite._memory import is_readable
+from gradcheck_suite._patches import Patches
+from gradcheck_suite._torch_compat import (
+    custom_function_class,
+    version_of,
+    without_dispatch_modes,
+    without_torch_function,
+)
+from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.functions.function_contract import is_the_users, line_in
+from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
+from gradcheck_suite.auditing.events import (
+    Attention,
+    BackwardFinished,
+    BackwardStarted,
+    SessionEnded,
+)
+from gradcheck_suite.auditing.instrumentation.base import is_compiling
+from gradcheck_suite.findings import Finding, Location
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["FunctionCallDetector"]
+
+_CALLS = 4
+_SEARCHED = 8
+_FEW_VALUES = 2
+_LOOKED_AT = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The inputs of a call.
+
+    Attributes:
+        tensors: those that gradients flow to, by the names that forward gives them.
+        given: all tensors in the arguments.
+        versions: of the first.
+        since: the time when it began.
+    """
+
+    tensors: tuple[tuple[str, Tensor], ...]
+    given: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    since: int
+
+
+class FunctionCallDetector:
+    """Reports missing-mark-dirty (GCS503) and saved-intermediate (GCS507).
+
+    That an output is wrongly differentiable (GCS505) shows only when backward is run again with
+    another gradient for it, which no audit does; a gradient check tells.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._patches = Patches()
+        self._calls: dict[type, int] = {}
+        self._searched = 0
+        self._dirty: dict[type, Finding] = {}
+        self._saved: dict[type, str] = {}
+        self._twice: set[type] = set()
+        self._reached: set[type] = set()
+
+    def subscriptions(self) -> Subscriptions:
+        """Find the Functions in the first graphs, and see which are differentiated twice."""
+        return {
+            BackwardStarted: self._before_backward,
+            BackwardFinished: self._after_backward,
+            SessionEnded: self._at_the_end,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each Function and mistake."""
+        twice = [
+            _saved_intermediate(function, name)
+            for function, name in self._saved.items()
+            if function in self._twice
+        ]
+        return [*self._dirty.values(), *twice]
+
+    def _before_backward(self, event: BackwardStarted) -> Attention | None:
+        self._reached = set()
+        if self._searched >= _SEARCHED and (
+            self._searched >= 4 * _SEARCHED
+            or all(function in self._twice for function in self._saved)
+        ):
+            # Where no Function is watched, none can come to be looked for again.
+            return None if self._calls else Attention.ASLEEP
+        self._searched += 1
+        for node in reachable_graph(event).custom:
+            function = custom_function_class(node)
+            if function is not None and is_the_users(function):
+                self._reached.add(function)
+                if function not in self._calls:
+                    self._watch(function)
+        return None
+
+    def _after_backward(self, event: BackwardFinished) -> Attention | None:
+        if event.creates_graph and not event.failed:
+            self._twice |= self._reached
+        return None if self._calls or self._searched < _SEARCHED else Attention.ASLEEP
+
+    def _at_the_end(self, _event: SessionEnded) -> None:
+        self._patches.restore()
+
+    def _watch(self, function: type) -> None:
+        self._calls[function] = 0
+        forward: Callable[..., Any] = function.forward  # type: ignore[attr-defined]  # a Function
+        plain: Any = torch.autograd.Function
+        separate = function.setup_context is not plain.setup_context  # type: ignore[attr-defined]  # as above
+        waiting: list[_Inputs] = []
+
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.state.running or self._calls[function] >= _CALLS:
+                return forward(*args, **kwargs)
+            inputs = self._inputs_of(forward, args, skip=0 if separate else 1)
+            result = forward(*args, **kwargs)
+            self._calls[function] += 1
+            if separate:
+                waiting[:] = [inputs]
+            else:
+                self._look(function, args[0], inputs, result)
+            return result
+
+        self._patches.replace(function, "forward", staticmethod(_watched(forward, looked_at)))
+        if separate:
+            self._watch_setup(function, waiting)
+
+    def _watch_setup(self, function: type, waiting: list[_Inputs]) -> None:
+        setup: Callable[..., Any] = function.setup_context  # type: ignore[attr-defined]  # as above
+
+        def looked_at(ctx: Any, inputs: Any, output: Any) -> Any:
+            result = setup(ctx, inputs, output)
+            if waiting:
+                self._look(function, ctx, waiting.pop(), output)
+            return result
+
+        self._patches.replace(function, "setup_context", staticmethod(_watched(setup, looked_at)))
+
+    def _inputs_of(self, forward: Callable[..., Any], args: Any, *, skip: int) -> _Inputs:
+        code = getattr(forward, "__code__", None)
+        names = () if code is None else code.co_varnames[: code.co_argcount]
+        found = tuple(
+            (names[place] if place < len(names) else f"input {place - skip}", value)
+            for place, value in enumerate(args)
+            if place >= skip and isinstance(value, torch.Tensor) and value.requires_grad
+        )
+        now = self._recorder.state.clock.tick()
+        given = tuple(_tensors(args[skip:]))
+        return _Inputs(found, given, tuple(version_of(tensor) for _, tensor in found), now)
+
+    def _look(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
+        try:
+            self._look_for_writes(function, ctx, inputs)
+            self._look_at_saved(function, ctx, inputs, result)
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self._recorder.bus.note_failure("FunctionCallDetector", error)
+            self._calls[function] = _CALLS
+
+    def _look_for_writes(self, function: type, ctx: Any, inputs: _Inputs) -> None:
+        marked = {id(tensor) for tensor in _tensors(getattr(ctx, "dirty_tensors", None))}
+        for (name, tensor), version in zip(inputs.tensors, inputs.versions, strict=True):
+            if version_of(tensor) == version or id(tensor) in marked or function in self._dirty:
+                continue
+            writes = [*self._recorder.write_log.since(inputs.since, tensor)]
+            defined = line_in(function, "forward", None)
+            where = location_of(writes[0].site) if writes else defined
+            self._dirty[function] = _missing_mark(function, name, where, defined)
+
+    def _look_at_saved(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
+        if function in self._saved or _is_once_differentiable(function):
+            return
+        # One that needs no gradient is a constant to the second derivative as well.
+        known = {id(tensor) for tensor in inputs.given}
+        memory = {_memory_of(tensor) for tensor in inputs.given}
+        memory |= {_memory_of(tensor) for tensor in _tensors(result)}
+        known |= {id(tensor) for tensor in _tensors(result)}
+        if not inputs.tensors:
+            return
+        for place, tensor in enumerate(_tensors(getattr(ctx, "to_save", None))):
+            if id(tensor) in known or _memory_of(tensor) in memory or tensor.requires_grad:
+                continue
+            if tensor.is_floating_point() and _varies(tensor):
+                shape = "x".join(map(str, tensor.shape)) or "scalar"
+                self._saved[function] = f"saved tensor {place} ({shape})"
+                return
+
+
+def _watched(original: Callable[..., Any], looked_at: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile traces as the original and that is looked at otherwise.
+
+    It holds functions alone: the tracer of torch 2.6 refuses one that holds an object of ours.
+    """
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if is_compiling() else looked_at(*args, **kwargs)
+
+    return watched
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Return whether a tensor is more than a mask: it has more than a few values."""
+    if tensor.layout is not torch.strided or not tensor.numel() or not is_readable(tensor):
+        return False
+    with torch.no_grad(), without_torch_function(), without_dispatch_modes():
+        values: set[float] = set(tensor.detach().flatten()[:_LOOKED_AT].tolist())
+        return len(values) > _FEW_VALUES
+
+
+def _is_once_differentiable(function: type) -> bool:
+    backward = getattr(function, "backward", None)
+    wrapped = getattr(backward, "__code__", None)
+    inner = getattr(getattr(backward, "__wrapped__", None), "__code__", None)
+    return inner is not None and wrapped is not inner
+
+
+def _missing_mark(
+    function: type, name: str, where: Location | None, defined: Location | None
+) -> Finding:
+    return Finding.of(
+        catalogue.MISSING_MARK_DIRTY,
+        f"forward of {function.__name__} wrote into its input `{name}`, which requires grad, and "
+        "did not say so: whatever uses that tensor next is differentiated as if it had not changed",
+        detector="audit",
+        location=where,
+        related=related((defined, "in this forward"), apart_from=where),
+        hint=f"compute a new tensor, or call ctx.mark_dirty({name}) and return it",
+        evidence={"function": function.__name__, "input": name},
+    )
+
+
+def _saved_intermediate(function: type, what: str) -> Finding:
+    return Finding.of(
+        catalogue.SAVED_INTERMEDIATE,
+        f"{function.__name__} was differentiated with create_graph=True, and its {what} is neither "
+        "an input nor an output of forward: to the second derivative it is a constant",
+        detector="audit",
+        location=line_in(function, "forward", r"save_for_backward\s*\("),
+        hint=(
+            "save inputs and outputs only, and compute the rest again in backward; or mark "
+            "backward with torch.autograd.function.once_differentiable"
+        ),
+        evidence={"function": function.__name__},
+    )

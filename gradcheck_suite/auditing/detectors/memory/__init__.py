@@ -1,0 +1,3 @@
+"""Graphs that live longer than anybody needs them."""
+
+from __future__ import annotations

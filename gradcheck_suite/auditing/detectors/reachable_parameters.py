@@ -1,0 +1,150 @@
+"""What the graph of one backward reaches, and through what: looked at for the first few only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from gradcheck_suite._torch_compat import custom_function_class
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gradcheck_suite._torch_compat import Following
+    from gradcheck_suite.auditing.events import BackwardStarted
+
+__all__ = [
+    "ALWAYS_WALKED",
+    "MOST_NODES",
+    "ReachableGraph",
+    "nodes_of",
+    "nodes_under",
+    "reachable_graph",
+]
+
+MOST_NODES = 20_000
+ALWAYS_WALKED = 4
+"""The graphs of so many backwards are walked in any case."""
+
+_FLAT = frozenset(
+    f"{name}Backward0" for name in ("Bernoulli", "Ceil", "Floor", "Round", "Sgn", "Sign", "Trunc")
+)
+
+
+@dataclass(slots=True)
+class ReachableGraph:
+    """What lies under the roots of a backward.
+
+    Attributes:
+        leaves: the leaves, by identity.
+        sloped: those of them that are reached by a way without an op of zero slope.
+        flat: the ops of zero slope that were met.
+        functions: for each custom Function, the leaves that one of its inputs comes from directly.
+        custom: the nodes of custom Functions.
+        nodes: all that were met.
+        compiled: whether a part of it was compiled, and shows as one node.
+        complete: whether the whole graph was looked at.
+    """
+
+    leaves: dict[int, Tensor] = field(default_factory=dict)
+    sloped: set[int] = field(default_factory=set)
+    flat: set[str] = field(default_factory=set)
+    functions: dict[int, type] = field(default_factory=dict)
+    custom: list[Node] = field(default_factory=list)
+    nodes: set[Node] = field(default_factory=set)
+    compiled: bool = False
+    complete: bool = True
+
+
+def reachable_graph(event: BackwardStarted) -> ReachableGraph:
+    """Return what lies under the roots of a backward, looked at once however many ask."""
+    found: ReachableGraph | None = event.found_out.get(ReachableGraph)
+    if found is None:
+        found = event.found_out[ReachableGraph] = _walk(event.roots, event.following)
+    return found
+
+
+def nodes_of(event: BackwardStarted) -> Collection[Node]:
+    """Return the nodes under the roots of a backward, met before if its graph was walked."""
+    found: ReachableGraph | None = event.found_out.get(ReachableGraph)
+    return nodes_under(event.roots) if found is None else found.nodes
+
+
+def nodes_under(roots: Iterable[Tensor], most: int = MOST_NODES) -> Collection[Node]:
+    """Return the nodes under ``roots``, in the order of a walk that ends at the ``most``."""
+    waiting = [node for root in roots if (node := root.grad_fn) is not None]
+    seen: dict[Node, None] = {}
+    while waiting and len(seen) < most:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen[node] = None
+        waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
+    return seen
+
+
+def _walk(roots: Iterable[Tensor], known: Mapping[Node, Following]) -> ReachableGraph:
+    found = ReachableGraph()
+    behind_flat: list[Node] = []
+    # A node may be met both ways; the better one counts, so those come first.
+    starts = [node for root in roots if (node := root.grad_fn) is not None]
+    _look(found, starts[::-1], known, behind_flat, sloped=True)
+    _look(found, behind_flat, known, behind_flat, sloped=False)
+    return found
+
+
+def _look(
+    found: ReachableGraph,
+    waiting: list[Node],
+    known: Mapping[Node, Following],
+    behind_flat: list[Node],
+    *,
+    sloped: bool,
+) -> None:
+    # Few kinds of nodes make up a graph: whether one is flat, and of which custom Function.
+    kinds: dict[type[Node], tuple[bool, type | None]] = {}
+    seen = found.nodes
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        if len(seen) >= MOST_NODES:
+            found.complete = False
+            return
+        seen.add(node)
+        following = known.get(node)
+        if following is None:
+            following = node.next_functions
+        # Most nodes have no such attribute, and to find that out takes as long as all else here.
+        leaf = None if following else getattr(node, "variable", None)
+        if leaf is not None:
+            found.leaves[id(leaf)] = leaf
+            if sloped:
+                found.sloped.add(id(leaf))
+            continue
+        kind = type(node)
+        facts = kinds.get(kind)
+        if facts is None:
+            facts = kinds[kind] = (kind.__name__ in _FLAT, custom_function_class(node))
+        flat, custom = facts
+        if flat:
+            found.flat.add(kind.__name__.removesuffix("Backward0").lower())
+        behind = behind_flat if flat else waiting
+        for function, _ in following:
+            if function is not None:
+                behind.append(function)
+        if custom is not None:
+            _note_custom(found, node, custom, following)
+
+
+def _note_custom(found: ReachableGraph, node: Node, custom: type, following: Following) -> None:
+    found.custom.append(node)
+    # The one name that all of AOTAutograd's graphs have.
+    found.compiled = found.compiled or type(node).__name__ == "CompiledFunctionBackward"
+    for function, _ in following:
+        direct = getattr(function, "variable", None)
+        if direct is not None:
+            found.functions[id(direct)] = custom

@@ -1,0 +1,120 @@
+"""All detectors of an audit."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
+    DeclaredFrozenDetector,
+    FrozenParameterDetector,
+    FrozenStatisticsDetector,
+)
+from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
+    GradReadOnNonLeafDetector,
+)
+from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
+    ParameterWithoutGradientDetector,
+)
+from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
+    NonFiniteGradientDetector,
+)
+from gradcheck_suite.auditing.detectors.corruption.saved_tensor_modified import (
+    SavedTensorModifiedDetector,
+)
+from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
+    SliceWriteInLoopDetector,
+)
+from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
+from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
+from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
+from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
+from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
+from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
+from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
+from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
+from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
+from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
+    MissingZeroGradByHandDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.parameter_in_two_optimizers import (
+    ParameterInTwoOptimizersDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.parameter_not_optimized import (
+    ParameterNotOptimizedDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLosses
+from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
+from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
+    SchedulerBeforeStepDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
+    StepWithoutBackwardDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
+    StepWithoutEffectDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
+    ZeroGradMisplacedDetector,
+)
+from gradcheck_suite.auditing.events import SessionEnded
+from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
+from gradcheck_suite.auditing.options import AuditOptions
+from gradcheck_suite.auditing.recorder import Recorder
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gradcheck_suite.auditing.events import Detector
+
+__all__ = ["all_detectors", "kinds_of_events"]
+
+
+def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
+    """Make the detectors of an audit; what others read comes before them."""
+    carried = StateNotDetached(recorder)
+    windows = AccumulationWindows(recorder)
+    scaled = ScaledLosses(windows)
+    return (
+        SavedTensorModifiedDetector(recorder, names, carried),
+        SliceWriteInLoopDetector(recorder.write_log),
+        MissingZeroGradDetector(recorder, names),
+        MissingZeroGradByHandDetector(recorder, names),
+        windows,
+        scaled,
+        ZeroGradMisplacedDetector(recorder, windows),
+        StepWithoutBackwardDetector(windows, recorder.optimizers),
+        ClipMisplacedDetector(windows, scaled),
+        ScalerMisuseDetector(windows, scaled),
+        SchedulerBeforeStepDetector(windows),
+        LeftoverGradientDetector(windows),
+        TrainModeInEvalDetector(windows),
+        StuckInEvalDetector(windows),
+        ParameterNotOptimizedDetector(recorder, windows),
+        ParameterInTwoOptimizersDetector(windows, names),
+        StepWithoutEffectDetector(recorder.optimizers),
+        DeclaredFrozenDetector(recorder),
+        FrozenParameterDetector(windows, names),
+        FrozenStatisticsDetector(names),
+        GradReadOnNonLeafDetector(),
+        GraphKeptDetector(recorder, carried),
+        ParameterWithoutGradientDetector(recorder, names),
+        NonFiniteGradientDetector(recorder, names),
+        UnusedGraphDetector(recorder),
+        RetainGraphDetector(),
+        FunctionContractDetector(recorder),
+        FunctionCallDetector(recorder),
+    )
+
+
+@cache
+def kinds_of_events() -> frozenset[type[Any]]:
+    """Return what any of them reads; an audit without such an event has nothing to end."""
+    recorder = Recorder(AuditOptions())
+    read = {
+        kind for each in all_detectors(recorder, ParameterNames()) for kind in each.subscriptions()
+    }
+    return frozenset(read - {SessionEnded})

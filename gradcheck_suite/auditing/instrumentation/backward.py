@@ -1,0 +1,256 @@
+"""Every outermost ``backward()`` and ``autograd.grad()``, from its call to its end."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradcheck_suite._torch_compat import (
+    engine_entry_points,
+    inside_backward,
+    keeps_and_makes_graph,
+    push_saved_tensors_hooks,
+    step_aside_from_backward,
+    transform_is_active,
+)
+from gradcheck_suite.auditing.call_sites import exact_call_site
+from gradcheck_suite.auditing.events import (
+    BackwardFailed,
+    BackwardFinished,
+    BackwardStarted,
+    GradientsFound,
+    GraphKept,
+    GraphReused,
+    LeafBackwardStarted,
+)
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
+from gradcheck_suite.auditing.object_names.optimizers import changes_since
+from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
+from gradcheck_suite.auditing.user_modes import without_user_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+
+    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._torch_compat import Following
+    from gradcheck_suite.auditing.object_names.optimizers import GradientState
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["BackwardSource"]
+
+_INPUTS = 3
+"""Where the engine is given the tensors whose gradients alone are asked for."""
+
+_STEPS_LOOKED_THROUGH = 8
+"""In so many, the whole graph of each backward is looked at; after that in every eighth."""
+
+
+class BackwardSource(EventSource):
+    """Replaces the one name through which Python enters the autograd engine."""
+
+    kinds = (
+        BackwardStarted,
+        LeafBackwardStarted,
+        GraphReused,
+        GradientsFound,
+        BackwardFailed,
+        BackwardFinished,
+        GraphKept,
+    )
+    always = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        # Asked once: every call counts here.
+        self._tells_starts = recorder.bus.wants_any(self.kinds[:4])
+        self._tells_ends = recorder.bus.wants_any((BackwardFinished, GraphKept))
+
+    def install(self, patches: Patches) -> None:
+        """Replace the engine's entry points."""
+        for owner, name in engine_entry_points():
+            patches.replace(owner, name, self._watched(getattr(owner, name)))
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            source: BackwardSource = self.acting
+            recorder = source.recorder
+            if not recorder.state.running:
+                return source.run_while_paused(original, t_outputs, args, kwargs)
+            if inside_backward() or is_compiling():
+                return original(t_outputs, *args, **kwargs)
+            if transform_is_active():
+                # What passes here are the transform's own wrapped tensors.
+                return original(t_outputs, *args, **kwargs)
+            if not recorder.state.step and recorder.skips_backward():
+                return source.run_unwatched(original, t_outputs, args, kwargs)
+            keeps, creates = keeps_and_makes_graph(args, kwargs)
+            accumulates = bool(kwargs.get("accumulate_grad", True))
+            # Some gradients alone may be asked for in both ways.
+            partly = not accumulates or bool(args[_INPUTS:] and args[_INPUTS])
+            is_early = recorder.state.step < _STEPS_LOOKED_THROUGH
+            begin = source.begin_uncollected if is_early else source.begin
+            generation, before = begin(t_outputs, accumulates=accumulates)
+            failed = True
+            try:
+                result = source.run_bare(original, t_outputs, args, kwargs, creates=creates)
+                failed = False
+            except BaseException as error:
+                source.fail(generation, t_outputs, error)
+                raise
+            finally:
+                if not keeps and not failed:
+                    generation.free(generation.index, partly=partly)
+                source.end(generation, before, keeps=keeps, creates=creates, failed=failed)
+            return result
+
+        return run
+
+    def run_while_paused(
+        self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Run a backward while the audit does not watch; one that fails may wake it."""
+        try:
+            return original(outputs, *args, **kwargs)
+        except BaseException as error:
+            if self.recorder.state.paused_for and self.recorder.resume():
+                self.recorder.state.clock.tick()
+                index = self.recorder.count_backward()
+                self.fail(Generation(index, exact_call_site()), outputs, error)
+            raise
+
+    def run_unwatched(
+        self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Run a backward that nobody is told of, unless it fails."""
+        index = self.recorder.count_backward()
+        self.recorder.state.clock.tick()
+        creates = keeps_and_makes_graph(args, kwargs)[1]
+        try:
+            return self.run_bare(original, outputs, args, kwargs, creates=creates)
+        except BaseException as error:
+            self.fail(Generation(index, exact_call_site()), outputs, error)
+            raise
+
+    def run_bare(
+        self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any, *, creates: bool
+    ) -> Any:
+        """Run the engine, without our hooks on saved tensors where it saves none."""
+        recorder = self.recorder
+        hooks = recorder.hooks
+        if creates or not step_aside_from_backward(hooks):
+            return original(outputs, *args, **kwargs)
+        recorder.state.is_aside = True
+        try:
+            return original(outputs, *args, **kwargs)
+        finally:
+            # The backward may have ended the audit, or begun it anew.
+            if recorder.state.is_aside and recorder.state.running:
+                push_saved_tensors_hooks(*hooks)
+            recorder.state.is_aside = False
+
+    def begin_uncollected(
+        self, outputs: Any, *, accumulates: bool
+    ) -> tuple[Generation, GradientState]:
+        """Do as ``begin``, while garbage collection is paused.
+
+        Each node that is looked at is some objects of Python's, gone again by the end, which would
+        set collections off again and again.
+        """
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return self.begin(outputs, accumulates=accumulates)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def begin(self, outputs: Any, *, accumulates: bool) -> tuple[Generation, GradientState]:
+        """Tell that a backward begins; return what ``end`` needs."""
+        recorder = self.recorder
+        site = exact_call_site()
+        index = recorder.count_backward()
+        recorder.state.backwards_elsewhere += threading.get_ident() != recorder.state.thread
+        recorder.write_log.listening = True
+        before: GradientState = ([], None)
+        try:
+            roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            nodes, tensors, has_leaf = _read(roots)
+            following: dict[Node, Following] = {}
+            generation = recorder.generations.open(
+                index, nodes, site, recorder.state.step, following
+            )
+            chain = generation.chain
+            started = BackwardStarted(index, site, chain, tensors, accumulates, {}, following)
+            if self._tells_starts:
+                recorder.bus.emit(started)
+                if generation.reused:
+                    recorder.bus.emit(GraphReused(started))
+                if has_leaf:
+                    recorder.bus.emit(LeafBackwardStarted(started))
+            # Who keeps the event keeps no graph by it.
+            following.clear()
+            found = without_user_modes(recorder.optimizers.gradients)
+            if found[1] is None:
+                recorder.optimizers.bare_at = index
+            elif self._tells_starts:
+                recorder.bus.emit(GradientsFound(started))
+            if accumulates:
+                before = found
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            recorder.bus.note_failure("backward", error)
+            generation = Generation(index, site)
+        return generation, before
+
+    def fail(self, generation: Generation, outputs: Any, error: BaseException) -> None:
+        """Tell that it has failed."""
+        roots = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        failed = BackwardFailed(generation.index, generation.site, _read(roots)[1], error)
+        self.recorder.bus.emit(failed)
+
+    def end(
+        self,
+        generation: Generation,
+        before: GradientState,
+        *,
+        keeps: bool,
+        creates: bool,
+        failed: bool,
+    ) -> None:
+        """Tell that it has ended."""
+        recorder = self.recorder
+        if not self._tells_ends:
+            return
+        created, accumulated = without_user_modes(changes_since, before)
+        finished = BackwardFinished(
+            generation.index, generation.site, creates, failed, keeps, created, accumulated
+        )
+        recorder.bus.emit(finished)
+        if keeps and not failed:
+            recorder.bus.emit(GraphKept(finished))
+
+
+def _read(roots: Sequence[Any]) -> tuple[list[Node], tuple[Tensor, ...], bool]:
+    """Return the nodes that backward starts from, the tensors, and whether some are leaves."""
+    nodes = []
+    tensors: tuple[Tensor, ...] = ()
+    has_leaf = False
+    for root in roots:
+        if isinstance(root, torch.Tensor):
+            tensors = (*tensors, root)
+            node = root.grad_fn
+        else:
+            node = getattr(root, "node", None)
+        # A leaf's own node outlives every graph and so can't stand for one.
+        if node is not None and node.next_functions:
+            nodes.append(node)
+        else:
+            has_leaf = True
+    return nodes, tensors, has_leaf

@@ -1,0 +1,208 @@
+"""Optimizers, made, cleared and stepped, and the schedulers of their learning rates."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gradcheck_suite.auditing.call_sites import exact_call_site
+from gradcheck_suite.auditing.events import (
+    GradientsCleared,
+    NonLeafRefused,
+    OptimizerConstructed,
+    ParameterGroupAdded,
+    SchedulerStepped,
+    StepFinished,
+    StepStarted,
+)
+from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
+
+    from gradcheck_suite._patches import Patches
+    from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.recorder import Recorder
+
+__all__ = ["OptimizerSource", "SchedulerSource"]
+
+
+class OptimizerSource(EventSource):
+    """Registers torch's global step hooks and replaces the other methods of ``Optimizer``."""
+
+    kinds = (
+        StepStarted,
+        StepFinished,
+        OptimizerConstructed,
+        ParameterGroupAdded,
+        NonLeafRefused,
+        GradientsCleared,
+    )
+    always = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.under_construction: set[int] = set()
+        self.site: CallSite | None = None
+        self._handles: list[RemovableHandle] = []
+
+    def install(self, patches: Patches) -> None:
+        """Register the hooks and replace the methods."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        patches.replace(Optimizer, "__init__", self._constructing(Optimizer.__init__))
+        patches.replace(
+            Optimizer, "add_param_group", self._adding_a_group(Optimizer.add_param_group)
+        )
+        patches.replace(Optimizer, "zero_grad", self._clearing(Optimizer.zero_grad))
+        patches.replace(nn.Module, "zero_grad", self._clearing(nn.Module.zero_grad))
+
+    def uninstall(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        source: OptimizerSource = self.acting
+        recorder = source.recorder
+        if not recorder.state.running:
+            return
+        recorder.write_log.listening = False
+        source.site = exact_call_site()
+        if recorder.optimizers.note(optimizer):
+            recorder.bus.emit(StepStarted(recorder.state.step, optimizer, source.site))
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        source: OptimizerSource = self.acting
+        recorder = source.recorder
+        if not recorder.state.running and (
+            not recorder.state.paused_for or recorder.skips_step(optimizer)
+        ):
+            return
+        recorder.write_log.listening = True
+        # Both hooks run under one call, unless a closure has stepped another optimizer inside it.
+        site = exact_call_site() if source.site is None else source.site
+        source.site = None
+        recorder.after_optimizer_step(optimizer, site)
+        if recorder.optimizers.note(optimizer):
+            recorder.bus.emit(StepFinished(recorder.state.step, optimizer, site))
+        recorder.end_step(optimizer)
+
+    def _constructing(self, original: Callable[..., None]) -> Callable[..., None]:
+        placed = self
+
+        @functools.wraps(original)
+        def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            source: OptimizerSource = placed.acting
+            recorder, under_construction = source.recorder, source.under_construction
+            under_construction.add(id(self))
+            try:
+                original(self, *args, **kwargs)
+            except ValueError as error:
+                _tell_of_refusal(recorder, self, error)
+                raise
+            finally:
+                under_construction.discard(id(self))
+            if recorder.resume() and recorder.optimizers.note(self):
+                recorder.bus.emit(OptimizerConstructed(self, exact_call_site()))
+
+        return __init__
+
+    def _adding_a_group(self, original: Callable[..., None]) -> Callable[..., None]:
+        placed = self
+
+        @functools.wraps(original)
+        def add_param_group(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+            source: OptimizerSource = placed.acting
+            recorder, under_construction = source.recorder, source.under_construction
+            try:
+                original(self, *args, **kwargs)
+            except ValueError as error:
+                if id(self) not in under_construction:
+                    _tell_of_refusal(recorder, self, error)
+                raise
+            new = recorder.resume() and id(self) not in under_construction
+            if new and recorder.optimizers.note(self):
+                recorder.bus.emit(ParameterGroupAdded(self, exact_call_site()))
+
+        return add_param_group
+
+    def _clearing(self, original: Callable[..., None]) -> Callable[..., None]:
+        placed = self
+
+        @functools.wraps(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            recorder: Recorder = placed.acting.recorder
+            if not recorder.state.running or is_compiling():
+                return
+            if isinstance(self, Optimizer) and not recorder.optimizers.note(self):
+                return
+            set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
+            recorder.bus.emit(GradientsCleared(self, set_to_none, exact_call_site()))
+
+        return zero_grad
+
+
+_NON_LEAF = "can't optimize a non-leaf Tensor"
+
+
+def _tell_of_refusal(recorder: Recorder, optimizer: Optimizer, error: ValueError) -> None:
+    if recorder.state.running and str(error) == _NON_LEAF:
+        recorder.bus.emit(NonLeafRefused(type(optimizer).__name__, exact_call_site()))
+
+
+class SchedulerSource(EventSource):
+    """Replaces ``step`` of every scheduler class of torch that has its own.
+
+    A scheduler of the program's own is seen as far as its ``step`` calls the one it inherits.
+    """
+
+    kinds = (SchedulerStepped,)
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        # A chained scheduler steps those that it is made of.
+        self.inside = 0
+
+    def install(self, patches: Patches) -> None:
+        """Replace the methods."""
+        for thing in list(vars(lr_scheduler).values()):
+            if inspect.isclass(thing) and issubclass(thing, lr_scheduler.LRScheduler):
+                own = vars(thing).get("step")
+                if inspect.isfunction(own):
+                    patches.replace(thing, "step", self._stepping(own))
+
+    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            source: SchedulerSource = self.acting
+            source.inside += 1
+            try:
+                result = original(scheduler, *args, **kwargs)
+            finally:
+                source.inside -= 1
+            caller = sys._getframe(1)  # noqa: SLF001 - the constructor steps once itself
+            if not source.inside and caller.f_code.co_name not in _OF_THE_CONSTRUCTOR:
+                optimizer = getattr(scheduler, "optimizer", None)
+                known = optimizer if isinstance(optimizer, Optimizer) else None
+                source.recorder.bus.emit(SchedulerStepped(scheduler, known, exact_call_site()))
+            return result
+
+        return step
+
+
+_OF_THE_CONSTRUCTOR = frozenset({"_initial_step", "__init__"})

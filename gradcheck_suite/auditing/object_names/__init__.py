@@ -1,0 +1,3 @@
+"""What the user calls a tensor, and which objects of the program keep it."""
+
+from __future__ import annotations

@@ -1,0 +1,163 @@
+"""The optimizers of a run, and what backward has done to the gradients of their parameters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+__all__ = ["GradientState", "Optimizers", "ParameterModules", "changes_since", "parameters_of"]
+
+GradientState: TypeAlias = "tuple[list[Tensor], list[tuple[int, int]] | None]"
+"""Parameters, and the identity of the gradient of each, 0 for None, and its version; None where no
+parameter has a gradient."""
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that ``optimizer`` has now."""
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        found += group["params"]
+    return found
+
+
+class Optimizers:
+    """Knows every optimizer that was made, cleared or stepped in the audit.
+
+    Args:
+        model: the audited model, whose parameters count as known; None for none in particular.
+        only: look at these optimizers and no other; None means every one.
+
+    Attributes:
+        on_new: called when an optimizer is seen for the first time.
+        without_backward: the identities of those that are told of as stepping without a backward.
+        bare_at: the number of the last backward that began with no gradient at all.
+        replaced: the identities of the parameters that are told of as no longer the model's.
+        parameter_modules: in which modules parameters have been found.
+    """
+
+    def __init__(self, model: nn.Module | None, only: Iterable[Optimizer] | None) -> None:
+        self._model = None if model is None else weakref.ref(model)
+        self._only = None if only is None else weakref.WeakSet(only)
+        # By identity: an optimizer may define equality, and weak sets of such would lose some.
+        self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self.on_new: Callable[[], object] | None = None
+        self.without_backward: set[int] = set()
+        self.replaced: set[int] = set()
+        self.parameter_modules = ParameterModules()
+        self.bare_at = -1
+        for optimizer in self._only or ():
+            self.note(optimizer)
+
+    def note(self, optimizer: Optimizer) -> bool:
+        """Know this optimizer from now on, and return whether the audit looks at it."""
+        key = id(optimizer)
+        if key not in self._known:
+            known = self._known
+            self._known[key] = weakref.ref(optimizer, lambda _: known.pop(key, None))
+            if self.on_new is not None:
+                self.on_new()
+        return self._only is None or optimizer in self._only
+
+    @property
+    def any_known(self) -> bool:
+        """Return whether there is a model or an optimizer that the audit looks at."""
+        return self._model is not None or bool(self._known)
+
+    def known(self) -> list[Optimizer]:
+        """Return the optimizers that live, in the order in which they were first seen."""
+        known = []
+        for reference in list(self._known.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                known.append(optimizer)
+        return known
+
+    def owners(self, parameter: Tensor) -> list[Optimizer]:
+        """Return the known optimizers that have ``parameter`` in one of their groups."""
+        return [
+            optimizer
+            for optimizer in self.known()
+            if any(candidate is parameter for candidate in parameters_of(optimizer))
+        ]
+
+    def parameters(self) -> list[Tensor]:
+        """Return every parameter of the known optimizers and of the model, each once."""
+        optimizers = self.known()
+        if not optimizers and self._model is None:
+            return []
+        if len(optimizers) == 1 and self._model is None:
+            return parameters_of(optimizers[0])
+        found = {id(tensor): tensor for each in optimizers for tensor in parameters_of(each)}
+        model = None if self._model is None else self._model()
+        if model is not None:
+            found.update((id(tensor), tensor) for tensor in model.parameters())
+        return list(found.values())
+
+    def gradients(self) -> GradientState:
+        """Return what the known parameters have for gradients now."""
+        parameters = self.parameters()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                break
+        else:
+            return parameters, None
+        return parameters, [
+            (0, 0) if (gradient := parameter.grad) is None else (id(gradient), gradient._version)  # noqa: SLF001 - as below
+            for parameter in parameters
+        ]
+
+
+def changes_since(before: GradientState) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the parameters whose gradient is another tensor now, and those that were added to."""
+    parameters, states = before
+    if states is None:
+        return tuple([each for each in parameters if each.grad is not None]), ()
+    created = []
+    accumulated = []
+    for parameter, (identity, version) in zip(parameters, states, strict=True):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if id(gradient) != identity:
+            created.append(parameter)
+        elif gradient._version != version:  # noqa: SLF001 - `version_of`, spared a call
+            accumulated.append(parameter)
+    return tuple(created), tuple(accumulated)
+
+
+class ParameterModules:
+    """Remembers where parameters are registered; keeps neither them nor the modules.
+
+    To find a parameter's module takes a search through all that Python keeps. To see whether it is
+    still there takes a look at that module alone.
+
+    >>> from torch import nn
+    >>> known, layer = ParameterModules(), nn.Linear(2, 2)
+    >>> known.note(layer.weight, layer)
+    >>> known.has(layer.weight), known.has(layer.bias)
+    (True, False)
+    >>> layer.weight = nn.Parameter(layer.weight.detach())
+    >>> known.has(layer.weight)
+    False
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+
+    def note(self, parameter: Tensor, module: nn.Module) -> None:
+        """Remember that ``module`` has ``parameter`` registered."""
+        self._modules[id(parameter)] = weakref.ref(module)
+
+    def has(self, parameter: Tensor) -> bool:
+        """Return whether the module that ``parameter`` was found in lives and still has it."""
+        reference = self._modules.get(id(parameter))
+        module = None if reference is None else reference()
+        if module is None:
+            return False
+        return any(each is parameter for each in module._parameters.values())  # noqa: SLF001 - this module's own, without those of its children

@@ -1,0 +1,138 @@
+"""How far a run has come: the one count that orders what happens, and what was counted so far."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import weakref
+
+    from torch.optim import Optimizer
+
+    from gradcheck_suite.auditing.call_sites import CallSite
+
+__all__ = ["Birth", "Clock", "Moment", "OptimizerStep", "RunState"]
+
+_KEPT_STEPS: Final = 256
+
+_new_object = object.__new__
+
+
+class Birth:
+    """The time between two backwards in which tensors were saved.
+
+    It lives for as long as one of these tensors is kept. ``sequence`` is the number that it began
+    with.
+    """
+
+    __slots__ = ("__weakref__", "index", "sequence")
+
+    def __init__(self, index: int, sequence: int) -> None:
+        self.index = index
+        self.sequence = sequence
+
+
+class Moment:
+    """A time at which nothing but saving happened; one object for all that was saved in it.
+
+    Attributes:
+        sequence: the number of the last write, step or backward before it.
+        birth: the time between two backwards that it lies in.
+        step: the number of optimizer steps finished by then.
+    """
+
+    __slots__ = ("birth", "sequence", "step")
+
+    def __init__(self, sequence: int, birth: Birth, step: int) -> None:
+        self.sequence = sequence
+        self.birth = birth
+        self.step = step
+
+
+class Clock:
+    """Counts writes, steps and backwards in the order in which they happen.
+
+    Saving a tensor does not move it: a saved tensor keeps the current moment, and whatever happens
+    to its memory afterwards has a greater number.
+
+    Attributes:
+        moment: the current moment.
+    """
+
+    __slots__ = ("moment",)
+
+    def __init__(self) -> None:
+        self.moment = Moment(0, Birth(0, 0), 0)
+
+    def tick(self) -> int:
+        """Begin a new moment and return its number."""
+        now = self.moment
+        # Every write comes here: what does without `__init__` takes a third of the time.
+        moment = self.moment = _new_object(Moment)
+        sequence = moment.sequence = now.sequence + 1
+        moment.birth = now.birth
+        moment.step = now.step
+        return sequence
+
+    def after_backward(self, index: int) -> Birth:
+        """Begin the time before backward number ``index``."""
+        now = self.moment
+        birth = Birth(index, now.sequence + 1)
+        self.moment = Moment(birth.sequence, birth, now.step)
+        return birth
+
+    def after_step(self, step: int) -> int:
+        """Begin the time in which ``step`` steps are finished, and return its number."""
+        now = self.moment
+        self.moment = Moment(now.sequence + 1, now.birth, step)
+        return now.sequence + 1
+
+
+class OptimizerStep(NamedTuple):
+    """A finished step, for telling which optimizer wrote a parameter and where."""
+
+    sequence: int
+    optimizer: weakref.ref[Optimizer]
+    site: CallSite | None
+
+
+class RunState:
+    """What has happened in a run so far, and whether the audit watches it.
+
+    Attributes:
+        clock: the one count that orders saves, writes, steps and backwards.
+        step: the number of finished steps.
+        iteration: how far the run has come, for deciding how closely to look at it: the step, and
+            in a program that goes on without any, such as a test, the backwards.
+        optimizer_steps: the number of finished ``optimizer.step()``, whatever counts as a step.
+        recent_steps: the last of these.
+        backwards: the number of outermost backwards begun.
+        thread: the one on which the audit was begun.
+        running: whether the audit watches now.
+        paused_for: for how many more steps it does not, of its own accord.
+        skipped_steps: the number of finished steps that it has not watched.
+        installed: whether anything of torch is replaced.
+        finished: whether as many steps are done as were to be watched.
+        saved: how many tensors were saved.
+        take_fingerprints: whether to note the contents of what is saved now.
+        want_fingerprints: whether to note them from the next iteration on, on suspicion.
+        is_aside: whether hooks on saved tensors are to be put back when the backward has ended.
+        left_hooks: why saved tensors are not audited; None where they are.
+        hook_regions: how many regions ran under saved-tensors hooks of the program's own.
+        transform_regions: how many calls of torch.func transforms ran under none.
+        backwards_elsewhere: how many backwards began on other threads.
+        children: how many child processes were started, by what started them.
+    """
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.step = self.iteration = self.optimizer_steps = self.backwards = self.thread = 0
+        self.recent_steps: deque[OptimizerStep] = deque(maxlen=_KEPT_STEPS)
+        self.running = self.installed = self.finished = False
+        self.paused_for = self.skipped_steps = 0
+        self.saved = 0
+        self.take_fingerprints = self.want_fingerprints = self.is_aside = False
+        self.left_hooks: str | None = None
+        self.hook_regions = self.transform_regions = self.backwards_elsewhere = 0
+        self.children: Counter[str] = Counter()

@@ -1,0 +1,3 @@
+"""What autograd saves: the hooks, what they note of contents, and who has written to it since."""
+
+from __future__ import annotations

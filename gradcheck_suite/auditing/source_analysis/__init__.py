@@ -1,0 +1,3 @@
+"""What the source of a function that ran tells: where a graph is cut, where a container grows."""
+
+from __future__ import annotations

@@ -1,0 +1,191 @@
+"""Functions whose forward writes into its input, or saves what a second derivative needs."""
+
+# ruff: noqa: ARG004 - torch gives every forward and backward a ctx
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+import gradcheck_suite as gs
+
+
+def train(function, *extra, steps=3, twice=False):
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x = torch.randn(3, 4, requires_grad=True)
+        out = function.apply(net(x), *extra)
+        loss = out.mul(1.5).sum()
+        if twice:
+            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = loss + gradient.pow(2).sum()
+        loss.backward()
+        optimizer.step()
+
+
+class Shifts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x -= 1.0  # <- here
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class ShiftsWithSetup(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        x -= 1.0  # <- here
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class ShiftsAndSaysSo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x -= 1.0
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class CountsCalls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, calls):
+        calls += 1  # a statistic, which no gradient flows to
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2, None
+
+
+class SavesIntermediate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        exponential = torch.exp(-x)
+        ctx.save_for_backward(exponential)  # <- here
+        return 1 / (1 + exponential)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (exponential,) = ctx.saved_tensors
+        return grad * exponential / (1 + exponential) ** 2
+
+
+class SavesIntermediateOnce(SavesIntermediate):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (exponential,) = ctx.saved_tensors
+        return grad * exponential / (1 + exponential) ** 2
+
+
+class SavesOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out = torch.sigmoid(x)
+        ctx.save_for_backward(out, x.view(-1))
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        out, _ = ctx.saved_tensors
+        return grad * out * (1 - out)
+
+
+class SavesMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        mask = (x > 0).to(x.dtype)
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        (mask,) = ctx.saved_tensors
+        return grad * mask
+
+
+class SavesGiven(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weights):
+        (weight,) = weights
+        ctx.save_for_backward(weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        (weight,) = ctx.saved_tensors
+        return grad * weight, None
+
+
+@pytest.mark.parametrize("function", [Shifts, ShiftsWithSetup])
+def test_an_input_that_is_written_to_unsaid(audited, only, line_of, function):
+    finding = only(audited(lambda: train(function)), "GCS503")
+    assert finding.location.line == line_of(function)
+    assert "wrote into its input `x`" in finding.message
+    assert "ctx.mark_dirty(x)" in finding.hint
+
+
+def test_a_second_derivative_through_an_intermediate(audited, only, line_of):
+    finding = only(audited(lambda: train(SavesIntermediate, steps=4, twice=True)), "GCS507")
+    assert finding.location.line == line_of(SavesIntermediate)
+    assert finding.severity.value == "warning"
+    assert "saved tensor 0 (3x4)" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("function", "extra", "twice"),
+    [
+        (ShiftsAndSaysSo, (), False),
+        (CountsCalls, (torch.zeros(()),), False),
+        (SavesIntermediate, (), False),  # nobody differentiates it twice
+        (SavesOutput, (), True),
+        (SavesMask, (), True),
+        (SavesGiven, ((torch.linspace(1, 2, 12).view(3, 4),),), True),
+        (SavesIntermediateOnce, (), False),
+    ],
+)
+def test_nothing_is_said_of_those_that_keep_their_contract(audited, function, extra, twice):
+    session = audited(lambda: train(function, *extra, steps=5, twice=twice))
+    assert session.findings == ()
+
+
+def test_forward_is_put_back():
+    kept = Shifts.__dict__["forward"], dict(SavesIntermediateOnce.__dict__)
+    with gs.audit():
+        train(Shifts)
+        train(SavesIntermediateOnce)
+        assert Shifts.__dict__["forward"] is not kept[0]
+    assert Shifts.__dict__["forward"] is kept[0]
+    assert dict(SavesIntermediateOnce.__dict__) == kept[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_function_that_was_looked_at_compiles_as_before():
+    with gs.audit() as session:
+        train(SavesOutput)
+        compiled = torch.compile(
+            lambda x: SavesOutput.apply(x) * 2, backend="eager", fullgraph=True
+        )
+        x = torch.randn(3, requires_grad=True)
+        compiled(x).sum().backward()
+    assert session.findings == ()
+    out = torch.sigmoid(x.detach())
+    assert torch.allclose(x.grad, 2 * out * (1 - out))
