@@ -2,119 +2,13 @@
 
 Codes never change meaning. ``ENTRIES`` holds them all in the order of their codes, ``FAMILIES`` the
 groups that their first digits make; ``find`` looks one up by code or slug, and ``suggest`` helps
-where there is none. The texts are what ``gradcheck-suite explain`` prints.
+where there is none. The texts are what ``gradcheck-suite explain`` prints; they stand in files,
+each of which is read when it is first asked for.
 """
 
 from __future__ import annotations
 
-from gradcheck_suite.catalogue import (
-    accumulation,
-    clipping,
-    connectivity,
-    distributed,
-    function_contract,
-    gradient_variants,
-    gradients,
-    in_place,
-    legacy,
-    lifetime,
-    mode,
-    ownership,
-    saved_tensors,
-    step_protocol,
-    updates,
-)
-from gradcheck_suite.catalogue._entry import Entry, Family
-from gradcheck_suite.catalogue.accumulation import ACCUMULATION_MISMATCH
-from gradcheck_suite.catalogue.clipping import (
-    CLIP_BEFORE_UNSCALE,
-    CLIP_MISPLACED,
-    SCALER_MISUSE,
-)
-from gradcheck_suite.catalogue.connectivity import (
-    CHECKPOINT_CUTS_GRAPH,
-    FORCED_REQUIRES_GRAD,
-    FORWARD_UNDER_NO_GRAD,
-    FROZEN_PARAMETER,
-    GRAD_READ_ON_NON_LEAF,
-    GRAPH_BROKEN,
-    PARAMETER_WITHOUT_GRADIENT,
-    UNREGISTERED_MODULE,
-)
-from gradcheck_suite.catalogue.distributed import (
-    GRADIENT_NOT_SYNCHRONIZED,
-    RANKS_DIVERGED,
-)
-from gradcheck_suite.catalogue.function_contract import (
-    BACKWARD_ARITY,
-    GRAD_OUTPUT_MODIFIED,
-    LEGACY_FUNCTION,
-    MISSING_MARK_DIRTY,
-    MISSING_ONCE_DIFFERENTIABLE,
-    NONE_GRADIENT,
-    OUTPUT_WRONGLY_DIFFERENTIABLE,
-    SAVED_INTERMEDIATE,
-)
-from gradcheck_suite.catalogue.gradient_variants import (
-    BATCHED_GRADIENT_MISMATCH,
-    COMPILED_GRADIENT_MISMATCH,
-    FORWARD_MODE_MISMATCH,
-    LAYOUT_DEPENDENT_GRADIENT,
-    UNDEFINED_GRADIENT,
-)
-from gradcheck_suite.catalogue.gradients import (
-    DETACHED_OUTPUT,
-    DTYPE_CHANGED,
-    NON_FINITE_GRADIENT,
-    NONDETERMINISTIC_GRADIENT,
-    NONLINEAR_BACKWARD,
-    WRONG_GRADIENT,
-    WRONG_SECOND_ORDER,
-)
-from gradcheck_suite.catalogue.in_place import (
-    DATA_WRITE,
-    LEAF_INPLACE,
-    LEAF_REBOUND,
-    SLICE_READ_THEN_WRITE,
-    SLICE_WRITE_IN_LOOP,
-)
-from gradcheck_suite.catalogue.legacy import (
-    LEGACY_SCALAR_INDEX,
-    LEGACY_VARIABLE,
-    LEGACY_VOLATILE,
-)
-from gradcheck_suite.catalogue.lifetime import (
-    CREATE_GRAPH_CYCLE,
-    EVAL_WITH_GRAPH,
-    GRAPH_KEPT,
-    HOOK_KEEPS_GRAPH,
-    RETAIN_GRAPH,
-    STATE_NOT_DETACHED,
-    TENSOR_ON_CTX,
-)
-from gradcheck_suite.catalogue.mode import (
-    STUCK_IN_EVAL,
-    TRAIN_MODE_IN_EVAL,
-)
-from gradcheck_suite.catalogue.ownership import PARAMETER_NOT_OPTIMIZED, STALE_PARAMETER
-from gradcheck_suite.catalogue.saved_tensors import (
-    INPLACE_ON_SAVED_OUTPUT,
-    SAVED_TENSOR_CORRUPTED,
-    SAVED_TENSOR_MODIFIED,
-    STEP_BEFORE_SECOND_BACKWARD,
-)
-from gradcheck_suite.catalogue.step_protocol import (
-    LEFTOVER_GRADIENT,
-    MISSING_ZERO_GRAD,
-    SCHEDULER_BEFORE_STEP,
-    STEP_WITHOUT_BACKWARD,
-    ZERO_GRAD_MISPLACED,
-)
-from gradcheck_suite.catalogue.updates import (
-    FROZEN_BUT_CHANGED,
-    PARAMETER_IN_TWO_OPTIMIZERS,
-    STEP_WITHOUT_EFFECT,
-)
+from gradcheck_suite.catalogue.entry import Entry, Family, named
 
 __all__ = [
     "ACCUMULATION_MISMATCH",
@@ -191,27 +85,72 @@ __all__ = [
     "suggest",
 ]
 
-ENTRIES: tuple[Entry, ...] = tuple(
-    sorted(
-        (
-            *in_place.ENTRIES,
-            *saved_tensors.ENTRIES,
-            *lifetime.ENTRIES,
-            *step_protocol.ENTRIES,
-            *clipping.ENTRIES,
-            *accumulation.ENTRIES,
-            *updates.ENTRIES,
-            *ownership.ENTRIES,
-            *connectivity.ENTRIES,
-            *function_contract.ENTRIES,
-            *gradients.ENTRIES,
-            *gradient_variants.ENTRIES,
-            *mode.ENTRIES,
-            *distributed.ENTRIES,
-            *legacy.ENTRIES,
-        ),
-        key=lambda entry: entry.code,
-    )
+ENTRIES: tuple[Entry, ...] = (
+    LEAF_INPLACE := named("GCS101-leaf-inplace"),
+    LEAF_REBOUND := named("GCS102-leaf-rebound"),
+    SAVED_TENSOR_MODIFIED := named("GCS103-saved-tensor-modified"),
+    SAVED_TENSOR_CORRUPTED := named("GCS104-saved-tensor-corrupted"),
+    DATA_WRITE := named("GCS105-data-write"),
+    SLICE_WRITE_IN_LOOP := named("GCS106-slice-write-in-loop"),
+    SLICE_READ_THEN_WRITE := named("GCS107-slice-read-then-write"),
+    INPLACE_ON_SAVED_OUTPUT := named("GCS108-inplace-on-saved-output"),
+    STEP_BEFORE_SECOND_BACKWARD := named("GCS109-step-before-second-backward"),
+    GRAPH_KEPT := named("GCS201-graph-kept"),
+    STATE_NOT_DETACHED := named("GCS202-state-not-detached"),
+    RETAIN_GRAPH := named("GCS203-retain-graph"),
+    EVAL_WITH_GRAPH := named("GCS204-eval-with-graph"),
+    TENSOR_ON_CTX := named("GCS205-tensor-on-ctx"),
+    CREATE_GRAPH_CYCLE := named("GCS206-create-graph-cycle"),
+    HOOK_KEEPS_GRAPH := named("GCS207-hook-keeps-graph"),
+    MISSING_ZERO_GRAD := named("GCS301-missing-zero-grad"),
+    ZERO_GRAD_MISPLACED := named("GCS302-zero-grad-misplaced"),
+    STEP_WITHOUT_BACKWARD := named("GCS303-step-without-backward"),
+    CLIP_MISPLACED := named("GCS304-clip-misplaced"),
+    CLIP_BEFORE_UNSCALE := named("GCS305-clip-before-unscale"),
+    SCHEDULER_BEFORE_STEP := named("GCS306-scheduler-before-step"),
+    PARAMETER_NOT_OPTIMIZED := named("GCS307-parameter-not-optimized"),
+    STALE_PARAMETER := named("GCS308-stale-parameter"),
+    LEFTOVER_GRADIENT := named("GCS309-leftover-gradient"),
+    SCALER_MISUSE := named("GCS310-scaler-misuse"),
+    ACCUMULATION_MISMATCH := named("GCS311-accumulation-mismatch"),
+    PARAMETER_IN_TWO_OPTIMIZERS := named("GCS312-parameter-in-two-optimizers"),
+    STEP_WITHOUT_EFFECT := named("GCS313-step-without-effect"),
+    GRAPH_BROKEN := named("GCS401-graph-broken"),
+    FORWARD_UNDER_NO_GRAD := named("GCS402-forward-under-no-grad"),
+    PARAMETER_WITHOUT_GRADIENT := named("GCS403-parameter-without-gradient"),
+    UNREGISTERED_MODULE := named("GCS404-unregistered-module"),
+    FORCED_REQUIRES_GRAD := named("GCS405-forced-requires-grad"),
+    FROZEN_PARAMETER := named("GCS406-frozen-parameter"),
+    GRAD_READ_ON_NON_LEAF := named("GCS407-grad-read-on-non-leaf"),
+    CHECKPOINT_CUTS_GRAPH := named("GCS408-checkpoint-cuts-graph"),
+    FROZEN_BUT_CHANGED := named("GCS409-frozen-but-changed"),
+    BACKWARD_ARITY := named("GCS501-backward-arity"),
+    LEGACY_FUNCTION := named("GCS502-legacy-function"),
+    MISSING_MARK_DIRTY := named("GCS503-missing-mark-dirty"),
+    MISSING_ONCE_DIFFERENTIABLE := named("GCS504-missing-once-differentiable"),
+    OUTPUT_WRONGLY_DIFFERENTIABLE := named("GCS505-output-wrongly-differentiable"),
+    GRAD_OUTPUT_MODIFIED := named("GCS506-grad-output-modified"),
+    SAVED_INTERMEDIATE := named("GCS507-saved-intermediate"),
+    NONE_GRADIENT := named("GCS508-none-gradient"),
+    WRONG_GRADIENT := named("GCS601-wrong-gradient"),
+    WRONG_SECOND_ORDER := named("GCS602-wrong-second-order"),
+    NONDETERMINISTIC_GRADIENT := named("GCS603-nondeterministic-gradient"),
+    NON_FINITE_GRADIENT := named("GCS604-non-finite-gradient"),
+    FORWARD_MODE_MISMATCH := named("GCS605-forward-mode-mismatch"),
+    BATCHED_GRADIENT_MISMATCH := named("GCS606-batched-gradient-mismatch"),
+    UNDEFINED_GRADIENT := named("GCS607-undefined-gradient"),
+    DETACHED_OUTPUT := named("GCS608-detached-output"),
+    LAYOUT_DEPENDENT_GRADIENT := named("GCS609-layout-dependent-gradient"),
+    NONLINEAR_BACKWARD := named("GCS610-nonlinear-backward"),
+    COMPILED_GRADIENT_MISMATCH := named("GCS611-compiled-gradient-mismatch"),
+    DTYPE_CHANGED := named("GCS612-dtype-changed"),
+    TRAIN_MODE_IN_EVAL := named("GCS701-train-mode-in-eval"),
+    STUCK_IN_EVAL := named("GCS702-stuck-in-eval"),
+    RANKS_DIVERGED := named("GCS801-ranks-diverged"),
+    GRADIENT_NOT_SYNCHRONIZED := named("GCS802-gradient-not-synchronized"),
+    LEGACY_VARIABLE := named("GCS901-legacy-variable"),
+    LEGACY_VOLATILE := named("GCS902-legacy-volatile"),
+    LEGACY_SCALAR_INDEX := named("GCS903-legacy-scalar-index"),
 )
 
 FAMILIES: tuple[Family, ...] = (
@@ -258,6 +197,6 @@ def suggest(name: str) -> tuple[str, ...]:
     >>> suggest("GCS3O1")
     ('GCS301',)
     """
-    from gradcheck_suite.catalogue._search import nearest  # noqa: PLC0415 - after a slip only
+    from gradcheck_suite.catalogue.search import nearest  # noqa: PLC0415 - after a slip only
 
     return nearest(name, ENTRIES)

@@ -158,12 +158,14 @@ def _fingerprint() -> str:
     digest = blake2b(digest_size=12)
     digest.update(f"{__version__} {sys.version_info} 1".encode())
     packages = [(Path(__file__).parent, "**/*.py")]
-    suite = Path(__file__)
-    for name, pattern in (("gradcheck_suite.catalogue", "*.py"), ("libcst", "_version.py")):
+    for name, pattern in (
+        ("gradcheck_suite.catalogue", "*.py"),
+        ("gradcheck_suite.catalogue", "entries/*.md"),
+        ("libcst", "_version.py"),
+    ):
         spec = find_spec(name)
         if spec is not None and spec.origin:
-            suite = Path(spec.origin)
-            packages.append((suite.parent, pattern))
+            packages.append((Path(spec.origin).parent, pattern))
     for folder, pattern in packages:
         for file in sorted(folder.glob(pattern)):
             with contextlib.suppress(OSError):

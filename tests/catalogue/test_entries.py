@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gradcheck_suite import catalogue
+from gradcheck_suite.catalogue.entry import named
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
@@ -98,6 +103,21 @@ ONLY_AT_RUN_TIME = {
 ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901", "GCS902", "GCS903"}
 PLANNED = {"GCS801"}
 
+FILES = Path(catalogue.__file__).with_name("entries")
+FORM = re.compile(
+    r"---\n"
+    r"severity: (error|warning|note)\n"
+    r"in_source: (true|false)\n"
+    r"at_run_time: (true|false)\n"
+    r"fixable: (true|false)\n"
+    r"---\n\n"
+    r"# .+\n\n"
+    r"## What it does\n\n(?P<what>[^#].+?)\n\n"
+    r"## Why it is bad\n\n(?P<why>[^#].+?)\n\n"
+    r"## How it is detected\n\n(?P<detection>[^#].+?)\n",
+    re.DOTALL,
+)
+
 # With an indentation of four columns the source still fits a terminal of 80.
 WIDEST_SOURCE = 76
 LONGEST_TITLE = 72
@@ -135,6 +155,23 @@ def test_every_entry_belongs_to_one_family():
     seen = [entry for family in catalogue.FAMILIES for entry in catalogue.entries_of(family)]
     assert seen == list(catalogue.ENTRIES)
     assert len({family.name for family in catalogue.FAMILIES}) == len(catalogue.FAMILIES)
+
+
+def test_the_files_are_those_of_the_entries():
+    names = {f"{entry.code}-{entry.slug}" for entry in catalogue.ENTRIES}
+    kinds = (".md", ".example.py", ".instead.py")
+    files = {file.name for file in FILES.iterdir() if file.name != "__pycache__"}
+    assert files == {f"{name}{kind}" for name in names for kind in kinds}
+
+
+@each_entry
+def test_markdown_file_has_the_form_of_an_entry(entry: Entry):
+    text = (FILES / f"{entry.code}-{entry.slug}.md").read_text("utf-8")
+    form = FORM.fullmatch(text)
+    assert form is not None
+    for field in PROSE:
+        assert not re.search(r"^(#|---)|\n\n\n|[ \t]$", form[field], re.MULTILINE)
+        assert max(map(len, form[field].splitlines())) <= 100
 
 
 @each_entry
@@ -220,6 +257,47 @@ def test_find_takes_codes_and_slugs_in_any_case():
     assert catalogue.find("Missing-Zero-Grad") is catalogue.MISSING_ZERO_GRAD
     assert catalogue.find("missing_zero_grad") is None
     assert catalogue.find("") is None
+
+
+def test_a_finding_needs_one_file_and_a_lookup_none():
+    code = (
+        "import sys, gradcheck_suite.catalogue as catalogue\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda event, words: event == 'open' and opened.append(str(words[0])))\n"
+        "for code, field in (('GCS301', 'slug'), ('GCS301', 'severity'), ('GCS201', 'example')):\n"
+        "    getattr(catalogue.find(code), field)\n"
+        "    print([path.rpartition('entries/')[2] for path in opened if 'entries/' in path])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == [
+        "[]",
+        "['GCS301-missing-zero-grad.md']",
+        "['GCS301-missing-zero-grad.md', 'GCS201-graph-kept.example.py']",
+    ]
+
+
+def test_threads_that_read_an_entry_at_once_read_the_same():
+    for _ in range(20):
+        entry = named("GCS301-missing-zero-grad")
+        with ThreadPoolExecutor(8) as threads:
+            assert set(threads.map(repr, [entry] * 8)) == {repr(catalogue.MISSING_ZERO_GRAD)}
+
+
+@pytest.mark.parametrize("do", [copy.copy, copy.deepcopy, replace, lambda entry: entry])
+def test_an_entry_is_a_plain_value_before_and_after_it_is_read(do):
+    entry = named("GCS301-missing-zero-grad")
+    for _ in range(2):
+        assert do(entry) == pickle.loads(pickle.dumps(do(entry))) == catalogue.MISSING_ZERO_GRAD
+        assert hash(do(entry)) == hash(catalogue.MISSING_ZERO_GRAD)
+    with pytest.raises(AttributeError, match="'Entry' object has no attribute 'titel'"):
+        entry.titel  # noqa: B018
+
+
+def test_an_entry_without_a_file_is_an_error():
+    with pytest.raises(FileNotFoundError, match=r"GCS999-none\.md"):
+        named("GCS999-none").title  # noqa: B018
 
 
 def test_importing_the_catalogue_loads_nothing_heavy():

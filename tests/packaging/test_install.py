@@ -154,11 +154,22 @@ def test_explain_needs_no_torch(environment: Environment, project: Path) -> None
     assert "GCS301" in done.stdout
 
 
+def test_catalogue_is_read_from_the_wheel_itself(wheel: Path, tmp_path: Path) -> None:
+    program = (
+        "from gradcheck_suite import catalogue\n"
+        "assert '.whl' in catalogue.__file__\n"
+        "for entry in catalogue.ENTRIES: assert entry.title and entry.example\n"
+    )
+    must([sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(wheel)})
+
+
 def test_wheel_holds_what_it_should(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for package in PACKAGES:
         assert f"{package}/py.typed" in names
     assert "gradcheck_suite/_examples/digits/digits.csv.gz" in names
     assert "gradcheck_suite/reporting/schemas/report-1.schema.json" in names
+    entries = (ROOT / "gradcheck_suite" / "catalogue" / "entries").glob("GCS*")
+    assert {f"gradcheck_suite/catalogue/entries/{file.name}" for file in entries} <= names
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == set(PACKAGES)

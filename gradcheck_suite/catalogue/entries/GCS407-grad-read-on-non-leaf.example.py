@@ -1,0 +1,7 @@
+from torch import nn
+
+
+def activation_gradient(encoder: nn.Module, head: nn.Module, x):
+    hidden = encoder(x)
+    head(hidden).sum().backward()
+    return hidden.grad.norm()  # GCS407

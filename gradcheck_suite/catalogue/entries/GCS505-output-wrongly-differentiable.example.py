@@ -1,0 +1,15 @@
+import torch
+from torch.autograd import Function
+
+
+class Threshold(Function):
+    @staticmethod
+    def forward(ctx, x, level):
+        mask = (x > level).to(x.dtype)
+        ctx.save_for_backward(mask)
+        return x * mask, mask  # GCS505
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_mask):
+        (mask,) = ctx.saved_tensors
+        return grad_output * mask, None

@@ -1,0 +1,17 @@
+import torch
+from torch.autograd import Function
+
+
+class RMSNorm(Function):
+    @staticmethod
+    def forward(ctx, x):
+        scale = x.pow(2).mean(dim=-1, keepdim=True).rsqrt()
+        ctx.save_for_backward(x)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (x,) = ctx.saved_tensors
+        scale = x.pow(2).mean(dim=-1, keepdim=True).rsqrt()
+        along = (grad_output * x).mean(dim=-1, keepdim=True)
+        return scale * (grad_output - x * along * scale**2)

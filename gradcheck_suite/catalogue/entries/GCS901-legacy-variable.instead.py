@@ -1,0 +1,5 @@
+import torch
+
+
+def weights(n):
+    return torch.zeros(n, requires_grad=True)

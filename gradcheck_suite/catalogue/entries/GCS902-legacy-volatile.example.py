@@ -1,0 +1,5 @@
+from torch.autograd import Variable
+
+
+def predict(model, x):
+    return model(Variable(x, volatile=True))  # GCS902
