@@ -107,7 +107,7 @@ def _failed(name: str, error: Exception, explain: Callable[[Exception], str | No
 
 
 def _comes_of_ctrl_c(error: BaseException) -> bool:
-    """Say whether Ctrl-C was turned into another exception, as by a class that was being made."""
+    """Return whether Ctrl-C was turned into another exception, as by a class that is made."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
         seen = seen.__cause__ or seen.__context__

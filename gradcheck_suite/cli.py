@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from traceback import walk_tb
+import traceback
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._completion import add_completion_option
 from gradcheck_suite._exit import USAGE, exit_status
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._frames import Owner, is_ours, owner_of_file, without_ours
 from gradcheck_suite._version import __version__
 from gradcheck_suite.commands import audit, demo, explain, graph, localize, rules, verify
-from gradcheck_suite.commands._user_errors import user_traceback
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.reporting.paths import display_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
 _DESCRIPTION = """\
 Find the autograd mistakes that raise nothing in PyTorch code: gradients that
@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _last_of_the_user(error: BaseException) -> str:
     places = [
         f" at {display_path(frame.f_code.co_filename)}:{line}"
-        for frame, line in walk_tb(error.__traceback__)
+        for frame, line in traceback.walk_tb(error.__traceback__)
         if owner_of_file(frame.f_code.co_filename) is Owner.USER
     ]
     return places[-1] if places else ""
@@ -126,8 +126,37 @@ def _not_our_fault(error: Exception, command: str) -> str | None:
             f"{command} needs PyTorch, which is not installed here; "
             "install it with: pip install 'gradcheck-suite[torch]'"
         )
-    theirs = user_traceback(error)
+    theirs = _user_traceback(error)
     if theirs is not None:
         sys.stderr.write(theirs)
         return f"{command} stopped at the {type(error).__name__} above, raised by your code"
     return None
+
+
+def _user_traceback(error: BaseException) -> str | None:
+    """Format ``error`` from the first frame that is the user's, or return None if none is.
+
+    Without one, it begins with the first frame of a package. Frames that lead there, and frames of
+    gradcheck-suite anywhere, are left out: they say nothing about the user's mistake. A
+    SyntaxError has no frame of its own and is shown by its file and line.
+    """
+    if isinstance(error, SyntaxError):
+        return "".join(traceback.format_exception_only(type(error), error))
+    frames = _from_first(Owner.USER, error.__traceback__)
+    frames = frames or _from_first(Owner.PACKAGE, error.__traceback__)
+    if frames is None or _raised_by_us(frames):
+        return None
+    return "".join(traceback.format_exception(type(error), error, without_ours(frames)))
+
+
+def _from_first(owner: Owner, frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and owner_of_file(frames.tb_frame.f_code.co_filename) is not owner:
+        frames = frames.tb_next
+    return frames
+
+
+def _raised_by_us(frames: TracebackType) -> bool:
+    last = frames
+    while last.tb_next is not None:
+        last = last.tb_next
+    return is_ours(last)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite.accumulation.batches import micro_batches as cut
 from gradcheck_suite.accumulation.comparison import Comparison
+from gradcheck_suite.accumulation.runs import TrainingLoop
 from gradcheck_suite.accumulation.signatures import refuse_maker, refuse_signature
 from gradcheck_suite.accumulation.states import States, is_made_by
-from gradcheck_suite.accumulation.subject import Subject
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.target.random_state import preserved_randomness
 
@@ -96,7 +96,7 @@ def check_accumulation(
         refuse_maker(make)
     with preserved_randomness():
         comparison = Comparison(
-            Subject(
+            TrainingLoop(
                 states=States(make, seed),
                 train=train,
                 batch=batch,

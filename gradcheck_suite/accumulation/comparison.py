@@ -19,9 +19,8 @@ from gradcheck_suite.accumulation.causes import (
     rate_of,
     timing_of,
 )
-from gradcheck_suite.accumulation.quiet import without_clipping
-from gradcheck_suite.accumulation.runs import Recording, Step
-from gradcheck_suite.accumulation.subject import Start, Subject
+from gradcheck_suite.accumulation.determinism import without_clipping
+from gradcheck_suite.accumulation.runs import Recording, Start, Step, TrainingLoop
 from gradcheck_suite.accumulation.vectors import Gradients, distances, is_finite, norm, norms
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed
@@ -48,8 +47,8 @@ _TOO_NOISY = 0.1
 class Comparison:
     """Runs the loop over the full batch and over micro-batches, and keeps what differs."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, loop: TrainingLoop) -> None:
+        self._loop = loop
         self._parts = Recording()
         self._windows = _WINDOWS
         self._steps = 0
@@ -57,8 +56,8 @@ class Comparison:
 
     def run(self) -> None:
         """Compare each step of each window."""
-        subject = self._subject
-        first = subject.full(Start(subject.states.values))
+        loop = self._loop
+        first = loop.full(Start(loop.states.values))
         per_window = len(first.steps)
         if not per_window:
             raise UsageError(
@@ -66,11 +65,11 @@ class Comparison:
                 "expected a step for each window of 1, or give loss=, the loss of a full batch, "
                 "where the loop can't be told how many steps to accumulate"
             )
-        parts = subject.accumulated(_WINDOWS)
-        if subject.loss is None and _is_other_order(parts, first):
+        parts = loop.accumulated(_WINDOWS)
+        if loop.loss is None and _is_other_order(parts, first):
             # Such as all windows of one optimizer before those of another.
             self._windows = 1
-            parts = subject.accumulated(1)
+            parts = loop.accumulated(1)
         if len(parts.steps) != per_window * self._windows:
             self._report_count(parts, per_window)
             return
@@ -83,17 +82,17 @@ class Comparison:
         """Compare the steps of a window; return whether there is any use in the next."""
         per_window = len(first.steps)
         begin = window * per_window
-        subject, parts = self._subject, self._parts
+        loop, parts = self._loop, self._parts
         start = Start(
-            parts.after[begin - 1] if window else subject.states.values,
+            parts.after[begin - 1] if window else loop.states.values,
             parts.after[begin : begin + per_window],
         )
-        full = subject.full(start) if window or per_window > 1 else first
+        full = loop.full(start) if window or per_window > 1 else first
         for index, (step, whole) in enumerate(
             zip(parts.steps[begin : begin + per_window], full.steps, strict=False)
         ):
             place = _Place(window, index, begin + index, start)
-            rate = None if window or subject.loss else rate_of(step, whole)
+            rate = None if window or loop.loss else rate_of(step, whole)
             if rate is not None:
                 self._report(step, rate, place)
             if not is_finite(step.gradients) and is_finite(whole.gradients):
@@ -108,12 +107,12 @@ class Comparison:
             tool=TOOL,
             findings=tuple(self._findings.values()),
             summary={
-                "micro_batches": len(self._subject.parts),
+                "micro_batches": len(self._loop.parts),
                 "windows": self._windows,
                 "steps": self._steps,
-                "runs": self._subject.runs,
+                "runs": self._loop.runs,
             },
-            not_covered=tuple(sorted(self._subject.concerned)),
+            not_covered=tuple(sorted(self._loop.excluded)),
         )
 
     def _compare(self, step: Step, full: Step, place: _Place) -> None:
@@ -142,7 +141,7 @@ class Comparison:
         why = self._why_not_comparable(full, place, allowed)
         cause = None
         if why is None:
-            cause = timing_of(step, full, len(self._subject.parts))
+            cause = timing_of(step, full, len(self._loop.parts))
             cause = cause or self._from_parts(step, full, place, allowed)
         if cause is not None and cause.kind == "other":
             why = self._why_each_forward_differs(place)
@@ -155,7 +154,7 @@ class Comparison:
             step,
             cause,
             place,
-            f"; {len(beyond)} of {len(apart)} parameters differ, `{self._subject.names[most]}` by "
+            f"; {len(beyond)} of {len(apart)} parameters differ, `{self._loop.names[most]}` by "
             f"{apart[most]:.2g} from a gradient of norm {norms(full.gradients).get(most, 0.0):.2g},"
             f" where rounding explains {allowed[most]:.1g}",
         )
@@ -164,16 +163,14 @@ class Comparison:
         sizes = (norms(step.gradients), norms(full.gradients))
         positions = sizes[0].keys() | sizes[1].keys()
         return {
-            position: _ROUNDINGS
-            * self._subject.eps
-            * max(each.get(position, 0.0) for each in sizes)
+            position: _ROUNDINGS * self._loop.eps * max(each.get(position, 0.0) for each in sizes)
             for position in positions
         }
 
     def _noise(self, full: Step, place: _Place) -> dict[int, float]:
         noise: dict[int, float] = {}
         for move in range(_MOVES):
-            moved = self._subject.full(replace(place.start, moved_by=move))
+            moved = self._loop.full(replace(place.start, moved_by=move))
             for position, distance in distances(place.of(moved), full.gradients).items():
                 noise[position] = max(noise.get(position, 0.0), distance)
         return noise
@@ -182,7 +179,7 @@ class Comparison:
         self, full: Step, place: _Place, allowed: dict[int, float]
     ) -> str | None:
         """Return why the gradient of the full batch is not the same each time, if it isn't."""
-        again = self._subject.full(replace(place.start, draw=1))
+        again = self._loop.full(replace(place.start, draw=1))
         if _beyond(distances(place.of(again), full.gradients), allowed):
             return (
                 "that of the full batch is another one with other random numbers, or each time: "
@@ -194,8 +191,8 @@ class Comparison:
         """Name the buffers that a forward leaves other than it found them, if there are any."""
         after = self._parts.after[place.number]
         changed = [
-            self._subject.names[position]
-            for position in self._subject.buffers
+            self._loop.names[position]
+            for position in self._loop.buffers
             if not torch.equal(after[position], place.start.values[position])
         ]
         if not changed:
@@ -209,25 +206,25 @@ class Comparison:
 
         Clipping would hide that: where there is any, all is run again without.
         """
-        subject = self._subject
+        loop = self._loop
         gradients: Gradients = full.gradients
         with without_clipping() if self._parts.clips else nullcontext():
             if self._parts.clips:
-                gradients = place.of(subject.full(place.start))
-                again = subject.accumulated(self._windows, force=self._parts.after)
+                gradients = place.of(loop.full(place.start))
+                again = loop.accumulated(self._windows, force=self._parts.after)
                 unclipped = replace(step, gradients=again.steps[place.number].gradients)
                 if not _beyond(
                     distances(unclipped.gradients, gradients), _larger(allowed, gradients, full)
                 ):
                     return of_clipping(step)
                 step = unclipped
-            parts = [place.of(subject.window_of_one(part, place.start)) for part in subject.parts]
+            parts = [place.of(loop.window_of_one(part, place.start)) for part in loop.parts]
         size = norm(full.gradients)
         rounding = math.hypot(*allowed.values()) / size if size else math.inf
         return cause_of(step, gradients, parts, rounding=rounding)
 
     def _report_count(self, parts: Recording, per_window: int) -> None:
-        number, seen = len(self._subject.parts), len(parts.steps)
+        number, seen = len(self._loop.parts), len(parts.steps)
         expected = per_window * self._windows
         last = parts.steps[-1] if parts.steps else None
         site = parts.backwards[-1] if last is None and parts.backwards else None
@@ -257,7 +254,7 @@ class Comparison:
                     "cause": cause.kind,
                     "optimizer": step.optimizer,
                     "window": place.window + 1,
-                    "micro_batches": len(self._subject.parts),
+                    "micro_batches": len(self._loop.parts),
                     "ratio": cause.ratio,
                     "weights": cause.weights,
                 },
@@ -265,7 +262,7 @@ class Comparison:
         )
 
     def _set_aside(self, step: Step, why: str) -> None:
-        self._subject.concerned.add(f"the gradient of {step.optimizer}.step(): {why}")
+        self._loop.excluded.add(f"the gradient of {step.optimizer}.step(): {why}")
         self._keep(
             (why, step.site),
             Finding.of(

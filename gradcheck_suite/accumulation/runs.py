@@ -1,15 +1,16 @@
-"""Run a training loop once and note what gradient each step of its optimizers was given."""
+"""Run a training loop and note what gradient each step of its optimizers was given."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -17,24 +18,27 @@ from torch.optim.optimizer import (
 
 from gradcheck_suite._memory import is_readable
 from gradcheck_suite._torch_compat import version_of
-from gradcheck_suite.accumulation.quiet import quiet
+from gradcheck_suite.accumulation.batches import copied
+from gradcheck_suite.accumulation.determinism import deterministic
+from gradcheck_suite.accumulation.signatures import mistaken_argument
+from gradcheck_suite.accumulation.states import States
 from gradcheck_suite.auditing.call_sites import CallSite, exact_call_site
 from gradcheck_suite.auditing.events import BackwardStarted, GradientsCleared, GradientsClipped
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.session import Session
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.verification.target.random_state import RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from torch.optim import Optimizer
 
     from gradcheck_suite.accumulation.states import State
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.findings import Finding
-    from gradcheck_suite.verification.target.random_state import RandomState
 
-__all__ = ["Recording", "Step", "gradient_of", "run_loop"]
+__all__ = ["Recording", "Start", "Step", "TrainingLoop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Recording:
         backwards: where all backwards were called.
         left: the gradients that are there in the end.
         clips: whether any gradients were clipped.
-        concerned: what was left out of the run, in words.
+        excluded: what was left out of the run, in words.
         eps: the relative rounding error of the coarsest type that a layer has computed in.
     """
 
@@ -83,15 +87,108 @@ class Recording:
     backwards: list[CallSite | None] = field(default_factory=list)
     left: dict[int, Tensor] = field(default_factory=dict)
     clips: bool = False
-    concerned: set[str] = field(default_factory=set)
+    excluded: set[str] = field(default_factory=set)
     eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run begins with.
+
+    Attributes:
+        values: the values of the state's tensors.
+        force: what they are set to after each step, so that one run goes on as another did.
+        moved_by: by which draw of rounding errors the parameters are moved; None for none.
+        draw: counts the seeds of the random numbers that are drawn in the run.
+    """
+
+    values: Sequence[Tensor]
+    force: Sequence[Sequence[Tensor]] = ()
+    moved_by: int | None = None
+    draw: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingLoop:
+    """A loop, what it trains, and the batch; see ``check_accumulation``.
+
+    Attributes:
+        parts: the micro-batches.
+        runs: how many runs there were.
+        eps: the relative rounding error of the coarsest type that a parameter has or that a layer
+            has computed in.
+        excluded: what was left out of runs, in words.
+        names: what the state's tensors are called.
+        buffers: the positions of those that are no parameters.
+    """
+
+    states: States
+    train: Callable[[Any, list[Any], int], object]
+    batch: Any
+    parts: list[Any]
+    loss: Callable[[Any, Any], Any] | None
+    seed: int
+    runs: int = 0
+    eps: float = 0.0
+    excluded: set[str] = field(default_factory=set)
+    names: list[str] = field(default_factory=list)
+    buffers: list[int] = field(default_factory=list)
+
+    def full(self, start: Start) -> Recording:
+        """Run over the full batch."""
+        return self.window_of_one(self.batch, start)
+
+    def window_of_one(self, batch: Any, start: Start) -> Recording:
+        """Run over one batch, which is a window."""
+        whole = copied(batch)
+        if self.loss is None:
+            return self._run(start, lambda given: self._train(given, [whole], 1))
+        loss = self.loss
+        recording = self._run(start, lambda given: loss(given, whole).backward())
+        recording.steps.append(_gradient_of(recording))
+        return recording
+
+    def accumulated(self, windows: int, *, force: Sequence[Sequence[Tensor]] = ()) -> Recording:
+        """Run over the micro-batches, so many times; ``force`` as in ``Start``."""
+        batches = [copied(part) for _ in range(windows) for part in self.parts]
+        number = len(self.parts)
+        return self._run(
+            Start(self.states.values, force), lambda given: self._train(given, batches, number)
+        )
+
+    def _train(self, given: Any, batches: list[Any], number: int) -> None:
+        try:
+            self.train(given, batches, number)
+        except (AttributeError, TypeError) as error:
+            mistake = mistaken_argument(error, self.train, (given, batches, number))
+            if mistake is None:
+                raise
+            raise mistake from error
+
+    def _run(self, start: Start, loop: Callable[[Any], object]) -> Recording:
+        state = self.states.new()
+        state.load(start.values, start.moved_by)
+        state.clear_gradients()
+        random = RandomState.from_seed(self.seed + start.draw)
+        recording = _run_loop(state, loop, random, force=start.force)
+        self.runs += 1
+        self.names = state.names
+        self.buffers = [
+            position
+            for position, tensor in enumerate(state.tensors)
+            if not isinstance(tensor, nn.Parameter)
+        ]
+        self.excluded |= recording.excluded
+        kinds = [each.dtype for each in state.tensors if each.requires_grad]
+        self.eps = max(self.eps, recording.eps, *(torch.finfo(kind).eps for kind in kinds))
+        return recording
 
 
 _Present: TypeAlias = "dict[int, tuple[int, int]]"
 """The identity and version of each gradient that is not zero, by the position of its parameter."""
 
 
-class _Witness:
+class _BackwardLog:
     """Hears of backwards, and of what is done to gradients between them."""
 
     def __init__(self, state: State) -> None:
@@ -137,7 +234,7 @@ class _Witness:
         self.clipped.append((len(self.backwards), event.site))
 
 
-def run_loop(
+def _run_loop(
     state: State, loop: Callable[[Any], object], random: RandomState, *, force: Sequence[Any] = ()
 ) -> Recording:
     """Run ``loop(state.given)`` and return what it did.
@@ -153,17 +250,17 @@ def run_loop(
         UsageError: it steps an optimizer of other parameters.
     """
     recording = Recording()
-    witness = _Witness(state)
-    recorder = _StepRecorder(state, recording, witness, force)
+    log = _BackwardLog(state)
+    recorder = _StepRecorder(state, recording, log, force)
     session = Session(
         None,
         None,
         AuditOptions(name_writers=False, report=False),
-        make=lambda _recorder, _names: (witness,),
+        make=lambda _recorder, _names: (log,),
     )
     random.restore()
     with (
-        quiet(state.modules) as concerned,
+        deterministic(state.modules) as excluded,
         recorder.hooks(),
         session,
         warnings.catch_warnings(),
@@ -172,13 +269,13 @@ def run_loop(
         warnings.filterwarnings("ignore", message=r"Seems like `optimizer\.step\(\)` has been over")
         loop(state.given)
     recording.left = state.gradients()
-    recording.backwards = witness.backwards
-    recording.clips = bool(witness.clipped)
-    recording.concerned = concerned
+    recording.backwards = log.backwards
+    recording.clips = bool(log.clipped)
+    recording.excluded = excluded
     return recording
 
 
-def gradient_of(recording: Recording) -> Step:
+def _gradient_of(recording: Recording) -> Step:
     """Return the gradients that a run without a step has left, as those of a step."""
     return Step("", None, recording.left, tuple(recording.backwards))
 
@@ -187,11 +284,11 @@ class _StepRecorder:
     """Copies gradients before each step, and values after it."""
 
     def __init__(
-        self, state: State, recording: Recording, witness: _Witness, force: Sequence[Any]
+        self, state: State, recording: Recording, log: _BackwardLog, force: Sequence[Any]
     ) -> None:
         self._state = state
         self._recording = recording
-        self._witness = witness
+        self._log = log
         self._force = force
         self._seen: dict[int, int] = {}
 
@@ -223,18 +320,18 @@ class _StepRecorder:
                 "the parameters that the loop was given; expected it to train what its first "
                 "argument holds, as in lambda state, batches, steps: train(*state, batches, steps)"
             )
-        witness = self._witness
+        log = self._log
         first = self._seen.get(id(optimizer), 0)
-        last = self._seen[id(optimizer)] = len(witness.backwards)
+        last = self._seen[id(optimizer)] = len(log.backwards)
         self._recording.steps.append(
             Step(
                 type(optimizer).__name__,
                 exact_call_site(),
                 self._state.gradients(known),
-                tuple(witness.backwards[first:last]),
-                _between(witness.cleared, first, last),
-                _between(witness.clipped, first, last),
-                witness.found_any(first, known),
+                tuple(log.backwards[first:last]),
+                _between(log.cleared, first, last),
+                _between(log.clipped, first, last),
+                log.found_any(first, known),
                 tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups),
                 known,
             )

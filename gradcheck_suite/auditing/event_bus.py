@@ -167,11 +167,15 @@ class EventBus:
     def wake_due(self, iteration: int) -> None:
         """Tell those again who have asked for it from this iteration on."""
         with self._lock:
-            for kinds in self._asleep.values():
-                for kind in [each for each, until in kinds.items() if until <= iteration]:
-                    del kinds[kind]
-                    self._awake.pop(kind, None)
-            left = [until for kinds in self._asleep.values() for until in kinds.values()]
+            asleep = self._asleep.values()
+            due = {k for kinds in asleep for k, until in kinds.items() if until <= iteration}
+            for kinds in asleep:
+                for kind in due.intersection(kinds):
+                    if kinds[kind] <= iteration:
+                        del kinds[kind]
+            for kind in due:
+                self._awake.pop(kind, None)
+            left = [until for kinds in asleep for until in kinds.values()]
             self.due = min(left, default=_NEVER)
 
     def _turn_to(self, detector: Detector, kind: type[Any], asked: Attention | int) -> None:

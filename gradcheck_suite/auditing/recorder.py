@@ -48,7 +48,9 @@ _MOST_LIVING = 2
 class Recorder:
     """What an audit watches with, and when.
 
-    What is replaced in torch, and the detectors, are put together with it by the session.
+    What is replaced in torch, and the detectors, are put together with it by the session. Nothing
+    here refers back to what holds it: an audit that is over is gone at once, and the garbage
+    collector does not run the more often, through the objects of the program, to find it.
 
     Attributes:
         options: what to look at and how often.
@@ -129,14 +131,6 @@ class Recorder:
         self._ended_at = perf_counter()
         self.module_calls.close()
         remove_saved_tensors_hooks(self.hooks)
-
-    def dissolve(self) -> None:
-        """Break the cycles of an audit that nobody can ask anything any more.
-
-        All is gone at once: the garbage collector need not find it, and does not run the more
-        often, and through the objects of the program, for it.
-        """
-        self.generations.forget()
 
     def skips_backward(self) -> bool:
         """Return whether nobody is to be told of the backward that begins, before the first step.
@@ -253,7 +247,7 @@ class Recorder:
         state = self.state
         top = top_saved_tensors_hooks()
         return (
-            self.generations.living <= _MOST_LIVING
+            self.generations.living.count <= _MOST_LIVING
             and len(self.optimizers.known()) == 1
             and not (state.take_fingerprints or state.want_fingerprints or self.write_tracer.armed)
             and top is not None

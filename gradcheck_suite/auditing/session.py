@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -319,12 +318,6 @@ class Session:
         if not report.summary["training_seen"]:
             told.add("no training")
         return frozenset(told - {None})
-
-    def __del__(self) -> None:
-        # One that could not be made has no recorder.
-        recorder: Recorder | None = vars(self).get("_recorder")
-        if recorder is not None and not sys.is_finalizing():
-            recorder.dissolve()
 
     def _start(self) -> None:
         """Begin to watch: the hooks first, then what is replaced in torch, then lines."""

@@ -164,7 +164,7 @@ def _picture(script: str, stream: TextIO, color: ColorChoice) -> Report:
 
 def _tell(report: Report, stream: TextIO) -> None:
     """Say shortly what a part found; the whole report comes last."""
-    from gradcheck_suite.reporting.conclusion import verdict_and_remarks  # noqa: PLC0415 - on demand
+    from gradcheck_suite.reporting.summary import verdict_and_remarks  # noqa: PLC0415 - on demand
 
     sentence, remarks = verdict_and_remarks(report)
     stream.write(f"{sentence}\n" + (f"  {remarks}\n" if remarks else ""))

@@ -206,7 +206,7 @@ def _run_backward(tensors: object, tensor_type: type, *, target: str) -> None:
 
 
 def _is_of_the_user(error: BaseException) -> bool:
-    """Whether code of the user's, a hook or a custom Function, ran when it was raised."""
+    """Return whether code of the user's, a hook or a custom Function, ran when it was raised."""
     return any(
         owner_of_file(frame.f_code.co_filename) is Owner.USER
         for frame, _ in walk_tb(error.__traceback__)

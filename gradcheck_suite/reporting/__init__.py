@@ -103,7 +103,7 @@ def write_report(
 
 def report_headline(report: Report) -> str:
     """Return one line that counts the findings and tells the most severe of them."""
-    from gradcheck_suite.reporting.conclusion import headline  # noqa: PLC0415 - on demand
+    from gradcheck_suite.reporting.summary import headline  # noqa: PLC0415 - on demand
 
     return headline(report)
 

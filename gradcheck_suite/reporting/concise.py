@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.reporting.conclusion import conclusion
 from gradcheck_suite.reporting.paths import display_path
+from gradcheck_suite.reporting.summary import conclusion
 from gradcheck_suite.reporting.text import one_line, visible
 
 if TYPE_CHECKING:

@@ -13,30 +13,40 @@ from rich.style import Style
 from rich.text import Text
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.reporting.conclusion import (
+from gradcheck_suite.reporting.finding_block import draw_finding
+from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph, wrap
+from gradcheck_suite.reporting.source import SourceLines
+from gradcheck_suite.reporting.summary import (
     NOT_SHOWN,
     conclusion,
     sentences_covered,
     verdict_and_remarks,
 )
-from gradcheck_suite.reporting.diagnostics import draw_finding
-from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph
-from gradcheck_suite.reporting.source import SourceLines
-from gradcheck_suite.reporting.text import byte_count, number
-from gradcheck_suite.reporting.verdicts import draw_verdicts
+from gradcheck_suite.reporting.text import byte_count, number, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import TextIO
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
-    from gradcheck_suite.findings import JSON, Finding, Report
+    from gradcheck_suite.findings import JSON, Finding, Report, Verdict
     from gradcheck_suite.reporting import ColorChoice
 
 __all__ = ["open_console", "render_for", "render_plain", "renderables"]
 
 _PLAIN_WIDTH = 80
+# Up to here every verdict has a line of its own; beyond, all passes are one line with their number,
+# and so are others of one output with the same reason, if they are more than two.
+_FEW = 6
+_MOST_ALIKE = 2
+_LEAST_REASON_WIDTH = 24
+_VERDICT_STYLES = {
+    "fail": "error",
+    "inconclusive": "warning",
+    "not covered": "warning",
+    "pass": "ok",
+}
 
 
 def render_for(report: Report, *, stream: TextIO, color: ColorChoice = "auto") -> str:
@@ -115,7 +125,7 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
         yield from draw_finding(finding, sources, page)
         yield Text()
     if report.verdicts:
-        yield from draw_verdicts(report.verdicts, page)
+        yield from _verdicts(report.verdicts, page)
         yield Text()
     for heading, sentences in (
         ("covered", sentences_covered(report)),
@@ -129,6 +139,73 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)
     yield from _conclusion(report, page)
+
+
+def _verdicts(verdicts: Sequence[Verdict], page: Page) -> Iterator[Text]:
+    """Yield a heading and a line for each verdict, or one line for many that say the same."""
+    yield Text("gradients", style=page.style("strong"))
+    listed = [
+        verdict for status in _VERDICT_STYLES for verdict in verdicts if verdict.status == status
+    ]
+    passes = sum(verdict.status == "pass" for verdict in verdicts)
+    if len(verdicts) > _FEW:
+        listed = [verdict for verdict in listed if verdict.status != "pass"]
+    groups = _alike(listed) if len(verdicts) > _FEW else [[verdict] for verdict in listed]
+    names = [page.safe(_pair(group)) for group in groups]
+    status_width = max((len(verdict.status) for verdict in listed), default=0)
+    name_width = max((cell_len(name) for name in names), default=0)
+    for group, name in zip(groups, names, strict=True):
+        yield from _verdict_row(
+            group[0], name, page, status_width=status_width, name_width=name_width
+        )
+        if len(group) > 1:
+            inputs = [page.safe(verdict.input) for verdict in group]
+            words = [*(f"{each}," for each in inputs[:-1]), inputs[-1]]
+            indent = " " * (page.indent + status_width + 4)
+            yield from map(Text, fill(words, page.prose_width, indent=indent))
+    if len(verdicts) > _FEW and passes:
+        row = Text(" " * page.indent)
+        row.append("pass".ljust(status_width), page.style("ok"))
+        yield row.append(f"  {'all ' if not listed else ''}{plural(passes, 'gradient')}")
+
+
+def _alike(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Put together what says the same of one output, where that is said often, in order."""
+    said: dict[tuple[str, str, str | None], list[Verdict]] = {}
+    for verdict in verdicts:
+        said.setdefault((verdict.status, verdict.output, verdict.reason), []).append(verdict)
+    return [
+        part
+        for group in said.values()
+        for part in ([group] if len(group) > _MOST_ALIKE else [[verdict] for verdict in group])
+    ]
+
+
+def _pair(group: Sequence[Verdict]) -> str:
+    wrt = group[0].input if len(group) == 1 else plural(len(group), "tensor")
+    return f"{group[0].output} wrt {wrt}"
+
+
+def _verdict_row(
+    verdict: Verdict, name: str, page: Page, *, status_width: int, name_width: int
+) -> Iterator[Text]:
+    row = Text(" " * page.indent)
+    row.append(verdict.status.ljust(status_width), page.style(_VERDICT_STYLES[verdict.status]))
+    row.append(f"  {name}")
+    reason = page.safe(verdict.reason or "")
+    if not reason:
+        yield row
+        return
+    column = page.indent + status_width + 2 + name_width + 2
+    if page.width - column >= _LEAST_REASON_WIDTH:
+        first, *rest = wrap(reason, page.width - column)
+        yield row.append(" " * (name_width - cell_len(name) + 2) + first)
+    else:
+        yield row
+        column = page.indent + 2
+        rest = list(wrap(reason, max(page.width - column, 1)))
+    for line in rest:
+        yield Text(" " * column + line)
 
 
 def _figures(report: Report, page: Page) -> Iterator[Text]:

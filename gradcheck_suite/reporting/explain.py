@@ -354,7 +354,7 @@ def _print_in_color(entries: Sequence[Entry], stream: TextIO, width: int) -> Non
 
 
 def _shows_color(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal that shows colour, and its user has not forbidden it.
+    """Return whether ``stream`` is a terminal that shows colour, and its user has not forbidden it.
 
     ``FORCE_COLOR`` makes a terminal of whatever it is: https://force-color.org.
     """

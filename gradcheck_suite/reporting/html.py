@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.concise import place
-from gradcheck_suite.reporting.conclusion import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.source import SourceLines
+from gradcheck_suite.reporting.summary import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ def _source_spans(raw: str) -> Iterator[tuple[int, tuple[tuple[int, int], tuple[
 
 
 def _is_source(around: Sequence[int | str | None]) -> bool:
-    """Tell whether these keys lead to the source of a cell."""
+    """Return whether these keys lead to the source of a cell."""
     return len(around) == _DEPTH and around[0] == "cells" and around[2] == "source"
 
 

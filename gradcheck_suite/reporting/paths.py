@@ -30,7 +30,7 @@ def display_path(path: str) -> str:
 
 
 def is_pseudo_path(path: str) -> bool:
-    """Tell whether ``path`` names source that is no file: ``<stdin>``, ``<string>``, a cell."""
+    """Return whether ``path`` names source that is no file: ``<stdin>``, ``<string>``, a cell."""
     return path.startswith("<") and path.endswith(">")
 
 

@@ -8,6 +8,7 @@ which entry is wrong, how many, and in which way.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ OptionalTensors: TypeAlias = "torch.Tensor | Sequence[torch.Tensor | None]"
 _OURS = CheckOptions(order=1, variations=frozenset(), closures=False)
 # Left to torch, which knows nondet_tol and check_undefined_grad.
 _TORCHS_OWN = frozenset({"GCS603", "GCS607"})
+_NOT_OF_FORWARD = {"check_batched_grad": False, "check_undefined_grad": False}
 # Entries of a Jacobian up to which torch may be asked for its words.
 _SMALL = 2**16
 
@@ -107,14 +109,8 @@ def gradcheck(
         tolerances=_tolerances(eps, atol, rtol),
         fast_mode=fast_mode,
         compared=check_backward_ad and not (nondet_tol or _is_torchs(given, masked=masked)),
-        contract=lambda **tolerances: torch.autograd.gradcheck(
-            func, inputs, **options, **tolerances
-        ),
-        forward=(
-            (lambda: torch.autograd.gradcheck(func, inputs, **_forward_only(options)))
-            if check_forward_ad
-            else None
-        ),
+        contract=functools.partial(torch.autograd.gradcheck, func, inputs, **options),
+        forward={"check_backward_ad": False} if check_forward_ad else None,
     )
     return _run(check, raise_exception=raise_exception)
 
@@ -202,22 +198,11 @@ def gradgradcheck(
         fast_mode=fast_mode,
         compared=check_rev_over_rev
         and not (nondet_tol or _is_torchs((*given, *cotangents), masked=masked)),
-        contract=lambda **tolerances: torch.autograd.gradgradcheck(
-            func, inputs, cotangents, **options, **tolerances
+        contract=functools.partial(
+            torch.autograd.gradgradcheck, func, inputs, cotangents, **options
         ),
         forward=(
-            (
-                lambda: torch.autograd.gradgradcheck(
-                    func,
-                    inputs,
-                    cotangents,
-                    nondet_tol=nondet_tol,
-                    check_undefined_grad=False,
-                    check_fwd_over_rev=True,
-                    check_rev_over_rev=False,
-                    masked=masked,
-                )
-            )
+            {"check_rev_over_rev": False, "check_grad_dtypes": False}
             if check_fwd_over_rev
             else None
         ),
@@ -236,7 +221,7 @@ class _Check:
         fast_mode: for torch's comparison.
         compared: whether our comparison can stand in for torch's.
         contract: torch's check, with tolerances to be filled in.
-        forward: torch's check of forward mode alone, if that is asked for.
+        forward: what leaves forward mode alone of it, if that is asked for.
     """
 
     func: Callable[..., Any]
@@ -245,7 +230,7 @@ class _Check:
     fast_mode: bool
     compared: bool
     contract: Callable[..., bool]
-    forward: Callable[[], bool] | None
+    forward: dict[str, bool] | None
 
 
 def _run(check: _Check, *, raise_exception: bool) -> bool:
@@ -285,7 +270,7 @@ def _by_measured_error(check: _Check) -> None:
             _again_by_torch(check)
         raise
     if check.forward is not None:
-        check.forward()
+        check.contract(**_NOT_OF_FORWARD, **check.forward)
     report = _report_of(check)
     if report is None:
         _by_torch(check, {})
@@ -369,15 +354,6 @@ def _tolerances(
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0.0:
             raise UsageError(f"{name} must be a number that is not negative, got {value!r}")
     return chosen or None
-
-
-def _forward_only(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **options,
-        "check_backward_ad": False,
-        "check_batched_grad": False,
-        "check_undefined_grad": False,
-    }
 
 
 def _tupled(inputs: Any) -> tuple[Any, ...]:

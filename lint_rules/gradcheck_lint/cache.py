@@ -167,7 +167,7 @@ def _fingerprint() -> str:
         if spec is not None and spec.origin:
             packages.append((Path(spec.origin).parent, pattern))
     for folder, pattern in packages:
-        for file in sorted(folder.glob(pattern)):
+        for file in sorted(folder.glob(pattern), key=str):
             with contextlib.suppress(OSError):
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()

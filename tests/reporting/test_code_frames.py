@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gradcheck_suite.findings import Location
-from gradcheck_suite.reporting.frames import Mark, draw_frame
+from gradcheck_suite.reporting.code_frame import Mark, draw_code_frame
 from gradcheck_suite.reporting.layout import ASCII, Page
 
 
@@ -18,7 +18,9 @@ def draw(lines, *places, width=80, around=2, page=None, labels=()):
     ]
     page = page or Page(width=width, glyphs=ASCII, indent=0)
     digits = len(str(len(lines)))
-    return [row.plain for row in draw_frame(lines, marks, around=around, digits=digits, page=page)]
+    return [
+        row.plain for row in draw_code_frame(lines, marks, around=around, digits=digits, page=page)
+    ]
 
 
 LINES = ["one()", "two()", "three = four(five)", "six()", "seven()", "eight()"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gradcheck_suite.findings import Location, Report, Verdict
 from gradcheck_suite.reporting import concise
-from gradcheck_suite.reporting.conclusion import conclusion
+from gradcheck_suite.reporting.summary import conclusion
 from gradcheck_suite.severity import Severity
 
 MESSAGE = "The gradient of fc.weight was used by step() and then added to."

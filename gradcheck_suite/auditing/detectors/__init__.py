@@ -1,3 +1,3 @@
-"""The detectors, one module for each family of mistakes; all read the same stream of events."""
+"""The detectors, in families under their catalogue slugs; all read the same stream of events."""
 
 from __future__ import annotations

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from gradcheck_suite.findings import Related
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gradcheck_suite.findings import Finding
+    from gradcheck_suite.findings import Finding, Location
 
-__all__ = ["Occurrences"]
+__all__ = ["Occurrences", "related"]
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -54,3 +56,14 @@ class Occurrences(Generic[_K, _V]):
             for key, first in self._first.items()
             if (count := self._counts[key]) >= least
         ]
+
+
+def related(
+    *places: tuple[Location | None, str], apart_from: Location | None = None
+) -> list[Related]:
+    """Return the places that are known, and not that of the finding itself, with their words."""
+    return [
+        Related(place, words)
+        for place, words in places
+        if place is not None and place != apart_from
+    ]

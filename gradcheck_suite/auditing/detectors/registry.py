@@ -74,14 +74,32 @@ __all__ = ["all_detectors", "kinds_of_events"]
 
 
 def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
-    """Make the detectors of an audit."""
+    """Make the detectors of an audit; what others read comes before them."""
     carried = StateNotDetached(recorder)
+    windows = AccumulationWindows(recorder)
+    scaled = ScaledLosses(windows)
     return (
         SavedTensorModifiedDetector(recorder, names, carried),
-        SliceWriteInLoopDetector(),
+        SliceWriteInLoopDetector(recorder.write_log),
         MissingZeroGradDetector(recorder, names),
         MissingZeroGradByHandDetector(recorder, names),
-        *_training_detectors(recorder, names),
+        windows,
+        scaled,
+        ZeroGradMisplacedDetector(recorder, windows),
+        StepWithoutBackwardDetector(windows, recorder.optimizers),
+        ClipMisplacedDetector(windows, scaled),
+        ScalerMisuseDetector(windows, scaled),
+        SchedulerBeforeStepDetector(windows),
+        LeftoverGradientDetector(windows),
+        TrainModeInEvalDetector(windows),
+        StuckInEvalDetector(windows),
+        ParameterNotOptimizedDetector(recorder, windows),
+        ParameterInTwoOptimizersDetector(windows, names),
+        StepWithoutEffectDetector(recorder.optimizers),
+        DeclaredFrozenDetector(recorder),
+        FrozenParameterDetector(windows, names),
+        FrozenStatisticsDetector(names),
+        GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
         ParameterWithoutGradientDetector(recorder, names),
         NonFiniteGradientDetector(recorder, names),
@@ -100,28 +118,3 @@ def kinds_of_events() -> frozenset[type[Any]]:
         kind for each in all_detectors(recorder, ParameterNames()) for kind in each.subscriptions()
     }
     return frozenset(read - {SessionEnded})
-
-
-def _training_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
-    """Make the detectors that follow each optimizer's turns; what they share comes first."""
-    windows = AccumulationWindows(recorder)
-    scaled = ScaledLosses(windows)
-    return (
-        windows,
-        scaled,
-        ZeroGradMisplacedDetector(recorder, windows),
-        StepWithoutBackwardDetector(windows, recorder.optimizers),
-        ClipMisplacedDetector(windows, scaled),
-        ScalerMisuseDetector(windows, scaled),
-        SchedulerBeforeStepDetector(windows),
-        LeftoverGradientDetector(windows),
-        TrainModeInEvalDetector(windows),
-        StuckInEvalDetector(windows),
-        ParameterNotOptimizedDetector(recorder, windows),
-        ParameterInTwoOptimizersDetector(windows, names),
-        StepWithoutEffectDetector(recorder.optimizers),
-        DeclaredFrozenDetector(recorder),
-        FrozenParameterDetector(windows, names),
-        FrozenStatisticsDetector(names),
-        GradReadOnNonLeafDetector(),
-    )

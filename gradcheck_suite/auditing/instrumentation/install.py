@@ -63,7 +63,7 @@ class Installation:
         self._idle = idle
         self._patches = Patches()
         self._placed: dict[type[EventSource], EventSource] = {}
-        self._stand_ins = InPlaceReplacements()
+        self._replacements = InPlaceReplacements()
 
     def begin(self, recorder: Recorder) -> None:
         """Put in place what this audit needs and is not there yet, and let all act for it."""
@@ -76,11 +76,11 @@ class Installation:
                     placed.install(self._patches)
                 placed.acting = kind(recorder)
         if recorder.options.name_writers:
-            self._stand_ins.begin(recorder.write_log, self._patches)
+            self._replacements.begin(recorder.write_log, self._patches)
 
     def end(self) -> None:
         """Let nothing act for the audit any more."""
-        self._stand_ins.end()
+        self._replacements.end()
         if self._idle is None:
             self.remove()
         for placed in self._placed.values():
@@ -92,7 +92,7 @@ class Installation:
             source.uninstall()
         self._placed.clear()
         self._patches.restore()
-        self._stand_ins.forget()
+        self._replacements.forget()
 
 
 _KEPT: list[Installation] = []

@@ -112,7 +112,7 @@ class _WatchedAssignment(_Watched):
             return result
         caller = _running_frame(1)
         if write_log.last() is tensor and write_log.runs_again(self._name, caller):
-            if write_log.tells_of_indexed:
+            if write_log.on_repeat is not None:
                 write_log.assigned_again(tensor)
         elif write_log.listening and not _is_compiling():
             write_log.note(tensor, self._name, caller)

@@ -38,7 +38,7 @@ class Optimizers:
         without_backward: the identities of those that are told of as stepping without a backward.
         bare_at: the number of the last backward that began with no gradient at all.
         replaced: the identities of the parameters that are told of as no longer the model's.
-        homes: in which modules parameters have been found.
+        parameter_modules: in which modules parameters have been found.
     """
 
     def __init__(self, model: nn.Module | None, only: Iterable[Optimizer] | None) -> None:
@@ -138,12 +138,12 @@ class ParameterModules:
     still there takes a look at that module alone.
 
     >>> from torch import nn
-    >>> homes, layer = ParameterModules(), nn.Linear(2, 2)
-    >>> homes.note(layer.weight, layer)
-    >>> homes.has(layer.weight), homes.has(layer.bias)
+    >>> known, layer = ParameterModules(), nn.Linear(2, 2)
+    >>> known.note(layer.weight, layer)
+    >>> known.has(layer.weight), known.has(layer.bias)
     (True, False)
     >>> layer.weight = nn.Parameter(layer.weight.detach())
-    >>> homes.has(layer.weight)
+    >>> known.has(layer.weight)
     False
     """
 

@@ -93,17 +93,29 @@ class Generation:
                 earlier.free(by, partly=partly)
 
 
+class _Living:
+    """Counts generations; it refers to none, and they to nothing else when they die."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note_death(self, _: object) -> None:
+        self.count -= 1
+
+
 class Generations:
     """Opens generations and knows which of them are alive.
 
     Attributes:
-        living: how many generations have a graph that lives.
+        living: counts those that have a graph that lives.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._used: list[weakref.ref[Generation]] = []
-        self.living = 0
+        self.living = _Living()
         # The sequence numbers of marked nodes, and the highest of those that are forgotten.
         self._marked: set[int] = set()
         self._unsure = 0
@@ -154,18 +166,15 @@ class Generations:
                 marked = node_metadata(node).setdefault(MARK, generation)
                 if marked is not generation:
                     generation.reused.append(weakref.ref(marked))
-        self._used.append(weakref.ref(generation, self._note_death))
-        self.living += 1
-        if len(self._used) > _WORTH_CLEARING + 2 * self.living:
+        self._used.append(weakref.ref(generation, self.living.note_death))
+        self.living.count += 1
+        if len(self._used) > _WORTH_CLEARING + 2 * self.living.count:
             self._all_living()
         generation.birth = weakref.ref(self._clock.moment.birth)
         self._births.append(weakref.ref(self._clock.after_backward(index + 1)))
         if len(self._births) > _WORTH_CLEARING:
             self.oldest_save()
         return generation
-
-    def _note_death(self, _: object) -> None:
-        self.living -= 1
 
     def _walk(
         self, generation: Generation, roots: Iterable[Node], following: dict[Node, Following]
@@ -210,10 +219,6 @@ class Generations:
             bearing.add(sequence_number_of(node))
             node_metadata(node).setdefault(MARK, generation)
         self._newest.number = newest
-
-    def forget(self) -> None:
-        """Let go of all generations."""
-        self._used = []
 
     def newest(self) -> Generation | None:
         """Return the generation that was opened last, if it lives."""

@@ -50,7 +50,8 @@ class WriteLog:
     """Takes note of in-place writes and looks up who wrote to a tensor since it was saved.
 
     Attributes:
-        tells_of_indexed: whether somebody wants to be told of indexed assignments.
+        on_repeat: called, in place of an event, where an indexed assignment that was told of runs
+            again; set by whoever was told, or None.
         listening: whether writes are the program's own now, and not an optimizer's.
         last: returns what the last write wrote into, where that may run again unnoted.
     """
@@ -69,18 +70,20 @@ class WriteLog:
         self._last_code: CodeType | None = None
         self._last_offset = -1
         self.listening = False
-        self.tells_of_indexed = False
+        self.on_repeat: Callable[[Tensor, CallSite | None], object] | None = None
+        self._tells_of_indexed = False
         self._tells = False
 
     def begin(self) -> None:
         """Be told of writes from now on."""
         self._tells = self._bus.wants(Written)
-        self.tells_of_indexed = self._bus.wants(IndexedAssigned)
+        self._tells_of_indexed = self._bus.wants(IndexedAssigned)
 
     def end(self) -> None:
         """Forget the writes of an audit that is over."""
         self._writes.clear()
         self.last = _nothing
+        self.on_repeat = None
 
     def runs_again(self, operation: str, caller: FrameType) -> bool:
         """Return whether the last write runs again, with nothing between: it tells nothing new.
@@ -150,21 +153,25 @@ class WriteLog:
             self._last_code, self._last_offset = site[:2]
             self._last_moment = self._clock.moment
             self._saved_by_then = self._state.saved
-        if name == "__setitem__" and self.tells_of_indexed and tensor.requires_grad:
-            self._bus.emit(IndexedAssigned(tensor, site))
+        if name == "__setitem__" and self._tells_of_indexed:
+            self.on_repeat = None
+            if tensor.requires_grad:
+                self._bus.emit(IndexedAssigned(tensor, site))
         if self._tells:
             self._bus.emit(Written(tensor, name, sequence, site))
 
     def assigned_again(self, tensor: Tensor) -> None:
         """Tell of an indexed assignment that runs again, which writes nothing new."""
-        if not self.listening:
+        if self.on_repeat is None or not self.listening:
             return
-        if function_mode_is_active():
-            requires_grad = without_user_modes(getattr, tensor, "requires_grad")
-        else:
-            requires_grad = tensor.requires_grad
-        if requires_grad:
-            self._bus.emit(IndexedAssigned(tensor, self._last_site))
+        try:
+            if function_mode_is_active():
+                without_user_modes(self.on_repeat, tensor, self._last_site)
+            else:
+                self.on_repeat(tensor, self._last_site)
+        except Exception as error:  # noqa: BLE001 - the user's program goes on
+            self.on_repeat = None
+            self._bus.note_failure("indexed assignments", error)
 
     def refused(self, target: object, name: str, error: RuntimeError) -> None:
         """Tell that torch has refused a call of ``name``."""

@@ -129,7 +129,7 @@ class HalfPrecisionMeasurement(GradientMeasurement):
     def _pool_together(
         self, variables: Sequence[int], stream: int, clock: Deadline
     ) -> dict[Pair, Conclusion]:
-        probes = _CrossedProbes(
+        probes = _FactorialProbes(
             self.context, self.context.point, variables, self._reference, stream
         )
         passed: dict[Pair, Conclusion] = {}
@@ -153,7 +153,7 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         return Conclusion("pass", self._measurement(output, variable, part, slope.off, tolerance))
 
     def _run(self, variable: int, clock: Deadline) -> dict[Pair, Conclusion]:
-        probes = _CrossedProbes(self.context, self.context.point, [variable], self._reference, 0)
+        probes = _FactorialProbes(self.context, self.context.point, [variable], self._reference, 0)
         done: dict[Pair, Conclusion] = {}
         for number, size in enumerate(_LAST_ROUNDS, start=1):
             probes.add_round(size, size, clock)
@@ -223,7 +223,7 @@ class HalfPrecisionMeasurement(GradientMeasurement):
         if point is None:
             return True
         reference = None if self._reference is None else float64_reference_of(self.context, point)
-        probes = _CrossedProbes(self.context, point, [variable], reference, _STREAM_BESIDE)
+        probes = _FactorialProbes(self.context, point, [variable], reference, _STREAM_BESIDE)
         for size in _ROUNDS[-2:]:
             probes.add_round(size, size, self.context.deadline)
         found = probes.regressions[output].slopes_at_zero()
@@ -328,7 +328,7 @@ class _Change:
     made: Sequence[torch.Tensor]
 
 
-class _CrossedProbes:
+class _FactorialProbes:
     """Probes of some variables, all at once, along many directions and by many cotangents.
 
     Attributes:

@@ -118,20 +118,28 @@ class GradientMeasurement:
             if variable in self._undecided():
                 self._measure_moved(variable, probes=_CONFIRMATIONS)
         found = {pair: self._concluded(pair) for pair in self.context.pairs}
-        if self.context.precision.is_double:
+        if self.context.precision.is_double or not self.context.deterministic:
             return found
+        return self._refined(found)
+
+    def _refined(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
+        """Hold what coarse probes say to smaller steps, to float64 and to many of them together."""
         held = {pair: self._held_to_smaller_steps(pair, one) for pair, one in found.items()}
         refuted = {pair for pair, one in held.items() if one.status != found[pair].status}
-        held = held | self._by_reference(held)
+        finer = conclusions_by_reference(self.context, held, self._noise)
+        if finer:
+            self.covered.append(_IN_DOUBLE.format(len(finer), len(self.context.pairs)))
+        held |= self._with_failures(finer)
         # Pooled slopes are compared at several steps anyway, and would stride over the same.
         rest = {pair: one for pair, one in held.items() if pair not in refuted}
-        return held | self._pooled(rest)
+        pooled, late = pooled_conclusions(self.context, rest)
+        if late:
+            self.not_covered.append(_LATE)
+        return held | self._with_failures(pooled)
 
     def _held_to_smaller_steps(self, pair: Pair, conclusion: Conclusion) -> Conclusion:
         point = self.context.moved_point() if conclusion.moved else self.context.point
-        if conclusion.status != "fail" or point is None or not self.context.deterministic:
-            return conclusion
-        if conclusion.shown.unchanged:
+        if conclusion.status != "fail" or point is None or conclusion.shown.unchanged:
             return conclusion
         output, variable = pair
         step = conclusion.shown.estimate.step
@@ -194,24 +202,6 @@ class GradientMeasurement:
             and not (outcome.moved or outcome.relative or outcome.measurement.non_finite)
         ]
         return bool(alone) and self._noise.explains(pair, alone[0])
-
-    def _by_reference(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
-        """Let the function in float64 decide what float32 saw too coarsely."""
-        if not self.context.deterministic:
-            return {}
-        finer = conclusions_by_reference(self.context, found, self._noise)
-        if finer:
-            self.covered.append(_IN_DOUBLE.format(len(finer), len(self.context.pairs)))
-        return self._with_failures(finer)
-
-    def _pooled(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
-        """Let many probes together decide what single ones, in float32, saw too coarsely."""
-        if not self.context.deterministic:
-            return found
-        pooled, late = pooled_conclusions(self.context, found)
-        if late:
-            self.not_covered.append(_LATE)
-        return found | self._with_failures(pooled)
 
     def _with_failures(self, found: dict[Pair, Conclusion]) -> dict[Pair, Conclusion]:
         """Note failures that came of other measurements than single probes."""

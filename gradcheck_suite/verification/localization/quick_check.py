@@ -92,13 +92,13 @@ def quick_check(
         return QuickResult("nothing")
     if any(output.dtype not in _STEPS or output.layout is not torch.strided for output in outputs):
         return QuickResult("doubtful")
-    look = _Look(evaluate, values, leaves, outputs=outputs, attached=attached, seed=seed)
-    if contracts and not look.keeps_contracts():
+    check = _QuickCheck(evaluate, values, leaves, outputs=outputs, attached=attached, seed=seed)
+    if contracts and not check.keeps_contracts():
         return QuickResult("doubtful")
-    return look.result(jointly=jointly)
+    return check.result(jointly=jointly)
 
 
-class _Look:
+class _QuickCheck:
     def __init__(
         self,
         evaluate: Evaluate,

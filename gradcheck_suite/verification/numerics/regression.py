@@ -33,13 +33,13 @@ Where kinks are so dense that their effect no longer grows, ``K**2`` is of the s
 fewer within it. ``step_for`` takes the smallest step at which rounding scatters single probes by
 no more than ``SCATTER``, from what it does at a step so small that nothing else is seen.
 
-*Crossed probes.* One backward tells what every direction will change, and two evaluations tell what
-a direction changes for every cotangent: ``P`` cotangents and ``Q`` directions make ``P * Q`` probes
-for ``P`` backwards and ``Q`` pairs of evaluations. These are not independent. What rounding makes
-of one direction's outputs takes part in all ``P`` of its probes, and what it makes of one gradient
-in ``Q``; the standard errors of slopes allow for both (A. C. Cameron, J. B. Gelbach, D. L. Miller,
-"Robust inference with multiway clustering", 2011). Where each
-direction has a cotangent of its own, each probe is by itself.
+*Factorial designs.* One backward tells what every direction will change, and two evaluations tell
+what a direction changes for every cotangent: ``P`` cotangents and ``Q`` directions make ``P * Q``
+probes for ``P`` backwards and ``Q`` pairs of evaluations. These are not independent. What rounding
+makes of one direction's outputs takes part in all ``P`` of its probes, and what it makes of one
+gradient in ``Q``; the standard errors of slopes allow for both (A. C. Cameron, J. B. Gelbach, D. L.
+Miller, "Robust inference with multiway clustering", 2011). Where each direction has a cotangent of
+its own, each probe is by itself.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class ExtrapolatedSlope:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What crossed probes saw of one output.
+    """What a factorial design of probes saw of one output.
 
     Attributes:
         changes: ``[steps, directions, cotangents]``.

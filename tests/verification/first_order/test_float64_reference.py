@@ -1,4 +1,4 @@
-"""Where float32 or bfloat16 has too few digits, differences are those of the float64 twin."""
+"""Where float32 or bfloat16 has too few digits, differences are those of the float64 reference."""
 
 # ruff: noqa: ARG004 - forward has to take what it does not use
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_what_is_wrong_in_float32_alone_is_seen_through_kinks(function):
     assert the_verdict(report).status == "fail"
 
 
-def test_float32_tensors_of_a_function_s_own_are_cast_for_its_twin():
+def test_float32_tensors_of_a_function_s_own_are_cast_for_its_reference():
     weight, table = torch.ones(8, 3), torch.randn(5, 3)
     index = torch.arange(4)
     layer = nn.Conv1d(1, 2, 3)
@@ -121,11 +121,11 @@ def test_what_a_function_writes_to_keeps_its_type():
     assert seen.dtype is torch.float32
 
 
-def test_a_function_that_is_float32_whatever_it_is_given_has_no_twin():
+def test_a_function_that_is_float32_whatever_it_is_given_has_no_reference():
     assert float64_reference_of(*_with_point(lambda x: x.float().sin())) is None
 
 
-def test_another_function_in_float64_is_no_twin():
+def test_another_function_in_float64_is_no_reference():
     def by_type(x):
         return x.sin() if x.dtype is torch.float32 else x.cos()
 
@@ -160,7 +160,7 @@ def test_a_function_with_the_same_values_here_alone_is_not_believed():
     assert "differences_of" not in verdict.evidence
 
 
-def test_the_twin_of_the_same_function_differs_by_rounding_alone():
+def test_the_reference_of_the_same_function_differs_by_rounding_alone():
     known = context_of(lambda x: (8.0 * x).sin().abs(), drawn(30, 30))
     reference = float64_reference_of(known, known.point)
     (steep,) = reference.differs_by({0: known.direction(0, 0)}, known.cotangents(known.point, 0))
@@ -203,7 +203,7 @@ def test_five_percent_show_in_half_precision_through_kinks(factor):
     assert bool(report.findings) == (factor != 1.0)
 
 
-def test_half_precision_without_a_twin_is_pooled_as_it_is():
+def test_half_precision_without_a_reference_is_pooled_as_it_is():
     x = drawn(6, 8).detach().bfloat16().requires_grad_()
     report = check_gradients(lambda x: x.bfloat16().sin(), x, **OPTIONS)
     assert report.findings == ()
@@ -232,13 +232,13 @@ def test_of_many_parameters_only_the_wrong_one_fails(factor):
     assert len(report.findings) == len(wrong)
 
 
-def test_no_twin_is_asked_once_the_time_is_up():
+def test_no_reference_is_asked_once_the_time_is_up():
     report = check_gradients(lambda x: x.sort().values, drawn(8, 40), time_limit=1e-6, **OPTIONS)
     assert "differences_of" not in the_verdict(report).evidence
     assert report.findings == ()
 
 
-def test_complex_constants_are_cast_for_a_twin():
+def test_complex_constants_are_cast_for_a_reference():
     factor = torch.tensor([1.0 + 2.0j, -1.0j])
     reference = float64_reference_of(*_with_point(lambda x: (x[:, :2] * factor).real.relu()))
     assert reference is not None

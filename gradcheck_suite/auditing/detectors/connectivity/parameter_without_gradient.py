@@ -15,6 +15,7 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames, variables_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     CERTAIN,
     LOOKED_AT,
@@ -267,8 +268,7 @@ class ParameterWithoutGradientDetector:
         found = left_switched_off(lines)
         if found is None:
             return place, ()
-        related = () if place is None else (Related(place, "backward() is called here"),)
-        return found, related
+        return found, tuple(related((place, "backward() is called here")))
 
     def _note_forced(self, stack: tuple[CallSite, ...]) -> None:
         self._is_forced = True
@@ -281,16 +281,15 @@ class ParameterWithoutGradientDetector:
         if known is not None:
             seen = known.evidence["count"]
             count += seen if isinstance(seen, int) else 0
-        related = []
-        if place is not None and where != place:
-            related.append(Related(place, "this backward() reaches nothing but the loss itself"))
         self._facts["forced", where] = Finding.of(
             catalogue.FORCED_REQUIRES_GRAD,
             "the loss was made a leaf of its own with requires_grad: backward() sets its own .grad "
             "and reaches no parameter, so that nothing trains",
             detector="audit",
             location=where,
-            related=related,
+            related=related(
+                (place, "this backward() reaches nothing but the loss itself"), apart_from=where
+            ),
             hint="call backward() on the computed loss; find what cut it off from the model",
             evidence={"count": count},
         )

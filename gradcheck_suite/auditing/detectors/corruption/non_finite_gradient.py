@@ -26,11 +26,12 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.reachable_parameters import nodes_of, nodes_under
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepStarted
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_near, packed_tensors_of
-from gradcheck_suite.findings import Finding, Location, Related
+from gradcheck_suite.findings import Finding, Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -245,17 +246,15 @@ class NonFiniteGradientDetector:
         if birth is not None and birth.above is not None:
             message += f" (next to `{birth.above}`)"
         backward = location_of(self._backward)
-        related = []
-        if backward is not None and backward != where:
-            related.append(Related(backward, "in this backward"))
-        if step is not None and where is not None:
-            related.append(Related(step, "used by this step"))
+        places = related((backward, "in this backward"), apart_from=where)
+        if where is not None:
+            places += related((step, "used by this step"))
         return Finding.of(
             catalogue.NON_FINITE_GRADIENT,
             message,
             detector="audit",
             location=where or backward or step,
-            related=related,
+            related=places,
             hint="make the argument safe before the op: (x + eps).sqrt(), x.clamp(min=eps)",
             evidence={
                 "operation": None if birth is None else birth.operation,

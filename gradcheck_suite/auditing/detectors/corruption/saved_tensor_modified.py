@@ -12,6 +12,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import current_node, saved_as, version_of
 from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import Entry
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -21,7 +22,7 @@ from gradcheck_suite.auditing.events import (
     WriteRefused,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import local_name, operation_words
-from gradcheck_suite.findings import JSON, Finding, Related
+from gradcheck_suite.findings import JSON, Finding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -468,22 +469,22 @@ def _finding(uses: list[Use], *, message: str, hint: str, evidence: dict[str, JS
     used = location_of(first.event.site)
     written = None if writer is None else location_of(writer.site)
     where = written or saved or used
-    related = []
+    later = None
     if first.kind is catalogue.STATE_NOT_DETACHED:
         entry = None if first.entry is None else location_of(first.entry.site)
         where = entry or saved or used
-        if written is not None:
-            related.append(Related(written, "overwritten here, after that step"))
-    if saved is not None:
-        related.append(Related(saved, "saved for backward here"))
-    if used is not None:
-        related.append(Related(used, "used by this backward"))
+        later = written
     return Finding.of(
         first.kind,
         message,
         detector="audit",
         location=where,
-        related=[place for place in related if place.location != where],
+        related=related(
+            (later, "overwritten here, after that step"),
+            (saved, "saved for backward here"),
+            (used, "used by this backward"),
+            apart_from=where,
+        ),
         hint=hint,
         evidence={
             "count": sum(use.count for use in uses),

@@ -15,9 +15,11 @@ from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.saved_tensors.write_log import WriteLog
 
 __all__ = ["SliceWriteInLoopDetector"]
 
@@ -49,7 +51,8 @@ class SliceWriteInLoopDetector:
     What is counted is only ever found in a graph by a mark on its nodes: nothing is kept alive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, write_log: WriteLog) -> None:
+        self._write_log = write_log
         self._runs: dict[CallSite, _Run] = {}
         self._found: dict[CallSite, Finding] = {}
         self._last: tuple[CallSite | None, _Run | None] = (None, None)
@@ -59,28 +62,30 @@ class SliceWriteInLoopDetector:
         return {IndexedAssigned: self._note, BackwardStarted: self._before_backward}
 
     def _note(self, event: IndexedAssigned) -> Attention | None:
+        had_none = not self._runs
+        self._count(*event)
+        self._write_log.on_repeat = self._count
+        return Attention.AWAKE if had_none and self._runs else None
+
+    def _count(self, tensor: Tensor, site: CallSite | None) -> None:
         # Runs for each element that a loop assigns: each line here counts.
-        tensor, site = event
         node = tensor.grad_fn
         if site is None or node is None or type(node).__name__ != _COPY_SLICES:
-            return None
+            return
         following = node.next_functions
         for function, _ in following[1:]:
             if function is not None:
                 break
         else:
-            return None  # a constant
+            return  # a constant
         last, run = self._last
         if last is not site:  # the hash of a site goes through all constants of its code
             if site in self._found:
-                return None
+                return
             run = self._runs.get(site)
         before = following[0][0]
         if run is None or before is None or type(before).__name__ != _COPY_SLICES:
-            asked = None if self._runs else Attention.AWAKE
             run = self._runs[site] = _Run()
-        else:
-            asked = None
         self._last = site, run
         run.count += 1
         if run.count >= _LEAST:
@@ -88,7 +93,6 @@ class SliceWriteInLoopDetector:
                 run.name = local_name(tensor)
             run.shape = tensor.shape
             node_metadata(node)[_MARK] = weakref.ref(run)
-        return asked
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
         if not self._runs:

@@ -23,6 +23,7 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.functions.function_contract import is_the_users, line_in
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
@@ -32,7 +33,7 @@ from gradcheck_suite.auditing.events import (
     SessionEnded,
 )
 from gradcheck_suite.auditing.instrumentation.base import is_compiling
-from gradcheck_suite.findings import Finding, Location, Related
+from gradcheck_suite.findings import Finding, Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -260,9 +261,7 @@ def _missing_mark(
         "did not say so: whatever uses that tensor next is differentiated as if it had not changed",
         detector="audit",
         location=where,
-        related=()
-        if defined is None or defined == where
-        else (Related(defined, "in this forward"),),
+        related=related((defined, "in this forward"), apart_from=where),
         hint=f"compute a new tensor, or call ctx.mark_dirty({name}) and return it",
         evidence={"function": function.__name__, "input": name},
     )

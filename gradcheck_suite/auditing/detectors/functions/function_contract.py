@@ -20,6 +20,7 @@ from gradcheck_suite._torch_compat import (
     version_of,
 )
 from gradcheck_suite.auditing.call_sites import kind_of_file, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -195,9 +196,7 @@ class FunctionContractDetector:
             "may be given the same tensor, and then see the change",
             detector="audit",
             location=where,
-            related=()
-            if defined is None or defined == where
-            else (Related(defined, "in this backward"),),
+            related=related((defined, "in this backward"), apart_from=where),
             hint="write to a copy: grad = grad_output.clone()",
             evidence={"function": function.__name__},
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_files_with
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFailed,
@@ -152,15 +153,14 @@ class _Kept:
         )
 
     def _related(self) -> list[Related]:
-        related = []
-        if self._backward is not None and self._backward != self.location:
-            related.append(Related(self._backward, "backward() has been through these graphs here"))
-        related.extend(Related(other, "or added here") for other in self._others)
+        through = (self._backward, "backward() has been through these graphs here")
+        places = related(through, apart_from=self.location)
+        places += related(*((other, "or added here") for other in self._others))
         owner, site = self._held.owner, self._growth.site
         held_at = None if owner is None else owner.location
         if held_at is not None and (site is None or held_at.line != site.line):
-            related.append(Related(held_at, f"held in {_scope(owner)}"))
-        return related
+            places += related((held_at, f"held in {_scope(owner)}"))
+        return places
 
 
 class GraphKeptDetector:
@@ -215,7 +215,7 @@ class GraphKeptDetector:
         return None
 
     def _at_the_end(self, _event: SessionEnded) -> None:
-        if self._suspect is None and self._recorder.generations.living > 1:
+        if self._suspect is None and self._recorder.generations.living.count > 1:
             # A holder has the newest graph too, by now.
             self._suspect = self._ask_who(leave_out=0)
         spent = self._recorder.generations.freed()
@@ -258,7 +258,7 @@ class GraphKeptDetector:
 
     def _look(self) -> None:
         # The newest backward's graph may well be alive still: its loss has a name.
-        living = self._recorder.generations.living
+        living = self._recorder.generations.living.count
         if self._newest is not None:
             self._newest.count = max(self._newest.count, living - 1)
         if living <= self._threshold:
@@ -288,7 +288,7 @@ class GraphKeptDetector:
         """
         limit = self._recorder.options.graph_limit
         if self._recorder.heap.is_exhausted:
-            self._threshold = 2 * self._recorder.generations.living
+            self._threshold = 2 * self._recorder.generations.living.count
             return None
         indices = [each.index for each in self._recorder.generations.freed()]
         newest = indices[-1 - leave_out] if len(indices) > leave_out else -1

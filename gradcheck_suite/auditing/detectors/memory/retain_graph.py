@@ -19,7 +19,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -32,7 +32,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.user_modes import without_user_modes
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,9 +210,7 @@ def _all_are_doubled(gradients: list[_Gradient]) -> bool:
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     first, second = location_of(occurrence.first), location_of(occurrence.second)
-    related = []
-    if first is not None and first != second:
-        related.append(Related(first, "the first backward() from this loss kept its graph"))
+    kept = (first, "the first backward() from this loss kept its graph")
     return Finding.of(
         catalogue.RETAIN_GRAPH,
         f"backward() went from one loss through its graph twice, and {occurrence.optimizer}.step() "
@@ -220,7 +218,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         "expected one backward() from each loss",
         detector="audit",
         location=second,
-        related=related,
+        related=related(kept, apart_from=second),
         hint="leave out one of the two backward() calls, and retain_graph=True with it",
         evidence={"count": count, "optimizer": occurrence.optimizer},
     )

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_sequence_number
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_of_node
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -170,17 +171,16 @@ def _finding(entry: Entry, event: BackwardFailed) -> Finding:
         )
         hint = "detach the state between steps: h = h.detach(); a total adds up loss.item()"
     earlier = location_of(entry.earlier)
-    related = []
-    if earlier is not None and earlier != backward:
-        related.append(Related(earlier, "this backward() had gone through that graph"))
-    if backward is not None and backward != where:
-        related.append(Related(backward, "this backward() fails"))
+    through = (earlier, "this backward() had gone through that graph")
     return Finding.of(
         catalogue.STATE_NOT_DETACHED,
         message,
         detector="audit",
         location=where,
-        related=related,
+        related=[
+            *related(through, apart_from=backward),
+            *related((backward, "this backward() fails"), apart_from=where),
+        ],
         hint=hint,
         evidence={"backward": event.number, "refused": True},
     )

@@ -15,10 +15,10 @@ from torch import nn
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import names_of, sensitive_layers
 from gradcheck_suite.auditing.events import Attention, ModeChanged, StepFinished
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import (
@@ -132,7 +132,6 @@ def _is_evaluating(evaluated: _Evaluated) -> bool:
 
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
-    step = location_of(occurrence.step_site)
     return Finding.of(
         catalogue.STUCK_IN_EVAL,
         f"{occurrence.model} was put into evaluation mode after steps in training mode, and "
@@ -140,7 +139,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         "evaluation; expected train() before training goes on",
         detector="audit",
         location=location_of(occurrence.site),
-        related=() if step is None else (Related(step, "this step followed"),),
+        related=related((location_of(occurrence.step_site), "this step followed")),
         hint="call model.train() before the next training step",
         evidence={
             "count": count,

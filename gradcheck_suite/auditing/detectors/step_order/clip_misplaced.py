@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.gradients import is_zero
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -22,7 +23,7 @@ from gradcheck_suite.auditing.events import (
     ScalerStepped,
     StepFinished,
 )
-from gradcheck_suite.findings import Finding, Related, Severity
+from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import (
@@ -245,7 +246,6 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "scaled": "call scaler.unscale_(optimizer) once, after the last backward() and before "
         "clipping; if it comes after clipping now, move it",
     }[occurrence.kind]
-    step = location_of(occurrence.step_site)
     entry = (
         catalogue.CLIP_BEFORE_UNSCALE if occurrence.kind == "scaled" else catalogue.CLIP_MISPLACED
     )
@@ -255,7 +255,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         detector="audit",
         severity=Severity.WARNING if occurrence.kind == "each" else Severity.ERROR,
         location=location_of(occurrence.site),
-        related=() if step is None else (Related(step, "this step used the gradients"),),
+        related=related((location_of(occurrence.step_site), "this step used the gradients")),
         hint=hint,
         evidence={
             "count": occurrence.count,

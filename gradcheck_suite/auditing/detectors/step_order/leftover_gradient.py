@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
 from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFinished, StepStarted
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import (
@@ -155,10 +155,6 @@ class LeftoverGradientDetector:
 
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
-    places = (
-        (location_of(occurrence.left), f"this backward was for {occurrence.other}"),
-        (location_of(occurrence.own), "this backward added to what was left"),
-    )
     return Finding.of(
         catalogue.LEFTOVER_GRADIENT,
         f"{occurrence.optimizer}.step() also applied what the backward() of another loss, which "
@@ -166,7 +162,10 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         "before its own backward()",
         detector="audit",
         location=location_of(occurrence.site),
-        related=[Related(place, words) for place, words in places if place is not None],
+        related=related(
+            (location_of(occurrence.left), f"this backward was for {occurrence.other}"),
+            (location_of(occurrence.own), "this backward added to what was left"),
+        ),
         hint="call this optimizer's zero_grad() right before its own backward()",
         evidence={
             "count": count,

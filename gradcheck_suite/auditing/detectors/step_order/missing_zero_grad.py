@@ -17,7 +17,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import sparse_coo_parts, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import RESCALING, is_nonzero
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -29,7 +29,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -314,10 +314,7 @@ def _was_replaced(used: _Used) -> bool:
 
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
-    related = []
     added = location_of(occurrence.backward_site)
-    if added is not None:
-        related.append(Related(added, "this backward added to the gradients already used"))
     return Finding.of(
         catalogue.MISSING_ZERO_GRAD,
         f"{occurrence.optimizer}.step() used gradients of {occurrence.parameters} of "
@@ -326,7 +323,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         f"between (first in step {occurrence.first_step})",
         detector="audit",
         location=location_of(occurrence.step_site),
-        related=related,
+        related=related((added, "this backward added to the gradients already used")),
         hint="call optimizer.zero_grad() once for each step, before the first backward()",
         evidence={
             "count": count,

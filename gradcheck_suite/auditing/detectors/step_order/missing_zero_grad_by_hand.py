@@ -20,7 +20,7 @@ import torch
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import dispatch_mode_is_active, version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import sample_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import (
     ALWAYS_WALKED,
@@ -30,7 +30,7 @@ from gradcheck_suite.auditing.detectors.reachable_parameters import (
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
 from gradcheck_suite.auditing.object_names.tensor_names import listed, local_name
 from gradcheck_suite.auditing.user_modes import without_user_modes
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -281,9 +281,7 @@ def _is_close(first: float, second: float) -> bool:
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     backward, update = location_of(occurrence.backward), location_of(occurrence.update)
-    related = []
-    if update is not None and backward is not None:
-        related.append(Related(backward, "this backward added to the gradients already used"))
+    added = (backward, "this backward added to the gradients already used")
     number = occurrence.parameters
     what = listed(occurrence.names) or ("1 tensor" if number == 1 else f"{number} tensors")
     return Finding.of(
@@ -293,7 +291,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         f"between (first after backward {occurrence.first_backward})",
         detector="audit",
         location=update or backward,
-        related=related,
+        related=[] if update is None else related(added),
         hint="set .grad to None (or call .grad.zero_()) after each update",
         evidence={
             "count": count,

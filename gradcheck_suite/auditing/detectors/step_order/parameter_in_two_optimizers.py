@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import is_nonzero
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -25,7 +25,7 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import listed
-from gradcheck_suite.findings import Finding, Related
+from gradcheck_suite.findings import Finding
 from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
@@ -202,11 +202,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         "are in both optimizers and take two steps for each backward(); expected each in one",
         detector="audit",
         location=location_of(occurrence.site),
-        related=[
-            Related(place, message)
-            for site, message in places
-            if (place := location_of(site)) is not None
-        ],
+        related=related(*((location_of(site), words) for site, words in places)),
         hint="leave the parameters that both have out of one of the optimizers",
         evidence={
             "count": count,

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.step_order.wasted_backwards import WastedBackwards
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -39,7 +40,7 @@ from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.referrers import RunningFrames, owner_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
-from gradcheck_suite.findings import JSON, Finding, Related, Severity
+from gradcheck_suite.findings import JSON, Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -508,7 +509,6 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "optimizer": name,
         "names": list(occurrence.names),
     }
-    step = location_of(occurrence.stepped)
     they_were = "it was" if count == 1 else "they were"
     they_have = "it has" if count == 1 else "they have"
     if occurrence.stale:
@@ -519,7 +519,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
             "parameters of the model",
             detector="audit",
             location=location_of(site),
-            related=() if step is None else (Related(step, "this step skips them"),),
+            related=related((location_of(occurrence.stepped), "this step skips them")),
             hint="make the optimizer after the model is complete",
             evidence=evidence,
         )
@@ -532,7 +532,6 @@ def _finding(occurrence: _Occurrence) -> Finding:
         hint = "give each group a list: an iterator such as model.parameters() serves once only"
     else:
         why = f", though {name} trains other parameters of the same model"
-    backward = location_of(occurrence.backward)
     return Finding.of(
         catalogue.PARAMETER_NOT_OPTIMIZED,
         f"backward() gives gradients to {number}{which} that no optimizer owns and nothing "
@@ -540,7 +539,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         detector="audit",
         severity=Severity.ERROR if occurrence.replaced else Severity.WARNING,
         location=location_of(site),
-        related=() if backward is None else (Related(backward, "this backward fills them"),),
+        related=related((location_of(occurrence.backward), "this backward fills them")),
         hint=hint,
         evidence=evidence,
     )

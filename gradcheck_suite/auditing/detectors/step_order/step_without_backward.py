@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import none_left
 from gradcheck_suite.auditing.events import StepFinished, StepSummarized
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
-from gradcheck_suite.findings import Finding, Related, Severity
+from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
     import torch
@@ -232,8 +232,6 @@ def _are_unchanged(window: AccumulationWindow, left: list[tuple[int, int, Finger
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     name = occurrence.optimizer
-    other = location_of(occurrence.other)
-    related = () if other is None else (Related(other, "this backward runs after the step"),)
     if occurrence.kind == "early":
         message = (
             f"{name}.step() ran before backward() in each turn: it found no gradient, and those "
@@ -265,7 +263,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         detector="audit",
         severity=Severity.WARNING if occurrence.kind in _LIKELY else Severity.ERROR,
         location=location_of(occurrence.site),
-        related=related,
+        related=related((location_of(occurrence.other), "this backward runs after the step")),
         hint=hint,
         evidence={"count": count, "step": occurrence.step, "optimizer": name},
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import StepSummary
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import RESCALING, none_left
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -29,7 +29,7 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
     StepSummarized,
 )
-from gradcheck_suite.findings import Finding, Related, Severity
+from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.call_sites import CallSite
@@ -253,16 +253,7 @@ def _was_written(window: AccumulationWindow, seen: _Seen) -> bool:
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
     summary = occurrence.summary
     cleared = summary.discarded[-1]
-    backward = location_of(cleared.fills[-1].site)
     step = location_of(summary.site)
-    related = [
-        Related(place, words)
-        for place, words in (
-            (backward, "this backward filled them"),
-            (step if cleared.site else None, "this step came too late for them"),
-        )
-        if place is not None
-    ]
     name = occurrence.optimizer
     if occurrence.each_micro_batch:
         size = 1 + len(summary.discarded)
@@ -292,7 +283,10 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         detector="audit",
         severity=Severity.WARNING if occurrence.each_micro_batch else Severity.ERROR,
         location=location_of(cleared.site) or step,
-        related=related,
+        related=related(
+            (location_of(cleared.fills[-1].site), "this backward filled them"),
+            (step if cleared.site else None, "this step came too late for them"),
+        ),
         hint=hint,
         evidence={
             "count": count,

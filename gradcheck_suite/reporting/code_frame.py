@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.reporting.layout import Page
 
-__all__ = ["Mark", "draw_frame"]
+__all__ = ["Mark", "draw_code_frame"]
 
 _TAB = " " * 4
 _LEAST_CODE_WIDTH = 12
@@ -54,7 +54,7 @@ class _Strip:
         return self.cells[min(max(column - self.first, 0), len(self.cells) - 1)]
 
 
-def draw_frame(
+def draw_code_frame(
     lines: Sequence[str], marks: Sequence[Mark], *, around: int, digits: int, page: Page
 ) -> Iterator[Text]:
     """Yield the line of the first mark and ``around`` more on either side, with all ``marks``.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from gradcheck_suite.reporting.code_frame import Mark, draw_code_frame
 from gradcheck_suite.reporting.concise import place
-from gradcheck_suite.reporting.frames import Mark, draw_frame
 from gradcheck_suite.reporting.layout import paragraph
 from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.text import plural
@@ -38,7 +38,7 @@ def draw_finding(finding: Finding, sources: SourceLines, page: Page) -> Iterator
     digits = _digits(finding, sources)
     if finding.location is not None and _can_show(finding.location, sources):
         yield Text()
-        yield from draw_frame(
+        yield from draw_code_frame(
             sources.lines_of(finding.location),
             _marks(finding, finding.location, near, page),
             around=_LINES_AROUND,
@@ -148,7 +148,7 @@ def _related(related: Related, sources: SourceLines, digits: int, page: Page) ->
     if _can_show(related.location, sources):
         mark = Mark(related.location, "-", style)
         lines = sources.lines_of(related.location)
-        yield from draw_frame(lines, [mark], around=0, digits=digits, page=page)
+        yield from draw_code_frame(lines, [mark], around=0, digits=digits, page=page)
 
 
 def _remarks(finding: Finding) -> str:

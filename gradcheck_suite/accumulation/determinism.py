@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["quiet", "without_clipping"]
+__all__ = ["deterministic", "without_clipping"]
 
 
 @contextmanager
-def quiet(modules: Iterable[nn.Module]) -> Iterator[set[str]]:
-    """Change these modules for the time inside, and give what that concerned, in words."""
-    concerned: set[str] = set()
+def deterministic(modules: Iterable[nn.Module]) -> Iterator[set[str]]:
+    """Change these modules for the time inside, and give what that leaves out, in words."""
+    excluded: set[str] = set()
     changed: list[tuple[nn.Module, str, float]] = []
     handles: list[Any] = []
     for model in modules:
         for name, module in model.named_modules():
             for attribute, value in _rates(module):
-                concerned.add("dropout, which was off")
+                excluded.add("dropout, which was off")
                 changed.append((module, attribute, value))
                 setattr(module, attribute, 0.0)
             if isinstance(module, _BatchNorm):
@@ -42,9 +42,9 @@ def quiet(modules: Iterable[nn.Module]) -> Iterator[set[str]]:
                     if module.running_mean is not None
                     else "has no running statistics and normalised each batch by its own"
                 )
-                handles += _without_batch_statistics(module, words, concerned)
+                handles += _without_batch_statistics(module, words, excluded)
     try:
-        yield concerned
+        yield excluded
     finally:
         for handle in handles:
             handle.remove()
@@ -83,7 +83,7 @@ def _rates(module: nn.Module) -> list[tuple[str, float]]:
 
 
 def _without_batch_statistics(
-    module: _BatchNorm, words: str, concerned: set[str]
+    module: _BatchNorm, words: str, excluded: set[str]
 ) -> tuple[Any, Any]:
     trained = False
 
@@ -91,7 +91,7 @@ def _without_batch_statistics(
         nonlocal trained
         trained = module.training
         if trained:
-            concerned.add(words)
+            excluded.add(words)
             module.training = False
 
     def after(module: nn.Module, *_: Any) -> None:
