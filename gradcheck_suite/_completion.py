@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gradcheck_suite._exit import USAGE, writing_output
+from gradcheck_suite._runtime.exit_codes import USAGE, writing_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,8 @@ import traceback
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._completion import add_completion_option
-from gradcheck_suite._exit import USAGE, exit_status
-from gradcheck_suite._frames import Owner, is_ours, owner_of_file, without_ours
+from gradcheck_suite._runtime.exit_codes import USAGE, exit_status
+from gradcheck_suite._runtime.frames import Owner, is_ours, owner_of_file, without_ours
 from gradcheck_suite._version import __version__
 from gradcheck_suite.commands import audit, demo, explain, graph, localize, rules, verify
 from gradcheck_suite.errors import UsageError

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
 
 PLACES = [
     (torch.autograd, "_engine_run_backward"),

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gradcheck_suite._memory import require_memory
+from gradcheck_suite._runtime.memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.target.tree import leaves_with_paths, replace_leaves
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
 
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite._torch_compat import clipping_internals
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from gradcheck_suite._memory import is_readable
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.accumulation.batches import copied
 from gradcheck_suite.accumulation.determinism import deterministic

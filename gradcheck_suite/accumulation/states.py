@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradcheck_suite._memory import require_memory
+from gradcheck_suite._runtime.memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.target.random_state import RandomState
 

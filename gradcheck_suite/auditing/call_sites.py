@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from gradcheck_suite._frames import Owner, folder_prefix, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, folder_prefix, owner_of_file
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite.auditing.notebooks import Notebook, read_notebook
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.output.report_delivery import say

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from gradcheck_suite._exit import internal_error
+from gradcheck_suite._runtime.exit_codes import internal_error
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
 )

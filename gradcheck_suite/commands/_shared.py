@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from gradcheck_suite._exit import (
+from gradcheck_suite._runtime.exit_codes import (
     CLEAN,
     FINDINGS,
     INTERRUPTED,

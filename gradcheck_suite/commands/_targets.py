@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradcheck_suite._frames import definition_line
+from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gradcheck_suite._exit import CLEAN, INTERRUPTED, writing_output
+from gradcheck_suite._runtime.exit_codes import CLEAN, INTERRUPTED, writing_output
 from gradcheck_suite.commands._shared import NEVER, Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target
 from gradcheck_suite.commands.graph import print_graph

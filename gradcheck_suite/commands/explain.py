@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import CLEAN, writing_output
+from gradcheck_suite._runtime.exit_codes import CLEAN, writing_output
 
 if TYPE_CHECKING:
     import argparse

@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, owner_of_file
 from gradcheck_suite.commands._shared import Subparsers, add_report_options, emit
 from gradcheck_suite.commands._targets import load_target, made_by, refuse_coroutine
 from gradcheck_suite.errors import UsageError

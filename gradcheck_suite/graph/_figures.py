@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from gradcheck_suite._memory import copy_of_memory, has_room, is_readable, memory_of_size
+from gradcheck_suite._runtime.memory import copy_of_memory, has_room, is_readable, memory_of_size
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     flattened,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.autograd.graph import Node
 
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite._torch_compat import (
     add_post_hooks,
     engine_entry_points,

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite._runtime.version_error import version_error
 from gradcheck_suite._torch_compat import (
     answering,
     dispatch_mode_is_active,
@@ -36,7 +37,6 @@ from gradcheck_suite._torch_compat import (
     version_of,
     without_dispatch_modes,
 )
-from gradcheck_suite._version_error import version_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

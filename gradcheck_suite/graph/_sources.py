@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, owner_of_file
 from gradcheck_suite._torch_compat import node_metadata
 from gradcheck_suite.findings import Location
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.options import build_parser
 from gradcheck_lint.output import say, write, write_diff
-from gradcheck_suite._exit import (
+from gradcheck_suite._runtime.exit_codes import (
     CLEAN,
     FINDINGS,
     USAGE,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, owner_of_file
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.examples import Example, registered_examples
 from pytest_gradcheck_suite.marks import fail_on as severity_of

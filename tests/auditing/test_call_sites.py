@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gradcheck_suite as gs
-from gradcheck_suite._frames import Owner
+from gradcheck_suite._runtime.frames import Owner
 from gradcheck_suite.auditing import call_sites
 from gradcheck_suite.auditing.call_sites import call_site, location_of, variables_of
 

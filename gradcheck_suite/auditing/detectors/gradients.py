@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradcheck_suite._memory import is_readable
+from gradcheck_suite._runtime.memory import is_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

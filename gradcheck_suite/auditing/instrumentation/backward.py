@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.object_names.optimizers import GradientState
     from gradcheck_suite.auditing.recorder import Recorder

@@ -17,7 +17,7 @@ from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compil
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
 
 __all__ = ["ClippingSource"]
 

@@ -14,7 +14,7 @@ from gradcheck_suite.auditing.instrumentation.base import EventSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["GradModeSource"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
 from gradcheck_suite.auditing.instrumentation.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.instrumentation.clipping import ClippingSource

@@ -12,7 +12,7 @@ from gradcheck_suite.auditing.events import LegacyFunctionCalled
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
 
 __all__ = ["LegacyFunctionSource"]
 

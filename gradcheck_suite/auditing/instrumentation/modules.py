@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["ForwardSource", "ModeLayerSource", "ModeSource"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.recorder import Recorder
 

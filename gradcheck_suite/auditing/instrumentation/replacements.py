@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.saved_tensors.write_log import WriteLog
 
     _StandIn: TypeAlias = "Callable[..., Any]"

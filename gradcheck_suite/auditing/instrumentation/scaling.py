@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["ScalingSource"]

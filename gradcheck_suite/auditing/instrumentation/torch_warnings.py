@@ -11,7 +11,7 @@ from torch.amp import grad_scaler
 from torch.nn.modules import module
 from torch.optim import lr_scheduler
 
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, owner_of_file
 from gradcheck_suite.auditing.call_sites import call_site, is_user_code
 from gradcheck_suite.auditing.events import NonLeafGradientRead
 from gradcheck_suite.auditing.instrumentation.base import EventSource
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gradcheck_suite._patches import Patches
+    from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["TorchWarningSource", "WarningLineSource"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gradcheck_suite._memory import is_readable
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
 from gradcheck_suite.errors import UsageError

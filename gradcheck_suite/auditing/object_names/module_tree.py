@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from gradcheck_suite._frames import definition_line
+from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite.auditing.call_sites import kind_of_file
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
 from gradcheck_suite.findings import Location

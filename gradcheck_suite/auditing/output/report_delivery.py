@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._exit import internal_error
+from gradcheck_suite._runtime.exit_codes import internal_error
 from gradcheck_suite.reporting import format_of_file, write_report, write_report_file
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite.auditing.events import BackwardFinished, SessionEnded, StepFinished
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.severity import Severity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_suite._frames import is_ours
+from gradcheck_suite._runtime.frames import is_ours
 
 if TYPE_CHECKING:
     from types import TracebackType

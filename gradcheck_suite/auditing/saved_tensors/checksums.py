@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
-from gradcheck_suite._memory import (
+from gradcheck_suite._runtime.memory import (
     compare_memory,
     copy_of_memory,
     extent_of,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcheck_suite._memory import compare_memory, has_room, memory_of_size
+from gradcheck_suite._runtime.memory import compare_memory, has_room, memory_of_size
+from gradcheck_suite._runtime.version_error import OUTPUT_NAMES, operation_of, version_error
 from gradcheck_suite._torch_compat import (
     answering,
     current_node,
@@ -30,7 +31,6 @@ from gradcheck_suite._torch_compat import (
     version_of,
     without_dispatch_modes,
 )
-from gradcheck_suite._version_error import OUTPUT_NAMES, operation_of, version_error
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
 from gradcheck_suite.auditing.saved_tensors.checksums import (

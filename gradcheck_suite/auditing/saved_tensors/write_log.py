@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gradcheck_suite._memory import extent_of
+from gradcheck_suite._runtime.memory import extent_of
 from gradcheck_suite._torch_compat import (
     function_mode_is_active,
     jit_is_tracing,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from gradcheck_suite._memory import is_readable
+from gradcheck_suite._runtime.memory import is_readable
 from gradcheck_suite._torch_compat import (
     dispatch_mode_is_active,
     function_mode_is_active,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, owner_of_file
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.events import Attention
 from gradcheck_suite.auditing.write_tracing.lines import MonitoredLines, TracedLines

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradcheck_suite._memory import require_memory
+from gradcheck_suite._runtime.memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.target.closures import with_read_parameters
 from gradcheck_suite.verification.text import describe

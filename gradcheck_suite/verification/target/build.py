@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradcheck_suite import _torch_compat
-from gradcheck_suite._memory import require_memory
+from gradcheck_suite._runtime.memory import require_memory
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.verification.target.arguments import (
     BoundMethod,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite import _torch_compat
-from gradcheck_suite._frames import definition_line
+from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite.findings import Location
 from gradcheck_suite.verification.target.non_derivatives import log_probabilities
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._frames import definition_line
+from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.connectivity.watched_modules import Call, ModuleWatch
 from gradcheck_suite.auditing.source_analysis.flow_cut import Cut, Flow, follow_parts, switched_off

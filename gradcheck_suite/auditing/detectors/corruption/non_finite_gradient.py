@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._memory import is_readable
+from gradcheck_suite._runtime.memory import is_readable
+from gradcheck_suite._runtime.version_error import operation_of
 from gradcheck_suite._torch_compat import (
     current_node,
     dispatch_mode_is_active,
@@ -24,7 +25,6 @@ from gradcheck_suite._torch_compat import (
     node_sequence_number,
     optimizer_was_made,
 )
-from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.reachable_parameters import nodes_of, nodes_under

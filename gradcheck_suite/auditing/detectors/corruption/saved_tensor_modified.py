@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gradcheck_suite import catalogue
+from gradcheck_suite._runtime.version_error import operation_of
 from gradcheck_suite._torch_compat import current_node, saved_as, version_of
-from gradcheck_suite._version_error import operation_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import Entry

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._memory import is_readable
-from gradcheck_suite._patches import Patches
+from gradcheck_suite._runtime.memory import is_readable
+from gradcheck_suite._runtime.patches import Patches
 from gradcheck_suite._torch_compat import (
     custom_function_class,
     version_of,

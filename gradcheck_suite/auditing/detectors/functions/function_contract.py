@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite import catalogue
-from gradcheck_suite._frames import definition_line
+from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite._torch_compat import (
     custom_function_class,
     dispatch_mode_is_active,

@@ -54,7 +54,7 @@ def _own_folders() -> Iterator[str]:
 
 _OURS = tuple(_own_folders())
 # The examples ship with the package, but they stand for a user's project.
-_EXAMPLES = folder_prefix(Path(__file__).parent / "_examples")
+_EXAMPLES = folder_prefix(Path(__file__).parents[1] / "_examples")
 _PACKAGES = _folder_prefixes(
     [
         sysconfig.get_path("purelib"),

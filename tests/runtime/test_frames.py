@@ -9,7 +9,7 @@ import pytest
 import gradcheck_lint
 import gradcheck_suite
 import pytest_gradcheck_suite
-from gradcheck_suite._frames import Owner, owner_of_file
+from gradcheck_suite._runtime.frames import Owner, owner_of_file
 
 OURS = Path(gradcheck_suite.__file__).parent
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 import gradcheck_suite
-from gradcheck_suite._memory import (
+from gradcheck_suite._runtime.memory import (
     compare_memory,
     copy_of_memory,
     is_readable,
@@ -152,7 +152,7 @@ def test_a_check_says_what_has_no_values():
 
 
 def test_no_process_ends_over_memory_that_was_freed():
-    program = Path(__file__).with_name("data") / "freed_memory.py"
+    program = Path(__file__).parents[1] / "data" / "freed_memory.py"
     ended = warm_python.run([program])
     assert ended.returncode == 0, ended.stderr
     statuses = json.loads(ended.stdout.splitlines()[-1])
@@ -230,7 +230,7 @@ def test_whoever_reads_values_asks_whether_they_are_there():
                 used |= excused
                 if not excused:
                     unasked[f"{file}::{function}"] = names
-    assert not unasked, "ask gradcheck_suite._memory.is_readable before these reads"
+    assert not unasked, "ask gradcheck_suite._runtime.memory.is_readable before these reads"
     assert used == _ASKED_ELSEWHERE.keys(), "excuses that nothing needs any more"
 
 

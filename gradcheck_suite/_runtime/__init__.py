@@ -1,0 +1,1 @@
+"""What every room needs to know of the process that it runs in."""
