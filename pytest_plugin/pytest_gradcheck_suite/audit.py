@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import os
+import textwrap
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_gradcheck_suite.marks import allowed_codes, audit_mark
-from pytest_gradcheck_suite.marks import fail_on as severity_of
-from pytest_gradcheck_suite.outcomes import fail_on_findings, has_ended_early, keep_beside_failure
+from gradcheck_suite.errors import UsageError
+from pytest_gradcheck_suite.isolation import note_foreign_audit, note_foreign_hooks
+from pytest_gradcheck_suite.markers import allowed_codes, audit_marker
+from pytest_gradcheck_suite.markers import fail_on as fail_on_severity
+from pytest_gradcheck_suite.options import settings_of, severity_from
+from pytest_gradcheck_suite.results import fail_on_findings, has_ended_early, keep_beside_failure
 from pytest_gradcheck_suite.runtime import runtime
-from pytest_gradcheck_suite.settings import settings_of
-from pytest_gradcheck_suite.upkeep import note_foreign_audit, note_foreign_hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.severity import Severity
 
 __all__ = ["AuditedBlock", "Auditor", "audit_of", "auditor_of", "forget_audit"]
@@ -26,9 +34,9 @@ _AUDITOR = pytest.StashKey["Auditor"]()
 class AuditedBlock:
     """Audit the body of a ``with`` statement inside a test.
 
-    Leaving it fails the test if there are findings that are severe enough, unless it is ``lenient``
-    (see ``leniency``). An exception from the body passes unchanged; the findings then become a
-    section of the test's report.
+    Leaving it fails the test if there are findings that are severe enough, unless they are excused
+    where it is ``lenient``. An exception from the body passes unchanged; the findings then become
+    a section of the test's report.
     """
 
     def __init__(
@@ -79,7 +87,7 @@ class AuditedBlock:
             report,
             fail_on=self._fail_on,
             allow=allow,
-            lenient=self._lenient,
+            is_excused=partial(_is_excused, item=self._item) if self._lenient else None,
             with_traceback=self._with_traceback,
         )
         return False
@@ -109,7 +117,7 @@ class Auditor:
         return self.whole.session
 
     def allow(self, *names: str) -> None:
-        """Let no finding of these slugs or codes fail this test, or be told of."""
+        """Let no finding of these slugs or codes fail this test, or be listed."""
         __tracebackhide__ = True
         self.allowed |= allowed_codes(names, subject="autograd_audit.allow(...)")
 
@@ -122,8 +130,6 @@ class Auditor:
             model: whose names the patterns are for.
         """
         __tracebackhide__ = True
-        from gradcheck_suite.errors import UsageError  # noqa: PLC0415 - loaded long ago
-
         try:
             self.session.frozen(*what, model=model)
         except UsageError as error:
@@ -140,10 +146,7 @@ class Auditor:
     ) -> AuditedBlock:
         """Audit the body of a ``with`` statement; takes the arguments of ``gs.audit``."""
         __tracebackhide__ = True
-        from gradcheck_suite.errors import UsageError  # noqa: PLC0415 - loaded long ago
-        from pytest_gradcheck_suite.settings import severity_from  # noqa: PLC0415
-
-        severity = severity_of(self._item)
+        severity = fail_on_severity(self._item)
         if fail_on is not None:
             severity = severity_from(fail_on, subject="fail_on of autograd_audit(...)")
         try:
@@ -153,13 +156,13 @@ class Auditor:
         except UsageError as error:
             # What was asked wrongly is on the test's line, not in ours.
             raise error.with_traceback(None) from None
-        if self.whole is not None and not _asked_for_the_whole(self._item):
+        if self.whole is not None and not _whole_test_is_audited(self._item):
             self.whole.dropped = True
         return block
 
 
-def _asked_for_the_whole(item: pytest.Item) -> bool:
-    return audit_mark(item) is not None or settings_of(item.config).audit is not None
+def _whole_test_is_audited(item: pytest.Item) -> bool:
+    return audit_marker(item) is not None or settings_of(item.config).audit is not None
 
 
 def auditor_of(item: pytest.Item) -> Auditor:
@@ -179,24 +182,92 @@ def forget_audit(item: pytest.Item) -> None:
 def audit_of(item: pytest.Item) -> AuditedBlock | None:
     """Return the audit that the body of this test runs in, or None if nothing asks for one.
 
-    An audit that a fixture holds open would hear nothing more while another is open inside of it:
+    An audit that a fixture holds open would get nothing more while another is open inside of it:
     where only the whole-suite mode asks, the fixture's is left in charge.
     """
-    mark = audit_mark(item)
+    marker = audit_marker(item)
     everything = settings_of(item.config).audit
-    asked_by_the_test = mark is not None or _AUDITOR in item.stash
-    if not asked_by_the_test and (everything is None or note_foreign_audit(item)):
+    test_asks = marker is not None or _AUDITOR in item.stash
+    if not test_asks and (everything is None or note_foreign_audit(item)):
         return None
-    severity = None if mark is None else mark.fail_on
-    if severity is None:
-        severity = settings_of(item.config).fail_on if everything is None else everything
+    severity = fail_on_severity(item)
+    if everything is not None and (marker is None or marker.fail_on is None):
+        severity = severity_from(everything, subject="audit")
     auditor = auditor_of(item)
-    if mark is not None:
-        auditor.allowed |= mark.allow
+    if marker is not None:
+        auditor.allowed |= marker.allow
     auditor.whole = AuditedBlock(
         item,
         fail_on=severity,
-        lenient=not asked_by_the_test,
+        lenient=not test_asks,
         with_traceback=False,
     )
     return auditor.whole
+
+
+_GRAPH_KEPT = "GCS201"
+
+
+def _is_excused(finding: Finding, item: pytest.Item) -> bool:
+    """Return whether a finding fails no test that has not asked to be audited.
+
+    A mistake that torch itself refuses with an exception is no mistake of a test that has expected
+    the exception. Losses in a list of the test that it asserts something about hold their graphs
+    for as long as the test runs: in a training loop that is a leak, in a few steps of a test it
+    harms nobody. Both are listed at the end of the run.
+    """
+    return finding.evidence.get("refused") is True or _is_kept_to_compare(finding, item)
+
+
+def _is_kept_to_compare(finding: Finding, item: pytest.Item) -> bool:
+    """Return whether graphs are kept in a local of the test's file that the test asserts on."""
+    if finding.code != _GRAPH_KEPT or finding.evidence.get("owner_kind") != "local":
+        return False
+    path = str(finding.evidence.get("path"))
+    if "." in path:  # in an object, whose class may be of a library
+        return False
+    place = finding.location
+    if place is None or os.path.realpath(place.path) != os.path.realpath(item.path):
+        return False
+    keeper = (place.function or "").removesuffix("()").rpartition(".")[2]
+    return _asserts_on(path.partition("[")[0], keeper, item)
+
+
+def _asserts_on(name: str, keeper: str, item: pytest.Item) -> bool:
+    """Return whether an assertion of a test reads a name, or what a function has returned."""
+    try:
+        source = textwrap.dedent(inspect.getsource(getattr(item, "function", None)))  # type: ignore[arg-type]
+        test = ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
+        return False
+    names = {name}
+    for node in ast.walk(test):
+        if isinstance(node, ast.Assign) and _calls(node.value, keeper):
+            names.update(_names(*node.targets))
+    return any(
+        not names.isdisjoint(_names(asserted)) or _calls(asserted, keeper)
+        for asserted in _asserted(test)
+    )
+
+
+def _asserted(test: ast.AST) -> Iterator[ast.AST]:
+    """Yield what ``assert`` and the methods and functions named after it are about."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.Call) and _last(node.func).startswith("assert"):
+            yield from node.args
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {inner.id for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _calls(node: ast.AST, function: str) -> bool:
+    return any(
+        isinstance(inner, ast.Call) and _last(inner.func) == function for inner in ast.walk(node)
+    )
+
+
+def _last(func: ast.expr) -> str:
+    return getattr(func, "attr", getattr(func, "id", ""))

@@ -1,4 +1,4 @@
-"""Pictures of autograd graphs, saved where a test fails."""
+"""Trace graphs in a test, and save a page of each where the test fails."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gradcheck_suite.errors import UsageError
-from pytest_gradcheck_suite.outcomes import add_section
+from pytest_gradcheck_suite.options import settings_of
+from pytest_gradcheck_suite.results import add_section
 from pytest_gradcheck_suite.runtime import runtime
-from pytest_gradcheck_suite.settings import settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gradcheck_suite.graph import AutogradGraph
 
-__all__ = ["GraphPictures", "pictures_of", "save_pictures"]
+__all__ = ["GraphTracer", "graph_tracer_of", "save_graphs"]
 
-_PICTURES = pytest.StashKey["GraphPictures"]()
+_TRACER = pytest.StashKey["GraphTracer"]()
 
 
-class GraphPictures:
+class GraphTracer:
     """Traces graphs in one test and saves a page of each if the test fails."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
@@ -44,29 +44,29 @@ class GraphPictures:
         self.graphs = []
 
 
-def pictures_of(item: pytest.Item, folders: pytest.TempPathFactory) -> GraphPictures:
+def graph_tracer_of(item: pytest.Item, folders: pytest.TempPathFactory) -> GraphTracer:
     """Return what traces the graphs of this test; ``folders`` makes the folder to save them in."""
-    item.stash[_PICTURES] = GraphPictures(folders)
-    return item.stash[_PICTURES]
+    item.stash[_TRACER] = GraphTracer(folders)
+    return item.stash[_TRACER]
 
 
-def save_pictures(item: pytest.Item) -> None:
+def save_graphs(item: pytest.Item) -> None:
     """Save the graphs of a test that failed, and say where in a section of its report."""
-    pictures = item.stash.get(_PICTURES, None)
-    if pictures is None or not pictures.graphs:
+    tracer = item.stash.get(_TRACER, None)
+    if tracer is None or not tracer.graphs:
         return
     stem = re.sub(r"[^\w.-]+", "-", item.nodeid).strip("-")[-100:]
     try:
-        folder = _folder(item, pictures.folders)
+        folder = _folder(item, tracer.folders)
         lines = []
-        for number, graph in enumerate(pictures.graphs, start=1):
+        for number, graph in enumerate(tracer.graphs, start=1):
             file = folder / f"{stem}-{number}.html"
             graph.save(file)
             lines.append(f"autograd graph {number}: {file}")
     except (OSError, UsageError) as error:
         lines = [f"the autograd graphs could not be saved: {error}"]
     add_section(item, "\n".join(lines))
-    pictures.forget()
+    tracer.forget()
 
 
 def _folder(item: pytest.Item, folders: pytest.TempPathFactory) -> Path:

@@ -1,23 +1,23 @@
-"""What the fixture ``gradient_check`` gives."""
+"""Check gradients in a test: what the fixture ``gradient_check`` gives."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from gradcheck_suite._frames import is_ours, without_ours
 from gradcheck_suite.errors import UsageError
-from pytest_gradcheck_suite.auditing import auditor_of
-from pytest_gradcheck_suite.marks import check_mark
-from pytest_gradcheck_suite.marks import fail_on as severity_of
-from pytest_gradcheck_suite.outcomes import fail_on_findings
-from pytest_gradcheck_suite.runtime import runtime, seed_for
-from pytest_gradcheck_suite.settings import severity_from
-from pytest_gradcheck_suite.snapshots import compare_or_store
-from pytest_gradcheck_suite.tracebacks import without_us
+from pytest_gradcheck_suite.audit import auditor_of
+from pytest_gradcheck_suite.markers import check_marker
+from pytest_gradcheck_suite.markers import fail_on as fail_on_severity
+from pytest_gradcheck_suite.options import seed_for, settings_of, severity_from
+from pytest_gradcheck_suite.results import fail_on_findings
+from pytest_gradcheck_suite.runtime import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import pytest
+    from pathlib import Path
 
     from gradcheck_suite.findings import Report
     from gradcheck_suite.severity import Severity
@@ -30,7 +30,8 @@ class GradientCheck:
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
-        self._options = check_mark(item) or {}
+        self._options = check_marker(item) or {}
+        self._snapshots: set[Path] = set()
 
     def __call__(
         self,
@@ -44,13 +45,13 @@ class GradientCheck:
         """Check every gradient; the test fails if one is wrong, unless ``check`` is False."""
         __tracebackhide__ = True
         options = {"seed": seed_for(self._item), **self._options, **arguments}
-        said = fail_on if fail_on is not None else options.pop("fail_on", None)
-        options.pop("fail_on", None)
-        severity = self._severity(said, "gradient_check(...)")
+        of_marker = options.pop("fail_on", None)
+        fail_on = of_marker if fail_on is None else fail_on
+        severity = self._severity(fail_on, "gradient_check(...)")
         try:
             report: Report = runtime().check_gradients(function, inputs, **options)
         except BaseException as error:  # noqa: BLE001 - goes on as it is
-            raise self._placed(error)  # noqa: B904 - the same
+            raise self._without_own_frames(error)  # noqa: B904 - the same
         self._decide(report, severity if check else None)
         return report
 
@@ -79,13 +80,13 @@ class GradientCheck:
             **arguments: ``micro_batches``, ``loss``, ``split``, ``seed``.
         """
         __tracebackhide__ = True
-        said = fail_on if fail_on is not None else self._options.get("fail_on")
-        severity = self._severity(said, "gradient_check.accumulation(...)")
+        fail_on = self._options.get("fail_on") if fail_on is None else fail_on
+        severity = self._severity(fail_on, "gradient_check.accumulation(...)")
         arguments = {"seed": seed_for(self._item), **arguments}
         try:
             report: Report = runtime().check_accumulation(make, train, batch, **arguments)
         except BaseException as error:  # noqa: BLE001 - goes on as it is
-            raise self._placed(error)  # noqa: B904 - the same
+            raise self._without_own_frames(error)  # noqa: B904 - the same
         self._decide(report, severity if check else None)
         return report
 
@@ -112,15 +113,28 @@ class GradientCheck:
             seed: seeds the cotangents, and the random draws of the function.
         """
         __tracebackhide__ = True
-        try:
-            compare_or_store(self._item, function, inputs, kwargs=kwargs, name=name, seed=seed)
-        except BaseException as error:  # noqa: BLE001 - goes on as it is
-            raise self._placed(error)  # noqa: B904 - the same
+        from pytest_gradcheck_suite.snapshots import (  # noqa: PLC0415 - few tests have any
+            compare_or_store,
+            snapshot_path,
+        )
 
-    def _severity(self, said: str | Severity | None, subject: str) -> Severity:
-        if said is None:
-            return severity_of(self._item)
-        return severity_from(said, subject=f"fail_on of {subject}")
+        path = snapshot_path(self._item, name)
+        if path in self._snapshots:
+            pytest.fail(
+                f"two snapshots of this test would share {path.name}: give each a name, as in "
+                "gradient_check.snapshot(model, inputs, name='encoder')"
+            )
+        self._snapshots.add(path)
+        update = settings_of(self._item.config).update_snapshots
+        try:
+            compare_or_store(path, function, inputs, kwargs=kwargs, seed=seed, update=update)
+        except BaseException as error:  # noqa: BLE001 - goes on as it is
+            raise self._without_own_frames(error)  # noqa: B904 - the same
+
+    def _severity(self, value: str | Severity | None, subject: str) -> Severity:
+        if value is None:
+            return fail_on_severity(self._item)
+        return severity_from(value, subject=f"fail_on of {subject}")
 
     def _decide(self, report: Report, fail_on: Severity | None) -> None:
         """Fail the test if the report has findings that are severe enough, where there is any."""
@@ -134,12 +148,18 @@ class GradientCheck:
                 with_traceback=True,
             )
 
-    def _placed(self, error: BaseException) -> BaseException:
+    def _without_own_frames(self, error: BaseException) -> BaseException:
         """Take our frames out of the traceback of what a check has raised.
 
-        What was asked wrongly is on the test's line, not in ours.
+        What was asked wrongly is on the test's line, not in ours. Our frames stay where
+        ``--full-trace`` asks for all of them, and where what raised is ours.
         """
         if isinstance(error, UsageError):
             error.__cause__, error.__suppress_context__ = None, True
             return error.with_traceback(None)
-        return error.with_traceback(without_us(error, self._item))
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        if self._item.config.getoption("fulltrace", False) or last is None or is_ours(last):
+            return error
+        return error.with_traceback(without_ours(error.__traceback__))

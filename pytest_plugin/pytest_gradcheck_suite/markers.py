@@ -1,103 +1,131 @@
-"""What the markers on a test ask for; the test is an error where that makes no sense."""
+"""The markers: what ``pytest --markers`` shows of each, and how it is read.
+
+A marker of ours that asks for what can't be makes its test an error.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from gradcheck_suite.severity import Severity
-from pytest_gradcheck_suite.options import AUDIT, CHECK, LEAK
-from pytest_gradcheck_suite.settings import nearest, settings_of, severity_from
+from pytest_gradcheck_suite.options import nearest, settings_of, severity_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gradcheck_suite.severity import Severity
 
 __all__ = [
-    "AUDIT",
-    "CHECK",
-    "LEAK",
-    "AuditMark",
-    "LeakMark",
+    "MARKERS",
+    "AuditMarker",
+    "LeakMarker",
     "allowed_codes",
-    "audit_mark",
-    "check_mark",
+    "audit_marker",
+    "check_marker",
     "fail_on",
-    "leak_mark",
-    "what_is_wrong_with_the_marks_of",
+    "leak_marker",
+    "problem_with_markers",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class AuditMark:
-    """What ``@pytest.mark.autograd_audit(...)`` asks for; ``fail_on`` is None if it doesn't say."""
+class AuditMarker(NamedTuple):
+    """The arguments of ``autograd_audit`` markers; ``fail_on`` is None where none gives it."""
 
-    fail_on: Severity | None = None
-    allow: frozenset[str] = frozenset()
+    fail_on: Severity | None
+    allow: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class LeakMark:
+class LeakMarker(NamedTuple):
     """How often ``no_graph_leak`` runs the body, and how many graphs may outlive it."""
 
     steps: int = 1
     limit: int = 0
 
 
-def what_is_wrong_with_the_marks_of(item: pytest.Item) -> str | None:
-    """Say which argument of our markers on a test is unknown or makes no sense, if one is."""
-    try:
-        for read in (audit_mark, leak_mark, check_mark):
-            read(item)
-    except pytest.UsageError as error:
-        return str(error)
-    return None
-
-
-def fail_on(item: pytest.Item) -> Severity:
-    """Return what a finding in this test must be to fail it."""
-    mark = audit_mark(item)
-    if mark is not None and mark.fail_on is not None:
-        return mark.fail_on
-    return settings_of(item.config).fail_on
-
-
-def audit_mark(item: pytest.Item) -> AuditMark | None:
-    """Read the ``autograd_audit`` markers of a test: the closest that says it, and all allowed."""
+def audit_marker(item: pytest.Item) -> AuditMarker | None:
+    """Read the ``autograd_audit`` markers of a test: the closest ``fail_on``, and all allowed."""
     severity: Severity | None = None
     allow: set[str] = set()
     marked = False
-    for marker, subject in _markers(item, AUDIT, ("fail_on", "allow"), "fail_on='warning'"):
+    for marker, subject in _markers(
+        item, "autograd_audit", ("fail_on", "allow"), "fail_on='warning'"
+    ):
         marked = True
         if severity is None and "fail_on" in marker.kwargs:
             severity = severity_from(marker.kwargs["fail_on"], subject=f"fail_on of {subject}")
         allow |= allowed_codes(marker.kwargs.get("allow", ()), subject=f"allow of {subject}")
-    return AuditMark(severity, frozenset(allow)) if marked else None
+    return AuditMarker(severity, frozenset(allow)) if marked else None
 
 
-def leak_mark(item: pytest.Item) -> LeakMark | None:
+def leak_marker(item: pytest.Item) -> LeakMarker | None:
     """Read the closest ``no_graph_leak`` marker of a test."""
-    for marker, subject in _markers(item, LEAK, ("steps", "limit"), "steps=3"):
+    for marker, subject in _markers(item, "no_graph_leak", ("steps", "limit"), "steps=3"):
         for name, least in (("steps", 1), ("limit", 0)):
             value = marker.kwargs.get(name, least)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise pytest.UsageError(
                     f"{name} of {subject} must be a whole number of at least {least}; got {value!r}"
                 )
-        return LeakMark(**marker.kwargs)
+        return LeakMarker(**marker.kwargs)
     return None
 
 
-def check_mark(item: pytest.Item) -> dict[str, Any] | None:
+def check_marker(item: pytest.Item) -> dict[str, Any] | None:
     """Return the options that ``gradient_check`` markers give, the closest before the others."""
-    if item.get_closest_marker(CHECK) is None:
+    if item.get_closest_marker("gradient_check") is None:
         return None
     from gradcheck_suite.examples import CHECK_OPTIONS  # noqa: PLC0415 - for those who mark
 
     options: dict[str, Any] = {}
-    for marker, subject in _markers(item, CHECK, ("fail_on", *CHECK_OPTIONS), "order=2"):
+    for marker, subject in _markers(item, "gradient_check", ("fail_on", *CHECK_OPTIONS), "order=2"):
         if "fail_on" in marker.kwargs:
             severity_from(marker.kwargs["fail_on"], subject=f"fail_on of {subject}")
         options = {**marker.kwargs, **options}
     return options
+
+
+class _Marker(NamedTuple):
+    usage: str
+    read: Callable[[pytest.Item], object]
+
+
+MARKERS = {
+    "autograd_audit": _Marker(
+        "(fail_on='error', allow=[]): audit the autograd use of the whole test, and fail it on "
+        "findings at least this severe ('error', 'warning' or 'note'), save for those allowed by "
+        "slug or code.",
+        audit_marker,
+    ),
+    "no_graph_leak": _Marker(
+        "(steps=1, limit=0): run the body of the test so many times, and fail it if more than "
+        "limit autograd graphs outlive it.",
+        leak_marker,
+    ),
+    "gradient_check": _Marker(
+        "(fail_on='error', **options): options of check_gradients for the fixture gradient_check "
+        "in this test.",
+        check_marker,
+    ),
+}
+
+
+def problem_with_markers(item: pytest.Item) -> str | None:
+    """Say which argument of our markers on a test is unknown or makes no sense, if one is."""
+    try:
+        for marker in MARKERS.values():
+            marker.read(item)
+    except pytest.UsageError as error:
+        return str(error)
+    return None
+
+
+def fail_on(item: pytest.Item) -> Severity:
+    """Return how severe a finding in this test must be to fail it."""
+    marker = audit_marker(item)
+    if marker is not None and marker.fail_on is not None:
+        return marker.fail_on
+    return severity_from(settings_of(item.config).fail_on, subject="fail_on")
 
 
 def allowed_codes(names: object, *, subject: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Name what a test leaves behind in torch, and put it right for the next test.
+"""Put back what a test leaves changed in torch, and note it.
 
 Grad mode, saved-tensors hooks and open audits belong to the whole thread. What a body or a fixture
 of one test has changed, and its tear-down did not put back, would decide the outcome of every test
@@ -12,11 +12,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gradcheck_suite.errors import MissingDependencyError
+from pytest_gradcheck_suite.runtime import why_torch_is_unusable
 
-__all__ = ["look", "note_foreign_audit", "note_foreign_hooks", "notes_of", "repair_after"]
+__all__ = [
+    "note_foreign_audit",
+    "note_foreign_hooks",
+    "notes_of",
+    "record_state",
+    "restore_state",
+]
 
-_LOOKS = pytest.StashKey["dict[str, _State]"]()
+_STATES = pytest.StashKey["dict[str, _State]"]()
 _NOTES = pytest.StashKey["list[str]"]()
 
 
@@ -27,43 +33,35 @@ class _State(NamedTuple):
     audits: tuple[Any, ...]
 
 
-def look(item: pytest.Item, moment: str) -> None:
-    """Note how things are at the moment "set-up", "begin" or "end" of a test.
+def record_state(item: pytest.Item, moment: str) -> None:
+    """Record the state at the moment "set-up", "begin" or "end" of a test.
 
-    Where torch is not loaded, nothing has been changed yet.
+    Where torch is not loaded, nothing has been changed yet. Where it is too old, say, a test that
+    uses ours hears of that, and others do not.
     """
-    looks = item.stash.setdefault(_LOOKS, {})
-    if "torch" in sys.modules and _can_look():
-        looks[moment] = _look()
+    states = item.stash.setdefault(_STATES, {})
+    if "torch" in sys.modules and why_torch_is_unusable("") is None:
+        states[moment] = _current_state()
 
 
-def _can_look() -> bool:
-    try:
-        import gradcheck_suite._torch_compat  # noqa: F401, PLC0415 - needs torch
-    except MissingDependencyError:
-        # It is too old, say. A test that needs it for ours hears of that; others do not.
-        return False
-    return True
-
-
-def repair_after(item: pytest.Item) -> None:
+def restore_state(item: pytest.Item) -> None:
     """Put back what the body and the tear-down of a test have left changed, and note it.
 
     What a fixture that other tests share has set is the fixture's affair, and left alone.
     """
-    looks = item.stash.get(_LOOKS, None)
-    if looks is None:
+    states = item.stash.get(_STATES, None)
+    if states is None:
         return
     # Pytest keeps what an item has until the run is over.
-    del item.stash[_LOOKS]
-    if "end" not in looks:
+    del item.stash[_STATES]
+    if "end" not in states:
         return
     import torch  # noqa: PLC0415 - loaded long ago
 
     # A body that was the first to load torch found everything as torch makes it.
-    begin = looks.get("begin", _FRESH)
-    set_up, end = looks.get("set-up", _FRESH), looks["end"]
-    now = _look()
+    begin = states.get("begin", _INITIAL)
+    set_up, end = states.get("set-up", _INITIAL), states["end"]
+    now = _current_state()
     if set_up == begin == end == now:
         return
     for session in reversed(now.audits):
@@ -71,18 +69,18 @@ def repair_after(item: pytest.Item) -> None:
             while session in _open_audits():
                 session.__exit__(None, None, None)
             _note(item, "left an audit open; it was closed: use `with gradcheck_suite.audit():`")
-    now = _look()
-    is_owned = set_up != begin and _longer_lived_fixture_is_alive(item)
+    now = _current_state()
+    is_owned = set_up != begin and _shared_fixture_is_alive(item)
     moments = (set_up, begin, end, now)
-    if (grad := _lost([state.grad for state in moments], is_owned)) is not None:
+    if (grad := _unrestored([state.grad for state in moments], is_owned)) is not None:
         state = "enabled" if now.grad else "disabled"
         torch.set_grad_enabled(grad)
         _note(item, f"left grad mode {state}; it was put back: use `with torch.no_grad():`")
-    if (anomaly := _lost([state.anomaly for state in moments], is_owned)) is not None:
+    if (anomaly := _unrestored([state.anomaly for state in moments], is_owned)) is not None:
         torch.autograd.set_detect_anomaly(anomaly)
         _note(item, "left anomaly mode changed; it was put back")
     hooks = [state.hooks or () for state in moments]
-    if now.hooks is not None and (below := _lost(hooks, is_owned)) is not None:
+    if now.hooks is not None and (below := _unrestored(hooks, is_owned)) is not None:
         _pop_hooks_above(below or None)
         _note(
             item,
@@ -91,7 +89,7 @@ def repair_after(item: pytest.Item) -> None:
         )
 
 
-def _lost(moments: list[Any], is_owned: bool) -> Any:
+def _unrestored(moments: list[Any], is_owned: bool) -> Any:
     """Return what a test or its own fixtures have changed and not put back; None if nothing.
 
     Args:
@@ -106,7 +104,7 @@ def _lost(moments: list[Any], is_owned: bool) -> Any:
     return None
 
 
-def _longer_lived_fixture_is_alive(item: pytest.Item) -> bool:
+def _shared_fixture_is_alive(item: pytest.Item) -> bool:
     """Return whether a fixture that this test shares with others is still set up."""
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
@@ -160,10 +158,10 @@ def _note(item: pytest.Item, text: str) -> None:
         notes.append(text)
 
 
-_FRESH = _State(grad=True, anomaly=False, hooks=None, audits=())
+_INITIAL = _State(grad=True, anomaly=False, hooks=None, audits=())
 
 
-def _look() -> _State:
+def _current_state() -> _State:
     import torch  # noqa: PLC0415 - loaded long ago
 
     from gradcheck_suite import _torch_compat  # noqa: PLC0415 - needs torch
