@@ -58,7 +58,7 @@ def fail_on_findings(
         report: what was found in it.
         fail_on: the mildest severity that fails it.
         allow: codes of findings that are dropped.
-        is_excused: returns whether a finding fails no such test, however severe it is.
+        is_excused: returns whether a finding fails no test, however severe it is.
         with_traceback: shows the line of the test that led here, for callers that are on the stack
             of the test. For others, the failure comes from the line of the mistake.
     """

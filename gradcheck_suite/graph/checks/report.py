@@ -14,7 +14,7 @@ from gradcheck_suite.graph.checks.findings import (
     never_given,
     slice_write_chains,
 )
-from gradcheck_suite.graph.checks.unreachable import explain_unreachable
+from gradcheck_suite.graph.checks.unreachable import explain_unreachable, listed
 from gradcheck_suite.graph.model import Edge, Node, Root
 from gradcheck_suite.graph.trace.saved_tensors import HIDES_SAVED
 from gradcheck_suite.reporting.text import plural, visible
@@ -112,7 +112,7 @@ def _without_gradient(
     return Finding.of(
         catalogue.PARAMETER_WITHOUT_GRADIENT,
         f"backward from {roots} does not reach {len(unreached)} of {trainable} trainable "
-        f"parameters of {kind}: {_listed(unreached)}; their .grad stays as it is",
+        f"parameters of {kind}: {listed(unreached)}; their .grad stays as it is",
         detector="graph",
         hint=(
             f"use the {few} in forward, trace every loss that you call backward on, or freeze "
@@ -131,7 +131,7 @@ def _not_judged(unreached: tuple[str, ...], observed: Observed) -> str:
     first = observed.nodes[observed.may_reach_further[0] - 1]
     return (
         f"{plural(len(unreached), 'trainable parameter')} not reached by an edge of the graph "
-        f"({_listed(unreached)}): {first.op} (#{first.id}) may run a backward of its own, which "
+        f"({listed(unreached)}): {first.op} (#{first.id}) may run a backward of its own, which "
         "no edge shows"
     )
 
@@ -186,9 +186,3 @@ def _not_recorded(observed: Observed, recording: RecordedRun) -> tuple[str, ...]
             f"the gradients of this graph: no backward within the recording ran through it{also}"
         )
     return tuple(lines)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(visible(name) for name in names[:_NAMES_SHOWN])
-    more = len(names) - _NAMES_SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown

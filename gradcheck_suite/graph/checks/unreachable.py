@@ -11,13 +11,15 @@ from gradcheck_suite.reporting.text import plural, visible
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from gradcheck_suite.graph.model import ModuleCall
     from gradcheck_suite.graph.recording.module_spans import CallRecord
     from gradcheck_suite.graph.recording.recorded_run import RecordedRun
 
-__all__ = ["explain_unreachable"]
+__all__ = ["explain_unreachable", "listed"]
 
 _LISTED = 8
 
@@ -71,7 +73,7 @@ def _no_grad_finding(path: str, names: list[str]) -> Finding:
     return Finding.of(
         catalogue.FORWARD_UNDER_NO_GRAD,
         f"module {visible(path)} ran while recording was off (torch.no_grad or inference_mode): "
-        f"its {plural(len(names), 'trainable parameter')} get no gradient: {_listed(names)}",
+        f"its {plural(len(names), 'trainable parameter')} get no gradient: {listed(names)}",
         detector="graph",
         severity=Severity.WARNING,
         hint=(
@@ -108,7 +110,7 @@ def _cut(
     finding = Finding.of(
         catalogue.GRAPH_BROKEN,
         f"the way back ends {where}: {plural(len(names), 'trainable parameter')} before it get no "
-        f"gradient: {_listed(names)}",
+        f"gradient: {listed(names)}",
         detector="graph",
         severity=Severity.WARNING,
         hint=(
@@ -144,7 +146,8 @@ def _seen_cut(
     return None
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Name the first parameters, and count the others."""
     shown = ", ".join(visible(name) for name in names[:_LISTED])
     more = len(names) - _LISTED
     return f"{shown} and {more} more" if more > 0 else shown

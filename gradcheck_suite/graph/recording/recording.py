@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.graph.recording.module_hooks import OutermostForwards
+from gradcheck_suite.graph.recording.module_spans import OutermostForwards
 from gradcheck_suite.graph.recording.recorded_run import RecordedRun
 from gradcheck_suite.graph.trace.source_lines import source_lines_noted
 from gradcheck_suite.graph.tracing import graph_of_backward, trace_graph
@@ -79,16 +79,8 @@ class Recording(RecordedRun):
         is_over: whether the ``with`` block has ended.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module | None,
-        *,
-        modules: bool,
-        saved: bool,
-        source: bool,
-        backward: bool,
-    ) -> None:
-        super().__init__(model, modules=modules, saved=saved, source=source, backward=backward)
+    def __init__(self, model: torch.nn.Module | None, **wanted: bool) -> None:
+        super().__init__(model, **wanted)
         self._stack = ExitStack()
         self._entered = False
         self._outermost: OutermostForwards | None = None
@@ -139,7 +131,8 @@ class Recording(RecordedRun):
                 if recorded.keeps_graph or recorded.failed:
                     self._graph_of(recorded)
         if self._model is not None:
-            self._model_then, self._model = weakref.ref(self._model), None
+            self._model_then = weakref.ref(self._model)
+            self._model = None
 
     def trace_graph(self, tensors: object, model: torch.nn.Module | None = None) -> AutogradGraph:
         """Trace the graph behind ``tensors`` with what was recorded.
