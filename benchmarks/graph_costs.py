@@ -12,9 +12,9 @@ import gradcheck_suite as gs
 from benchmarks.graph_subjects import encoder
 from benchmarks.harness import Benchmark, Contender, Result, Scores, measure, run_as_command
 from gradcheck_suite._torch_compat import add_post_hooks, flattened
-from gradcheck_suite.graph._watchpoints import Clearing, sparsely
-from gradcheck_suite.graph.render_html import graph_to_html
-from gradcheck_suite.graph.render_svg import graph_to_svg
+from gradcheck_suite.graph.recording.hook_placement import HookCount, place_sparse_hooks
+from gradcheck_suite.graph.render.html import graph_to_html
+from gradcheck_suite.graph.render.svg import graph_to_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,11 +92,11 @@ def _backward(model: torch.nn.Module, x: torch.Tensor, what: str) -> Benchmark:
             spent[name] = time.process_time() - start
 
     def hooked(*, reads: bool) -> None:
-        clearing = Clearing()
+        hook_count = HookCount()
         loss = model(x).sum()
         kept: list[torch.Tensor | None] = []
         start = time.process_time()
-        chosen = sparsely([loss.grad_fn], clearing)
+        chosen = place_sparse_hooks([loss.grad_fn], hook_count)
         assert chosen is not None, "a model without hooks"
 
         def keep(gradients: tuple[torch.Tensor | None, ...], _: object) -> None:

@@ -28,6 +28,8 @@ _REGISTRIES = (
     "gradcheck_suite.graph.save",
 )
 """Modules that name all of a kind, as what they list is no part of them."""
+_DATA = ("entries", "_examples")
+"""Folders of programs that the product shows and does not run as its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--names", action="store_true", help="name the modules")
     arguments = parser.parse_args(argv)
-    files = [file for folder in _PACKAGES.values() for file in folder.rglob("*.py")]
+    files = [
+        file
+        for folder in _PACKAGES.values()
+        for file in folder.rglob("*.py")
+        if not set(_DATA).intersection(file.parts)
+    ]
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     imports = import_graph()
     lonely = sorted(modules_of_one_neighbour(imports))

@@ -161,7 +161,7 @@ def _recorded(function: object, arguments: argparse.Namespace) -> AutogradGraph:
     from torch import Tensor  # noqa: PLC0415 - loads torch
 
     from gradcheck_suite.graph import record  # noqa: PLC0415 - loads torch
-    from gradcheck_suite.graph._trace import trace_called  # noqa: PLC0415 - loads torch
+    from gradcheck_suite.graph.tracing import trace_called  # noqa: PLC0415 - loads torch
 
     extras: frozenset[str] = arguments.extras
     call = _call_of(function, arguments)
@@ -286,7 +286,7 @@ def _inputs(target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def print_graph(graph: AutogradGraph, stream: TextIO, *, color: ColorChoice) -> None:
     """Draw ``graph`` for ``stream``: as wide, and in the signs and colours, as that can show."""
-    from gradcheck_suite.graph.render_text import graph_renderables  # noqa: PLC0415 - loads rich
+    from gradcheck_suite.graph.render.text import graph_renderables  # noqa: PLC0415 - loads rich
     from gradcheck_suite.reporting.console import open_console  # noqa: PLC0415 - as above
     from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - on demand
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gradcheck_suite._torch_compat  # noqa: F401 - refuses a torch that is too old
-from gradcheck_suite.graph._recording import Recording, record
-from gradcheck_suite.graph._trace import trace_graph
 from gradcheck_suite.graph.diff import Change, GraphDiff, diff_graphs
 from gradcheck_suite.graph.model import (
     AutogradGraph,
@@ -17,7 +15,9 @@ from gradcheck_suite.graph.model import (
     SavedTensor,
     TensorType,
 )
+from gradcheck_suite.graph.recording.recording import Recording, record
 from gradcheck_suite.graph.torchviz import make_dot
+from gradcheck_suite.graph.tracing import trace_graph
 
 __all__ = [
     "AutogradGraph",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.graph._labels import short_type
+from gradcheck_suite.graph.layout.labels import short_type
 from gradcheck_suite.graph.model import AutogradGraph, Node, TensorType
 from gradcheck_suite.reporting.text import byte_count, number, plural, visible
 
@@ -51,14 +51,14 @@ class GraphDiff:
 
     @property
     def is_same(self) -> bool:
-        """Whether both graphs hold the same nodes, as far as ops, types and modules tell."""
+        """Return whether both graphs hold the same nodes, as far as ops, types and modules tell."""
         return not self.changes
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Say what changed in words."""
         before, after = self.before, self.after
-        freed = _told_of_freed(before, after)
+        freed = _freed_sentences(before, after)
         if self.is_same:
             return (f"Both graphs hold the same {plural(len(before.nodes), 'node')}.", *freed)
         grown = f"{len(after.nodes) - len(before.nodes):+,}"
@@ -99,7 +99,7 @@ class GraphDiff:
         Raises:
             UsageError: the suffix is another, or the file cannot be written.
         """
-        from gradcheck_suite.graph.render_diff import save_diff  # noqa: PLC0415 - drawn on demand
+        from gradcheck_suite.graph.render.diff import save_diff  # noqa: PLC0415 - drawn on demand
 
         save_diff(self, path)
 
@@ -112,7 +112,7 @@ class GraphDiff:
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from gradcheck_suite.graph.render_diff import (  # noqa: PLC0415 - drawn on demand
+        from gradcheck_suite.graph.render.diff import (  # noqa: PLC0415 - drawn on demand
             diff_renderables,
         )
 
@@ -178,7 +178,7 @@ def _is_leaf(change: Change) -> bool:
     return change.op.startswith(f"{_LEAF} ")
 
 
-def _told_of_freed(before: AutogradGraph, after: AutogradGraph) -> tuple[str, ...]:
+def _freed_sentences(before: AutogradGraph, after: AutogradGraph) -> tuple[str, ...]:
     """Say that a backward has freed more of one graph than of the other, if it has."""
     freed, held = (
         [sum(map(state, graph.nodes)) for graph in (before, after)] for state in (_is_freed, _holds)

@@ -138,12 +138,12 @@ class EdgeGradient:
 
     @property
     def is_missing(self) -> bool:
-        """Whether backward computed no gradient here, which torch takes for zeros."""
+        """Return whether backward computed no gradient here, which torch takes for zeros."""
         return self.elements == 0 and self.norm is None
 
     @property
     def is_zero(self) -> bool:
-        """Whether every element is exactly zero."""
+        """Return whether every element is exactly zero."""
         return self.elements > 0 and self.zeros == self.elements
 
 
@@ -227,7 +227,7 @@ class AutogradGraph:
 
     @property
     def saved_bytes_are_complete(self) -> bool:
-        """Whether ``saved_bytes`` counts everything, and not only what torch lets us see."""
+        """Return whether ``saved_bytes`` counts everything, and not only what torch lets us see."""
         return all(
             node.saved_is_visible and all(saved.storage_bytes is not None for saved in node.saved)
             for node in self.nodes
@@ -312,13 +312,13 @@ class AutogradGraph:
 
     def _repr_html_(self) -> str:
         """Draw the graph for a notebook."""
-        from gradcheck_suite.graph.render_svg import graph_to_svg  # noqa: PLC0415 - drawn on demand
+        from gradcheck_suite.graph.render.svg import graph_to_svg  # noqa: PLC0415 - drawn on demand
 
         picture = graph_to_svg(self).partition("?>")[2]
         return f'<div style="max-height:640px;overflow:auto">{picture}</div>'
 
     def __str__(self) -> str:
-        from gradcheck_suite.graph.render_text import (  # noqa: PLC0415 - drawn on demand
+        from gradcheck_suite.graph.render.text import (  # noqa: PLC0415 - drawn on demand
             graph_to_text,
         )
 
@@ -326,7 +326,7 @@ class AutogradGraph:
         return graph_to_text(self, encoding=encoding).rstrip("\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from gradcheck_suite.graph.render_text import (  # noqa: PLC0415 - drawn on demand
+        from gradcheck_suite.graph.render.text import (  # noqa: PLC0415 - drawn on demand
             graph_renderables,
         )
 

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.graph._walk import progress_if_large
-from gradcheck_suite.graph.render_dot import graph_to_dot
-from gradcheck_suite.graph.render_html import graph_to_html
-from gradcheck_suite.graph.render_json import graph_to_json
-from gradcheck_suite.graph.render_png import check_png, graph_to_png
-from gradcheck_suite.graph.render_svg import graph_to_svg
-from gradcheck_suite.graph.render_tensorboard import (
+from gradcheck_suite.graph.render.dot import graph_to_dot
+from gradcheck_suite.graph.render.html import graph_to_html
+from gradcheck_suite.graph.render.json import graph_to_json
+from gradcheck_suite.graph.render.png import check_png, graph_to_png
+from gradcheck_suite.graph.render.svg import graph_to_svg
+from gradcheck_suite.graph.render.tensorboard import (
     EVENTS,
     check_tensorboard,
     other_graph,
     write_events,
 )
-from gradcheck_suite.graph.render_text import graph_to_text
+from gradcheck_suite.graph.render.text import graph_to_text
+from gradcheck_suite.graph.trace.walk import progress_if_large
 from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:

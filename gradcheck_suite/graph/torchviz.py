@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.graph._labels import short_type
-from gradcheck_suite.graph._trace import trace_named
+from gradcheck_suite.graph.layout.labels import short_type
 from gradcheck_suite.graph.model import AutogradGraph
-from gradcheck_suite.graph.render_dot import graph_to_dot
-from gradcheck_suite.graph.render_svg import graph_to_svg
+from gradcheck_suite.graph.render.dot import graph_to_dot
+from gradcheck_suite.graph.render.svg import graph_to_svg
 from gradcheck_suite.graph.save import SUFFIXES, check_path, save_graph
+from gradcheck_suite.graph.tracing import trace_named
 from gradcheck_suite.reporting.text import visible
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gradcheck_suite.options import IN_USE
+from pytest_gradcheck_suite.options import ACTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_gradcheck_suite.auditing import Auditor
-    from pytest_gradcheck_suite.checking import GradientCheck
-    from pytest_gradcheck_suite.pictures import GraphPictures
+    from pytest_gradcheck_suite.audit import Auditor
+    from pytest_gradcheck_suite.gradient_check import GradientCheck
+    from pytest_gradcheck_suite.graph_artifacts import GraphTracer
 
 __all__ = ["autograd_audit", "autograd_graph", "gradient_check"]
 
@@ -29,8 +29,8 @@ def gradient_check(request: pytest.FixtureRequest) -> GradientCheck:
     ``gradient_check.accumulation(make, train, batch)`` if those that a loop accumulates are not
     those of the full batch.
     """
-    _load(request)
-    from pytest_gradcheck_suite.checking import GradientCheck  # noqa: PLC0415 - needs torch
+    _load_runtime(request)
+    from pytest_gradcheck_suite.gradient_check import GradientCheck  # noqa: PLC0415 - needs torch
 
     return GradientCheck(request.node)
 
@@ -45,8 +45,8 @@ def autograd_audit(request: pytest.FixtureRequest) -> Auditor:
     of ``gradcheck_suite.audit`` and ``fail_on``. If the test raises, its exception passes, and
     the findings follow in a section of the report.
     """
-    _load(request)
-    from pytest_gradcheck_suite.auditing import auditor_of  # noqa: PLC0415 - needs torch
+    _load_runtime(request)
+    from pytest_gradcheck_suite.audit import auditor_of  # noqa: PLC0415 - needs torch
 
     return auditor_of(request.node)
 
@@ -54,25 +54,25 @@ def autograd_audit(request: pytest.FixtureRequest) -> Auditor:
 @pytest.fixture
 def autograd_graph(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GraphPictures]:
+) -> Iterator[GraphTracer]:
     """Trace the graph of tensors and save its picture if the test fails.
 
     ``graph = autograd_graph(loss, model)`` takes the arguments of ``gradcheck_suite.trace_graph``
     and returns the graph. If the test fails, a page that shows each graph is saved beside the
     report, or in a temporary folder, and the failure says where.
     """
-    _load(request)
-    from pytest_gradcheck_suite.pictures import pictures_of  # noqa: PLC0415 - needs torch
+    _load_runtime(request)
+    from pytest_gradcheck_suite.graph_artifacts import graph_tracer_of  # noqa: PLC0415 - needs torch
 
-    pictures = pictures_of(request.node, tmp_path_factory)
-    yield pictures
-    pictures.forget()
+    tracer = graph_tracer_of(request.node, tmp_path_factory)
+    yield tracer
+    tracer.forget()
 
 
-def _load(request: pytest.FixtureRequest) -> None:
+def _load_runtime(request: pytest.FixtureRequest) -> None:
     """Load torch; a fixture that was asked for by ``request.getfixturevalue`` comes unannounced."""
     __tracebackhide__ = True
     from pytest_gradcheck_suite.runtime import runtime  # noqa: PLC0415 - on first use
 
-    request.config.stash[IN_USE] = True
+    request.config.stash[ACTIVE] = True
     runtime(f"the fixture {request.fixturename}")

@@ -6,7 +6,9 @@ was detached is none.
 
 from __future__ import annotations
 
+import ast
 import gc
+import linecache
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,8 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.object_names.heap import Heap
 from gradcheck_suite.auditing.object_names.referrers import RunningFrames, owner_of
+from gradcheck_suite.auditing.source_analysis.container_growth import growth_of
 from gradcheck_suite.findings import Finding, Location, Related, Report
-from pytest_gradcheck_suite.bindings import line_that_keeps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +32,12 @@ if TYPE_CHECKING:
     import pytest
 
     from gradcheck_suite.auditing.object_names.referrers import Owner
-    from pytest_gradcheck_suite.marks import LeakMark
+    from pytest_gradcheck_suite.markers import LeakMarker
 
 __all__ = ["GraphCensus", "KeptGraph", "leak_report"]
 
 _MOST_NODES = 200_000
-_MOST_TOLD = 5
+_MOST_LISTED = 5
 _MOST_TENSORS = 8
 
 
@@ -83,14 +85,14 @@ class GraphCensus:
                 which holds it does not show it.
         """
         gc.collect()
-        found = [(t, node) for t, node in _tensors_with_graphs() if not self._knew(t, node)]
+        found = [(t, node) for t, node in _tensors_with_graphs() if not self._was_alive(t, node)]
         groups = sorted(_by_graph(found), key=lambda group: -group[1])
         frames, heap = RunningFrames(), Heap()
-        ours = {id(thing) for thing in (found, *found, groups, *groups, *(g for g, _ in groups))}
+        own = {id(thing) for thing in (found, *found, groups, *groups, *(g for g, _ in groups))}
         try:
             return tuple(
                 _describe(
-                    tensors, nodes, frames if index < _MOST_TOLD else None, heap, ours, near=near
+                    tensors, nodes, frames if index < _MOST_LISTED else None, heap, own, near=near
                 )
                 for index, (tensors, nodes) in enumerate(groups)
             )
@@ -98,28 +100,28 @@ class GraphCensus:
             frames.forget()
             heap.forget()
 
-    def _knew(self, tensor: torch.Tensor, node: Any) -> bool:
+    def _was_alive(self, tensor: torch.Tensor, node: Any) -> bool:
         known = id(tensor) in self._before
         return known and self._before[id(tensor)] == node_sequence_number(node)
 
 
-def leak_report(item: pytest.Item, mark: LeakMark, kept: tuple[KeptGraph, ...]) -> Report:
+def leak_report(item: pytest.Item, marker: LeakMarker, kept: tuple[KeptGraph, ...]) -> Report:
     """Say which graphs outlived the body of a test, if they are more than it may keep."""
     findings = []
-    if len(kept) > mark.limit:
+    if len(kept) > marker.limit:
         path, line, name = item.reportinfo()
         test = Location(path=str(path), line=(line or 0) + 1, function=name)
         # By statement; those without one are told by name alone.
         sites = {(g.site.path, g.site.line): g.site for g in kept if g.site is not None}
         first, *others = [*sites.values(), test]
-        runs = "its body" if mark.steps == 1 else f"{mark.steps} runs of its body"
-        held = "; ".join(_sentence(graph) for graph in kept[:_MOST_TOLD])
-        more = f"; and {len(kept) - _MOST_TOLD} more" if len(kept) > _MOST_TOLD else ""
+        runs = "its body" if marker.steps == 1 else f"{marker.steps} runs of its body"
+        held = "; ".join(_sentence(graph) for graph in kept[:_MOST_LISTED])
+        more = f"; and {len(kept) - _MOST_LISTED} more" if len(kept) > _MOST_LISTED else ""
         findings.append(
             Finding.of(
                 catalogue.GRAPH_KEPT,
                 f"{_count(len(kept), 'autograd graph')} outlived {runs}, expected at most "
-                f"{mark.limit}: {held}{more}",
+                f"{marker.limit}: {held}{more}",
                 detector="audit",
                 location=first,
                 related=tuple(
@@ -129,9 +131,9 @@ def leak_report(item: pytest.Item, mark: LeakMark, kept: tuple[KeptGraph, ...]) 
                 hint="keep loss.item() or tensor.detach() instead of the tensor",
                 evidence={
                     "graphs": len(kept),
-                    "steps": mark.steps,
-                    "limit": mark.limit,
-                    "owners": [graph.owner for graph in kept[:_MOST_TOLD]],
+                    "steps": marker.steps,
+                    "limit": marker.limit,
+                    "owners": [graph.owner for graph in kept[:_MOST_LISTED]],
                 },
             )
         )
@@ -198,7 +200,7 @@ def _describe(
     nodes: int,
     frames: RunningFrames | None,
     heap: Heap,
-    ours: set[int],
+    own: set[int],
     *,
     near: str | None,
 ) -> KeptGraph:
@@ -206,14 +208,14 @@ def _describe(
         tensor, owner = tensors[0], None
         if frames is not None:
             for candidate in tensors[:_MOST_TENSORS]:
-                owner = owner_of(candidate, frames, heap, skip=ours | {id(tensors)})
+                owner = owner_of(candidate, frames, heap, skip=own | {id(tensors)})
                 if owner is not None:
                     tensor = candidate
                     break
         node = tensor.grad_fn
         op = None if node is None else node.name().removesuffix("Backward0")
         # A leaf is where it should be; what keeps its gradient's graph is a backward somewhere.
-        site = None if owner is None or node is None else line_that_keeps(owner, near=near)
+        site = None if owner is None or node is None else _line_that_keeps(owner, near=near)
         return KeptGraph(
             len(tensors),
             nodes,
@@ -247,3 +249,83 @@ def _words(owner: Owner) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _line_that_keeps(owner: Owner, *, near: str | None = None) -> Location | None:
+    """Return the one statement that adds to what the owner names, or binds it to a value.
+
+    Args:
+        owner: by which name the program reaches the tensor.
+        near: a file to look in for an attribute that the file of its class never sets.
+    """
+    named = owner.grows
+    if named is None:
+        return None
+    files = [*named.files, near] if named.attribute and near else named.files
+    for file in dict.fromkeys(files):
+        site = growth_of(
+            file, named.name, function=named.function, attribute=named.attribute
+        ).site or _only_binding(file, named.name, attribute=named.attribute)
+        if site is not None:
+            return site
+    return None
+
+
+def _only_binding(file: str, name: str, *, attribute: bool) -> Location | None:
+    """Return the statement that binds the name to something that may hold a graph, if it is one."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    found = [
+        (statement, function)
+        for statement, function in _statements(tree, ())
+        if _binds(statement, name, attribute=attribute)
+    ]
+    if len(found) != 1:
+        return None
+    ((statement, function),) = found
+    return Location(
+        path=file,
+        line=statement.lineno,
+        column=statement.col_offset + 1,
+        end_line=statement.end_lineno,
+        end_column=None if statement.end_col_offset is None else statement.end_col_offset + 1,
+        function=function,
+    )
+
+
+def _statements(tree: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[ast.stmt, str | None]]:
+    for child in ast.iter_child_nodes(tree):
+        inner = scope
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            inner = (*scope, child.name)
+        if isinstance(child, ast.stmt):
+            yield child, ".".join(scope) or None
+        yield from _statements(child, inner)
+
+
+def _binds(statement: ast.stmt, name: str, *, attribute: bool) -> bool:
+    if isinstance(statement, ast.Assign):
+        targets, value = statement.targets, statement.value
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)) and statement.value is not None:
+        targets, value = [statement.target], statement.value
+    else:
+        return False
+    return not _is_empty(value) and any(
+        node.attr == name
+        if attribute and isinstance(node, ast.Attribute)
+        else not attribute and isinstance(node, ast.Name) and node.id == name
+        for target in targets
+        for node in ast.walk(target)
+        if isinstance(getattr(node, "ctx", None), ast.Store)
+    )
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Return whether a value holds nothing yet: a constant, or a container without contents."""
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.values
+    return isinstance(value, ast.Constant)

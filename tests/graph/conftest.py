@@ -9,7 +9,7 @@ import torch
 from PIL import ImageFont
 from torch import nn
 
-from gradcheck_suite.graph import render_png
+from gradcheck_suite.graph.render import png
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,9 +145,9 @@ def fonts(monkeypatch, draw_svg):
     """Have a font for PNG files on every machine; return a function that takes all away."""
 
     def use(draw):
-        render_png._finds_fonts.cache_clear()
+        png._finds_fonts.cache_clear()
         monkeypatch.setattr(resvg_py, "svg_to_bytes", draw)
 
     use(draw_svg)
     yield lambda: use(partial(draw_svg.func, skip_system_fonts=True))
-    render_png._finds_fonts.cache_clear()
+    png._finds_fonts.cache_clear()

@@ -128,7 +128,7 @@ def test_ctrl_c_within_a_recorded_backward_leaves_nothing_behind():
     handle.remove()
 
     assert torch.autograd.graph._engine_run_backward is before
-    figures = recording._backward.backwards[0].figures
+    figures = recording._backward.backwards[0].stats
     measured = len(figures._entries)
     loss.backward()
     assert len(figures._entries) == measured, "no hook of ours is left"
@@ -139,7 +139,7 @@ def test_ctrl_c_while_tracing_leaves_the_collector_on(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradcheck_suite.graph._trace.release_without_recursion", interrupt)
+    monkeypatch.setattr("gradcheck_suite.graph.tracing.release_without_recursion", interrupt)
     with pytest.raises(KeyboardInterrupt):
         gs.trace_graph(torch.ones(3, requires_grad=True).exp())
     assert gc.isenabled()

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 import gradcheck_suite as gs
-from gradcheck_suite.graph import _packed, _spans
+from gradcheck_suite.graph.recording import module_spans, saved_tensors
 from gradcheck_suite.severity import Severity
 
 
@@ -184,7 +184,7 @@ class TestLongLoops:
         assert words.endswith("ran through it, or only the first 8, which are not kept")
 
     def test_of_what_was_saved_the_last_is_kept(self, monkeypatch):
-        monkeypatch.setattr(_packed, "_MOST", 100)
+        monkeypatch.setattr(saved_tensors, "_MOST", 100)
         x = leaf(3)
         with gs.record() as recording:
             made = [(x * 1).exp() for _ in range(150)]
@@ -197,7 +197,7 @@ class TestLongLoops:
         assert "what 2 ops saved: a backward has freed it" in lost.report.not_covered[0]
 
     def test_memory_that_is_gone_is_forgotten(self, monkeypatch):
-        monkeypatch.setattr(_spans, "_PRUNE_AT", 50)
+        monkeypatch.setattr(module_spans, "_PRUNE_AT", 50)
         model = nn.Tanh()
         with gs.record() as recording:
             watch = recording._modules

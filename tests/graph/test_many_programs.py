@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
-from gradcheck_suite.graph.render_text import graph_to_text
+from gradcheck_suite.graph.render.text import graph_to_text
 
 
 def leaf(*shape, dtype=None):

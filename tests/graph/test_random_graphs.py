@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gradcheck_suite as gs
-from gradcheck_suite.graph._outline import Fold, Reference, Unfinished, outline
-from gradcheck_suite.graph.render_text import graph_to_text
+from gradcheck_suite.graph.layout.outline import Fold, Reference, Unfinished, outline
+from gradcheck_suite.graph.render.text import graph_to_text
 
 UNARY = (torch.exp, torch.sin, torch.relu, lambda t: t * t, lambda t: t + 1)
 BINARY = (torch.mul, torch.add, torch.maximum)

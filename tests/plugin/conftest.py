@@ -14,12 +14,12 @@ import gradcheck_suite.reporting.json
 import gradcheck_suite.reporting.junit
 import gradcheck_suite.reporting.sarif
 import gradcheck_suite.verification  # noqa: F401 - as above
-import pytest_gradcheck_suite.checking
-import pytest_gradcheck_suite.fingerprints
+import pytest_gradcheck_suite.gradient_check
+import pytest_gradcheck_suite.graph_artifacts
 import pytest_gradcheck_suite.leaks
-import pytest_gradcheck_suite.modules
-import pytest_gradcheck_suite.pictures
-import pytest_gradcheck_suite.testing  # noqa: F401 - as above
+import pytest_gradcheck_suite.lifecycle
+import pytest_gradcheck_suite.module_tests
+import pytest_gradcheck_suite.snapshots  # noqa: F401 - as above
 
 # Plugins that are installed here, left out unless a test is about them and takes them in again.
 ALONE = ("-p", "no:randomly", "-p", "no:asyncio")

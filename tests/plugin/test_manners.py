@@ -11,7 +11,7 @@ import pytest
 from gradcheck_suite.examples import CHECK_OPTIONS
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification import check_gradients
-from pytest_gradcheck_suite import options, settings
+from pytest_gradcheck_suite import options
 
 LEFT = """
     import gradcheck_suite
@@ -379,7 +379,8 @@ def test_the_options_that_are_known_without_torch_are_those_of_check_gradients()
 
 
 def test_what_pytest_is_told_at_its_start_is_what_is_read_later():
-    assert [name for name, *_ in options.OPTIONS] == list(settings._READERS)
+    given = [name.replace("_", "-") for name in options.Settings._fields]
+    assert [*options.OPTIONS, "update-snapshots", "given-by"] == given
     assert tuple(severity.value for severity in Severity) == options.SEVERITIES
 
 
@@ -411,7 +412,9 @@ class TestStart:
         return done.stdout.partition("LOADED ")[2].strip()
 
     def test_a_run_that_does_not_use_the_plugin_loads_next_to_nothing(self, tmp_path):
-        assert self.loaded(tmp_path) == ("[] ['fixtures', 'newhooks', 'options', 'plugin']")
+        assert (
+            self.loaded(tmp_path) == "[] ['fixtures', 'hookspecs', 'markers', 'options', 'plugin']"
+        )
 
     def test_this_test_can_fail(self, tmp_path):
         (tmp_path / "conftest.py").write_text("import rich")

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from gradcheck_suite.errors import UsageError
-from pytest_gradcheck_suite.fingerprints import take_snapshot
-from pytest_gradcheck_suite.snapshot_file import read_snapshot, write_snapshot
-from pytest_gradcheck_suite.snapshots import differences
+from pytest_gradcheck_suite.snapshots import (
+    differences,
+    read_snapshot,
+    take_snapshot,
+    write_snapshot,
+)
 
 
 class Net(torch.nn.Module):

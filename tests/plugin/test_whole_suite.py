@@ -137,12 +137,12 @@ class TestAuditOfEveryTest:
             import gc
             import sys
             import weakref
-            from pytest_gradcheck_suite.plain_imports import _PlainFinder
+            from pytest_gradcheck_suite.runtime import _OwnModulesFinder
 
             sessions = []
 
             def test_one(autograd_audit):
-                assert type(sys.meta_path[0]) is _PlainFinder
+                assert type(sys.meta_path[0]) is _OwnModulesFinder
                 spec = sys.meta_path[0].find_spec("pytest_gradcheck_suite.leaks")
                 assert spec is None or spec.origin.endswith("leaks.py")
                 assert sys.meta_path[0].find_spec("torch.nn") is None
@@ -154,7 +154,7 @@ class TestAuditOfEveryTest:
                 assert sessions[0]() is None
 
             def test_another_takes_it_out():
-                sys.meta_path[:] = [f for f in sys.meta_path if type(f) is not _PlainFinder]
+                sys.meta_path[:] = [f for f in sys.meta_path if type(f) is not _OwnModulesFinder]
         """
         finders = list(sys.meta_path)
         run_tests(source, "--gradcheck-suite-audit").assert_outcomes(passed=3)

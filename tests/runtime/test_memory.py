@@ -180,10 +180,10 @@ _ASKED_ELSEWHERE = {
     "auditing/saved_tensors/pack_hooks.py::_take_fingerprint": (
         "few bytes, which an op has just read"
     ),
-    "graph/_figures.py::_fetch": "figures",
-    "graph/_figures.py::_numbers_in_a_row": "take has asked",
-    "graph/_figures.py::_values": "_measure_alone has asked",
-    "graph/_measures.py": "its callers in _figures have asked, or have copied",
+    "graph/recording/gradient_stats.py::_fetch": "figures",
+    "graph/recording/gradient_stats.py::_numbers_in_a_row": "take has asked",
+    "graph/recording/gradient_stats.py::_values": "_measure_alone has asked",
+    "graph/recording/gradient_norms.py": "its callers in gradient_stats have asked, or have copied",
 }
 
 
