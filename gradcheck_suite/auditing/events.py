@@ -30,7 +30,7 @@ LeafBackwardStarted        after BackwardStarted, if it starts from a leaf
 GradientsFound             after BackwardStarted, if any parameter has a gradient already
 GraphKept                  after BackwardFinished, if that has left a graph behind
 GradientsDiscarded         after GradientsCleared, if what is lost by it was used by no step
-TurnEnded                  after StepFinished, if anything but backwards came before the step
+StepSummarized             after StepFinished, if anything but backwards came before the step
 GradientsClipped           after ``clip_grad_norm_``, ``clip_grad_value_`` and their parts
 LossScaled                 after ``GradScaler.scale(...)``, once for each outermost call
 GradientsUnscaled          after ``GradScaler.unscale_(optimizer)``; one that raises says so
@@ -44,6 +44,7 @@ LegacyFunctionCalled       before torch refuses to call an instance of an ``auto
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
+IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
 SavedTensorModified        at the use, inside backward, of a saved tensor whose version has moved
 SavedTensorCorrupted       at the use of one whose contents differ while its version does not
