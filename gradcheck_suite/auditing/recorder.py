@@ -41,7 +41,7 @@ __all__ = ["Recorder"]
 
 _BACKWARDS_OF_THE_FIRST_STEP = 32
 """Backwards before any step that are all told of and count as one step; after those, each counts as
-an iteration. Chosen: above what most programs run before their first step."""
+an iteration. Chosen; what looks at the first backwards of such programs ends there as well."""
 
 _TOLD_OF = 8
 """After those, in a program without optimizers, each backward of a number that this divides is told

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["BackwardSource"]
 
 _INPUTS = 3
-"""Where the engine is given the tensors whose gradients alone are asked for: the fourth after the
-roots in torch's ``Variable._execution_engine.run_backward``, counted from 0."""
+"""Where the engine is given the tensors whose gradients alone are asked for: the index, from 0,
+among what follows the roots in torch's ``run_backward`` (gradients, two flags, inputs)."""
 
 _STEPS_LOOKED_THROUGH = 8
 """In so many, the whole graph of each backward is looked at; after that in every eighth:

@@ -73,8 +73,8 @@ _SEARCHED_ITEMS = 10_000
 """Items of an array of objects that are compared with the tensors. A bound on cost."""
 
 _LINKS_OF_A_CHAIN = 3
-"""Objects of one type, each reached through the one before, that make a chain, with the holder. The
-least that goes on: two may be an object and its part."""
+"""Objects of one type, each reached through the one before, that make a chain, with the holder.
+Chosen: the least that goes on; two may be an object and its part."""
 
 _LEVELS_AFTER = 2
 """Further steps once a holder was found, for others that hold graphs by themselves. A bound on

@@ -173,8 +173,8 @@ def _finding(occurrence: _Occurrence) -> Finding:
 
 
 _ENOUGH_MOVES = 2
-"""Steps of one line that have moved frozen parameters before it is told. The least that shows it
-goes on: the first after a freeze may be meant to use up the last gradients."""
+"""Steps of one line that have moved frozen parameters before it is told. Chosen: the least that
+shows it goes on; the first after a freeze may be meant to use up the last gradients."""
 
 _MOST_PARAMETERS = 16
 """Frozen parameters of an optimizer that are compared in a step. A bound on cost: what moves one of

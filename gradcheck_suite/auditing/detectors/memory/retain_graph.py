@@ -53,8 +53,8 @@ _SAMPLED = 256
 digits, in hundreds of elements of 8 gradients is no accident."""
 
 _ENOUGH = 2
-"""Steps that have used doubled gradients before it is told. The least that shows it goes on: a
-single one may be an experiment or a measurement."""
+"""Steps that have used doubled gradients before it is told. Chosen: the least that shows it goes
+on; a single one may be an experiment or a measurement."""
 
 
 @dataclass(slots=True)
