@@ -39,6 +39,7 @@ library and that called torch, the place in the library may follow."""
 
 _TORCH = folder_prefix(Path(torch.__file__).parent)
 _USER, _LIBRARY, _MACHINERY = range(3)
+"""Whose code a file holds; the lower, the sooner a line of it is named."""
 
 
 class _Kinds(dict[str, int]):
@@ -142,6 +143,8 @@ def variables_of(frame: FrameType) -> dict[str, object]:
 
 
 _FRAME_VARIABLE_AND_ARGUMENT = 3
+"""References to a frame's dictionary that only the frame keeps: its own, that of the variable here,
+and that of the argument of ``sys.getrefcount``. One more is somebody else's."""
 
 
 def location_of(place: CallSite | None) -> Location | None:

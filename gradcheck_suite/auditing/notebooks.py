@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Notebook", "read_notebook"]
 
 _FORMAT: Final = 4
+"""The ``nbformat`` that has its cells at the top, that of IPython 3 and later; older ones have them
+in worksheets, and nbconvert converts them."""
+
 # A command of IPython's, alone or assigned: %matplotlib inline, files = !ls, ?torch.
 _COMMAND: Final = re.compile(
     r"(\s*)([^\s%!?#'\"][^%!?#'\"]*=\s*)?([%!]{1,2}|\?{1,2})\s*(\w*)\s*(.*)"
@@ -36,6 +39,8 @@ _FUTURE: Final = sum(
     getattr(__future__, name).compiler_flag for name in __future__.all_feature_names
 )
 _TOLD: Final = 5
+"""Commands of a notebook that are named as not run; of more, their number is. Chosen, for
+length."""
 
 
 @dataclass(frozen=True, slots=True)

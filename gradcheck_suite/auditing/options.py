@@ -148,7 +148,13 @@ class AuditOptions:
 
 
 _APART = 20
+"""Steps between two with checksums, at least. Chosen: the share of time that they take is limited
+besides, so that this counts only where they cost little."""
+
 _OF_CHECKSUMS = 0.1
+"""The part of ``overhead`` that later checksums may take. Chosen: half a per cent of the run by
+default; the rest is for what is done in each step."""
+
 _WATCHES = ("after_corruption", "from_start", "never")
 
 

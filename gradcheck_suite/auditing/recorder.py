@@ -40,9 +40,20 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 _BACKWARDS_OF_THE_FIRST_STEP = 32
+"""Backwards before any step that are all told of and count as one step; after those, each counts as
+an iteration. Chosen; what looks at the first backwards of such programs ends there as well."""
+
 _TOLD_OF = 8
+"""After those, in a program without optimizers, each backward of a number that this divides is told
+of. A bound on cost: checks of gradients make thousands of short ones."""
+
 _FORGETS_EVERY = 8
+"""Steps between two looks for writes that are too old to matter. A bound on cost and on memory:
+what is kept meanwhile is bounded besides."""
+
 _MOST_LIVING = 2
+"""Generations of graphs that may be alive where a pause begins: that of the loop's variable
+``loss``, and one more. With more, graphs may be piling up."""
 
 
 class Recorder:

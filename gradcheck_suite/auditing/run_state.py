@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Birth", "Clock", "Moment", "OptimizerStep", "RunState"]
 
 _KEPT_STEPS: Final = 256
+"""Finished steps that are remembered, to name one between a save and a use. A bound on memory: a
+graph is mostly used within a step or two."""
 
 _new_object = object.__new__
 

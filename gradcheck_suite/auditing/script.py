@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["ScriptOutcome", "audit_script", "reporting_signals"]
 
 _FAILED = 1
+"""The exit status of Python after an exception, and after ``sys.exit("text")``."""
+
 _USAGE = 2
+"""The exit status of a wrong call, as of ``argparse``."""
+
 _INTERRUPTED = 130
+"""The exit status after an interrupt, as of a shell: 128 and the number of SIGINT, 2."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["AccumulationWindow", "AccumulationWindows", "Discarded", "Fill", "StepSummary"]
 
 _MOST_KEPT = 64
+"""Of one window, so many backwards, the first and the latest, and so many clearings, the first, are
+kept. A bound on memory where no step ends a window."""
 
 
 class Fill(NamedTuple):

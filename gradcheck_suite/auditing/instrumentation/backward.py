@@ -46,10 +46,12 @@ if TYPE_CHECKING:
 __all__ = ["BackwardSource"]
 
 _INPUTS = 3
-"""Where the engine is given the tensors whose gradients alone are asked for."""
+"""Where the engine is given the tensors whose gradients alone are asked for: the index, from 0,
+among what follows the roots in torch's ``run_backward`` (gradients, two flags, inputs)."""
 
 _STEPS_LOOKED_THROUGH = 8
-"""In so many, the whole graph of each backward is looked at; after that in every eighth."""
+"""In so many, the whole graph of each backward is looked at; after that in every eighth:
+``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``."""
 
 
 class BackwardSource(EventSource):

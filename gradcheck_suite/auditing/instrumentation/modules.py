@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["ForwardSource", "ModeLayerSource", "ModeSource"]
 
 _FIRST_STEPS = 8
+"""In so many first steps each forward is told of: those in which each graph is looked through
+(``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``)."""
+
 _EVERY = 8
+"""After those, the forwards of each step that this divides, as with graphs. A bound on cost."""
 
 
 class ModeSource(EventSource):

@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["Heap", "SearchEndedError"]
 
 _AT_LEAST = 2.0
-"""So many seconds may be spent on searches in any run: a small program never gets there."""
+"""So many seconds may be spent on searches in any run: a small program never gets there. Chosen:
+some twenty searches of a usual process, a tenth of a second each."""
+
 _AT_ONCE = 512
+"""Objects whose references are read by one call. Chosen: it spares a call for each object, and the
+list for one call stays small; only parts with a hit are read one by one."""
+
 _FEW = 8
 """For so many objects, CPython's own search compares each reference with each of them in less time
 than it takes to put the references into a list."""
 _PARTS_BETWEEN_LOOKS = 64
+"""Parts between two looks at the clock: 32,768 objects, which took 0.02 seconds on a shared AMD
+EPYC, so that a search overdraws its time by a hundredth."""
 
 
 class SearchEndedError(Exception):

@@ -25,6 +25,8 @@ __all__ = ["ModuleTree", "assignment_of", "forced_at", "forward_of"]
 
 _PLAIN = (list, tuple, dict, set, deque)
 _DEEP = 3
+"""How many plain containers, one in the other, are entered from that in an attribute to find
+modules. A bound on cost."""
 
 
 class ModuleTree:

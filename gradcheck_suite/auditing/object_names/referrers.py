@@ -37,10 +37,23 @@ CACHE: Final = type(functools.lru_cache(len))
 """The type of what ``functools.lru_cache`` returns, which has no public name."""
 
 _LEVELS = 10
+"""Steps from a holder up to a name. A bound on cost, as each searches all objects; a list in an
+attribute is two steps from its object, and programs nest few objects."""
+
 _MOST_PER_LEVEL = 100
+"""Objects that are searched for in one step, the first. A bound on cost."""
+
 _LONGEST_PATH = 60
+"""Characters of a path such as ``self.log["train"][0]``; of a longer one, the middle is left out.
+Chosen, so that messages stay readable."""
+
 _LONGEST_KEY = 24
+"""Characters of a key that is written out in such a path. Chosen, as above."""
+
 _SEARCHED_ITEMS = 10_000
+"""Items of a container that are compared to find an index. A bound on cost: without one, the
+container is named all the same."""
+
 _MODULE_DICTIONARIES = frozenset({"_buffers", "_modules", "_parameters"})
 _SUSPENDED: dict[type, tuple[str, str]] = {
     types.GeneratorType: ("gi_frame", "generator"),
@@ -148,8 +161,11 @@ class RunningFrames:
 
 
 _USER, _MACHINERY = 0, 2
+"""Values of ``kind_of_file``, as in ``call_sites``."""
+
 _LIBRARYS = 4
-"""The ranks of a library's own variables begin here."""
+"""The ranks of a library's own variables begin here: above those of the user's, 0 of a local
+variable up to 3 of a thread-local one."""
 
 
 def is_ours(thing: object) -> bool:

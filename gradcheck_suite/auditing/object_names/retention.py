@@ -50,14 +50,39 @@ if TYPE_CHECKING:
 __all__ = ["HeldGraphs", "Owner", "find_holders", "hook_around"]
 
 _NODES = 5_000
+"""Nodes under one tensor that are looked at for freed graphs. A bound on cost, for each of up to
+``_MOST_TENSORS``: a fourth of ``MOST_NODES`` of ``reachable_parameters``."""
+
 _LEVELS = 9
+"""Steps from a tensor up to what holds several graphs. A bound on cost, as each searches all
+objects."""
+
 _TENSORS_OF_ONE = 6
+"""Tensors over the same graphs that the search starts from. A bound on cost: those of one step are
+mostly held alike, and more than one are tried as some are held by the graph alone."""
+
 _MOST_TENSORS = 120
+"""Tensors that the search starts from in all: twenty graphs with as many each. A bound on cost, as
+each step takes time in proportion."""
+
 _MOST_PER_LEVEL = 400
+"""Objects that are searched for in one step. A bound on cost; more than three for each tensor of
+the start."""
+
 _SEARCHED_ITEMS = 10_000
+"""Items of an array of objects that are compared with the tensors. A bound on cost."""
+
 _LINKS_OF_A_CHAIN = 3
+"""Objects of one type, each reached through the one before, that make a chain, with the holder.
+Chosen: the least that goes on; two may be an object and its part."""
+
 _LEVELS_AFTER = 2
+"""Further steps once a holder was found, for others that hold graphs by themselves. A bound on
+cost."""
+
 _MOST_HOLDERS = 4
+"""Holders that one search tells. Chosen, for length: a loop that keeps its loss, its output and a
+metric has three."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["ParameterNames", "listed", "local_name", "operation_words"]
 
 _LISTED = 5
+"""Names that are listed before the dots. Chosen, for length."""
 
 _FRAMES = 12
+"""Frames of the user's, from the innermost out, whose variables are looked at, and items of a list
+or tuple there. A bound on cost; a tensor is mostly named in the innermost."""
 
 _WORDS = {
     "__iadd__": "+=",

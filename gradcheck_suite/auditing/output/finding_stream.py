@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["STREAM_SCHEMA_VERSION", "FindingStream", "LineFile", "subject_of"]
 
 STREAM_SCHEMA_VERSION = 1
+"""The number of ``reporting/schemas/stream-1.schema.json``, of which each line is an instance; it
+grows where a reader of the lines has to change."""
 
 # Whatever makes a mistake certain is one of these, or happens between two of them.
 _MOMENTS = (

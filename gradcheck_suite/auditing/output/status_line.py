@@ -34,8 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["SharedLine", "StatusLine", "open_shared_line", "status_line"]
 
 _FIRST_SECONDS = 2.0
+"""Seconds before the line is drawn first. Chosen: what ends sooner needs none."""
+
 _EVERY_SECONDS = 0.5
+"""Seconds between two drawings, at least. Chosen: often enough to be seen to move, and one write to
+a terminal in half a second costs nothing."""
+
 _CALIBRATED = 200
+"""Saved tensors by which the cost of one is measured: at 4 microseconds each, 1 to 2 milliseconds
+in all (shared AMD EPYC, torch 2.13)."""
 
 
 def status_line(
@@ -144,6 +151,7 @@ _ERASE = b"\r\x1b[2K"
 _MOVES_THE_CURSOR = re.compile(rb"\r(?!\n)|\x08|\x1b(?!\[[0-9;:]*m)")
 _DUMB = frozenset({"", "dumb", "unknown"})
 _ENOUGH_COLUMNS = 20
+"""Columns below which nothing is drawn. Chosen: the line would be cut before it says anything."""
 
 
 def open_shared_line() -> SharedLine | None:

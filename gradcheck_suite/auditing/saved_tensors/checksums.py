@@ -44,7 +44,8 @@ BLOCK = 2039
 25 MB, adding up both ways takes least with such rows; with rows of 509 words, up to 1.7 times."""
 
 WIDTHS = (2039, 1777, 1511)
-"""The lengths of rows whose columns alone are summed, in turn: primes again."""
+"""The lengths of rows whose columns alone are summed, in turn: primes again, so that what one
+misses, a move by a multiple of it, the next sees."""
 
 SMALL = 16_384
 """So many bytes are copied in any case: that takes a microsecond, and summing them takes ten."""
@@ -81,12 +82,17 @@ and the words that fill no row, or those words alone: as bytes of the CPU's memo
 any other device."""
 
 _WORD = 8
-# Rows, of 16 kB. Half a megabyte stays in the cache between the two sums: 2 MB take 0.8 of the time
-# and 16 MB take 0.6.
+"""Bytes of an ``int64``, the widest integer that torch adds up."""
+
 _AT_ONCE = 32
+"""Rows, of 16 kB, that are summed both ways before the next are read. Half a megabyte stays in the
+cache between the two sums: 2 MB take 0.8 of the time and 16 MB take 0.6."""
+
 _MOST_AT_ONCE = 96
-# Contents are compared as integers: a NaN differs from itself.
+"""Rows, of 1.5 MB, up to which memory is read as a whole: what is gained begins at about 2 MB."""
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""By the bytes of an element, what contents are compared as: a NaN differs from itself."""
 
 
 def fingerprint(tensor: Tensor, most_copied: int = SMALL) -> Fingerprint | None:

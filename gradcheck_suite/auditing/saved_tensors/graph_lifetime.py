@@ -34,10 +34,24 @@ MARK = "gradcheck_suite.generation"
 """The key in ``Node.metadata``, a dictionary that lives and dies with the C++ node."""
 
 _WALK_LIMIT = 20_000
+"""Nodes of a graph that are looked at for earlier marks. A bound on cost, see ``MOST_NODES`` of
+``reachable_parameters``; of a larger graph, the reuse may not be seen."""
+
 _EVERY_ITERATION_UNTIL = 8
+"""In so many first steps each graph is looked through. Chosen: above the three steps that the
+findings about reuse take; detectors and forwards keep to the same steps."""
+
 _ITERATIONS = 8
+"""After those, the graphs of each step that this divides. A bound on cost: an eighth of the
+walks."""
+
 _WORTH_CLEARING = 64
+"""References to what is dead, at least, before lists are cleared of them. A bound on cost: so each
+clearing is paid for by as many additions."""
+
 _MOST_NUMBERS = 50_000
+"""Numbers of marked nodes that are remembered, 3.5 MB of Python's objects. Beyond, all nodes up to
+the highest of them are asked for a mark, which takes longer and misses nothing."""
 
 
 class Generation:

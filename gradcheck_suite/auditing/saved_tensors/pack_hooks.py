@@ -73,9 +73,13 @@ _WRITTEN_BY_THEIR_OP = frozenset(
     }
 )
 _COPIED_OF_ALL = 4 << 20
-"""So many bytes of an iteration may be kept as copies, where sums take longer and no memory."""
+"""So many bytes of an iteration may be kept as copies, where sums take longer and no memory. A
+bound on memory, with room for 32 tensors of the size ``COPIED``."""
+
 _THOROUGH_ITERATIONS = 3
-"""A mistake that happens once is likeliest in these; one that goes on is seen in those after."""
+"""A mistake that happens once is likeliest in these; one that goes on is seen in those after. As
+many as have checksums by default (``checksum_first_steps``)."""
+
 _BATCH_NORM_STATISTICS = ("running_mean", "running_var")
 
 

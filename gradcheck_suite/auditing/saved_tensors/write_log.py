@@ -31,8 +31,17 @@ __all__ = ["Write", "WriteLog"]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _KEPT_PER_STORAGE = 8
+"""Writes into one storage that are remembered, the latest. A bound on memory: those between a save
+and its use are mostly few."""
+
 _KEPT_STORAGES = 512
+"""Storages whose writes are remembered, the latest. A bound on memory: with eight writes each,
+4,096 tuples."""
+
 _WORTH_A_LOOK = 8
+"""Storages from which on old writes are looked for to be dropped. A bound on cost: fewer take no
+memory worth a look."""
+
 _new_tuple = tuple.__new__  # spares a call of Python for each write
 
 

@@ -26,6 +26,8 @@ _BUILDERS = frozenset({"__init__", "__new__", "__post_init__"})
 _WITHOUT_GRAPH = frozenset({"detach", "item", "numpy", "tolist"})
 _NUMBERS = frozenset({"bool", "float", "int", "len", "round", "str"})
 _FEW = 4
+"""Statements that may have filled a holder and are all told. Chosen, for length: of more, none
+helps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,8 @@ _WITH_INDICES = frozenset(
 """What returns values and indices: the second of the pair has no graph."""
 _SINKS = frozenset({"backward", "manual_backward"})
 _CALLS_DEEP = 3
+"""Calls of the user's functions, one within the other, that a value is followed into. A bound on
+cost, which grows with the power of the depth."""
 
 
 def follow(

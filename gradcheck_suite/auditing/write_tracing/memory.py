@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Change", "WatchedMemory", "site_of"]
 
 _BYTES_PER_UNIT = 1 << 15
+"""Bytes whose comparison counts as one more unit of work: 32 KiB took 3 microseconds in the cache,
+with the call, and 8 outside (one thread of a busy AMD EPYC)."""
 
 
 @dataclass(frozen=True, slots=True)

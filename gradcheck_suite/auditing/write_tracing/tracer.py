@@ -36,12 +36,28 @@ if TYPE_CHECKING:
 __all__ = ["Suspects", "WriteTracer", "another_may_have_written"]
 
 _MOST_BYTES_OF_ALL = 64 << 20
+"""Bytes of saved tensors that are watched where all are, 64 MiB. A bound on cost: each line of the
+program compares them; the report says how many were left out."""
+
 _MOST_BYTES_OF_SUSPECTS = 1 << 30
+"""Bytes that are watched where only suspects are, 1 GiB. A bound on cost, loose: one of them is
+known to be overwritten, and ``_MOST_WORK`` ends what takes too long."""
+
 _MOST_WORK = 5_000_000
-"""Of one watch, in units of about a microsecond."""
+"""Of one watch, in units of about a microsecond: some seconds. A bound on cost; the report says
+that the watch was given up."""
+
 _STEPS = 3
+"""Steps after which a watch ends, if the writer was not found. A bound on cost; of a writer that
+comes every step, the first is enough."""
+
 _BACKWARDS = 32
+"""Backwards after which it ends as well, for programs that never step: as many as
+``_BACKWARDS_OF_THE_FIRST_STEP`` of the recorder."""
+
 _WATCHES = 12
+"""Watches in all. A bound on cost: enough for four lines that save what is overwritten, each
+watched in the three ways of ``Suspects``."""
 
 _ACTIVE: weakref.WeakSet[WriteTracer] = weakref.WeakSet()
 
@@ -247,7 +263,10 @@ if hasattr(os, "register_at_fork"):
 
 _Kind: TypeAlias = "tuple[torch.Size, torch.dtype]"
 _ALL_OF_THE_LINE = 2
+"""The number of the watch, from 1, that is over all that the suspected line saves: the second."""
+
 _EVERYTHING = 3
+"""The number of the watch, from 1, that is over everything, and the last: the third."""
 
 
 class Suspects:

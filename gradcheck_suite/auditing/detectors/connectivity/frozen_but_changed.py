@@ -173,9 +173,20 @@ def _finding(occurrence: _Occurrence) -> Finding:
 
 
 _ENOUGH_MOVES = 2
+"""Steps of one line that have moved frozen parameters before it is told. Chosen: the least that
+shows it goes on; the first after a freeze may be meant to use up the last gradients."""
+
 _MOST_PARAMETERS = 16
+"""Frozen parameters of an optimizer that are compared in a step. A bound on cost: what moves one of
+them, momentum or a gradient that is left, mostly moves all."""
+
 _EACH_OF_THE_FIRST = 8
+"""Steps of the program in each of which it is asked whether anything is frozen. Chosen, like the
+other looks of the first 8 steps; nothing depends on it closely."""
+
 _EVERY_STEPS = 32
+"""After those, steps between two questions, while nothing is frozen. A bound on cost: a freeze
+later on is seen so many steps late, and its moves go on."""
 
 
 @dataclass(slots=True)
@@ -298,8 +309,16 @@ def _moved_finding(occurrence: _Moved, count: int) -> Finding:
 
 
 _NEXT_LOOKS = (3, 8)
+"""Steps at which running statistics are looked at, after the first. Chosen: the third tells of
+layers that were frozen from the start, the eighth of those frozen by the third."""
+
 _EVERY = 64
+"""After those, steps between two looks. A bound on cost: each goes through all modules of the
+models and takes fingerprints of frozen layers."""
+
 _STEPS_BETWEEN = 2
+"""Steps that lie at least between the two looks that are compared: where two optimizers take turns,
+and freeze each other's part, both have stepped by then."""
 
 
 @dataclass(slots=True)

@@ -44,10 +44,16 @@ __all__ = [
 ]
 
 LOOKED_AT = 8
-"""In so many first steps of an optimizer, each parameter is asked for its gradient."""
+"""In so many first steps of an optimizer, each parameter is asked for its gradient. A bound on
+cost, above the steps that make a finding, so that modules that take turns show as such."""
+
 CERTAIN = 3
-"""So many steps without a gradient make a finding."""
+"""So many steps without a gradient make a finding. Chosen: one step may be a warm-up, and of two
+losses or parts that take turns each comes by in two."""
+
 _NAMES_SHOWN = 6
+"""Names of parameters in a message; of more, their number is told. Chosen, for length."""
+
 _HINT = "keep the tensor itself in the loss; convert or detach it for logging only"
 _HINTS = {
     "`.sample()`": "draw with rsample(), which records; or weigh log_prob() of what was drawn",

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Call", "ModuleWatch", "user_sites"]
 
 _MOST_CALLS = 16
+"""Calls of one module that are noted in the step that is watched. A bound on cost: each call goes
+up the whole stack for the user's lines, and a recurrent cell has thousands."""
+
 _CHECKPOINT = checkpoint.__file__
 
 

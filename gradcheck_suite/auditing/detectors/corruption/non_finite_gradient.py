@@ -48,12 +48,27 @@ if TYPE_CHECKING:
 __all__ = ["NonFiniteGradientDetector"]
 
 _CLOSELY = 2
-"""In so many first steps every node is watched."""
+"""In so many first steps every node is watched. A bound on cost, a hook of Python's for each node;
+an op at its kink or pole mostly gives NaN from the first step on."""
+
 _FIRST_STEPS = 6
+"""In so many first steps every loss and every gradient is looked at. A bound on cost, as each look
+waits for a GPU. Chosen; nothing depends on it closely."""
+
 _LOSSES_EVERY = 16
+"""After those, steps between two looks at the loss. A bound on cost, as reading it waits for a GPU;
+NaN in parameters stays, so that a later look sees it."""
+
 _GRADIENTS_EVERY = 64
+"""After those, steps between two looks at all gradients, where the loss is finite: four of the
+looks at the loss. A bound on cost, as each sums up every gradient."""
+
 _NAMES_SHOWN = 5
+"""Names of parameters among a finding's evidence. Chosen, for length."""
+
 _DEPTH = 64
+"""Nodes that are passed on the way from an op to the nearest parameter, whose module is then named.
+A bound on cost; from further away the name would say little."""
 
 
 @dataclass(frozen=True, slots=True)

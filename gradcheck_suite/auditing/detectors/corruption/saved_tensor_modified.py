@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["SavedTensorModifiedDetector", "Use", "Writer", "finding_of", "line_of", "source_words"]
 
 _MOST_USES = 200
+"""Kinds of uses, by saved tensor and writing line, that are told one by one; of more, their number
+is. A bound on memory and on the length of a report."""
 
 _Key: TypeAlias = "tuple[object, object]"
 """What was saved where and by which operation, and the line that wrote, if it is known."""
@@ -273,6 +275,7 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 
 _LONGEST = 60
+"""Characters of a source line in a message. Chosen, so that the message stays readable."""
 
 
 @dataclass(frozen=True, slots=True)

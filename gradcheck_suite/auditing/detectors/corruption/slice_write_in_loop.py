@@ -26,11 +26,18 @@ __all__ = ["SliceWriteInLoopDetector"]
 _COPY_SLICES = "CopySlices"
 _MARK = "gradcheck_suite.slice_writes"
 _LEAST = 16
+"""Assignments of one line in one graph that make a loop worth a word. Chosen: backward copies the
+gradient of the whole tensor for each, which is no matter where there are few."""
+
 _NAMELESS = 2 * _LEAST
-"""After so many assignments to what is no variable, none is looked for."""
+"""After so many assignments to what is no variable, none is looked for. Chosen: as many again as
+are counted before the first look, a bound on cost."""
+
 _WORTH_A_WARNING = 1_000_000
 """Elements that backward copies: about a millisecond on one thread of a CPU, torch 2.13."""
 _WALK_LIMIT = 20_000
+"""Nodes of a backward's graph that are looked at for marked assignments. A bound on cost, see
+``MOST_NODES`` of ``reachable_parameters``; beyond, nothing is told."""
 
 
 class _Run:

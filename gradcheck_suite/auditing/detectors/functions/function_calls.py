@@ -44,9 +44,20 @@ if TYPE_CHECKING:
 __all__ = ["FunctionCallDetector"]
 
 _CALLS = 4
+"""Calls of each Function that are looked at. A bound on cost: whether forward writes or what it
+saves is the same in each call, but for branches."""
+
 _SEARCHED = 8
+"""Backwards whose graphs are searched for Functions; four times as many while one that has saved an
+intermediate waits for a second derivative. A bound on cost."""
+
 _FEW_VALUES = 2
+"""Different values that a saved mask has at most: true and false, or zero and the factor of a
+dropout. What has more was computed."""
+
 _LOOKED_AT = 4_096
+"""Elements of a saved tensor that are looked at for that. A bound on cost, as each becomes a number
+of Python's; a computed tensor has a third value among the first few."""
 
 
 @dataclass(frozen=True, slots=True)

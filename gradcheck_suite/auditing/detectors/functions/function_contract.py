@@ -46,8 +46,13 @@ if TYPE_CHECKING:
 __all__ = ["FunctionContractDetector", "is_the_users", "line_in"]
 
 _SEARCHED = 4
+"""Backwards whose graphs are searched for Functions. A bound on cost: as many as ``ALWAYS_WALKED``
+of ``reachable_parameters``, whose graphs are walked in any case."""
+
 _WATCHED_RUNS = 32
-"""So many times one node's backward is watched."""
+"""So many times one node's backward is watched. A bound on cost: a graph may be kept for thousands
+of backwards, as torch's gradcheck does, and the code is the same in each."""
+
 _ARITY = re.compile(
     r"function (\w+)Backward returned an incorrect number of gradients "
     r"\(expected (\d+), got (\d+)\)"

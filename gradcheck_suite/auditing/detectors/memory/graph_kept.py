@@ -46,17 +46,24 @@ runs, whatever the source says. A list that is emptied at the end of a window or
 left alone."""
 
 _LIKELY = 8
-"""Of fewer steps, what may be a window that was not yet full is told as a warning."""
+"""Of fewer steps, what may be a window that was not yet full is told as a warning. Chosen, at the
+larger of usual windows; only the severity depends on it."""
 
 _LARGE = 1_000
-"""A deque or cache with a greater bound is as good as endless."""
+"""A deque or cache with a greater bound is as good as endless. Chosen, far above any window that a
+program may want the graphs of."""
 
 _ENDLESS = frozenset({"chain", "nodes", "tensor"})
 """Holders that can't let go of a part: no backward can go through a sum over graphs that are freed,
 a node that keeps its own graph keeps it for ever, and each link of a chain keeps all before it."""
 
 _MOST_FINDINGS = 20
+"""Holders that are told; after those, none is searched for any more. A bound on cost and on the
+length of a report: each search goes through all objects."""
+
 _UNSTEPPED = 64
+"""Backwards of a program that never steps an optimizer that are followed for a chain of graphs. A
+bound on cost; a carried state shows from ``graph_limit`` of them on."""
 
 
 @dataclass(frozen=True, slots=True)

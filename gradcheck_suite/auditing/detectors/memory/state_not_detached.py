@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "StateNotDetached"]
 
 _MOST_NODES = 20_000
+"""Nodes that are looked at above and below the edge to the older graph. A bound on cost, see
+``MOST_NODES`` of ``reachable_parameters``; beyond, nothing is told."""
+
 _LOOKS = 16
+"""Backwards that reach an earlier step's graph and are looked at before they run. A bound on cost
+where that goes well each time; one that fails later is looked at then."""
+
 _FREED = "backward through the graph a second time"
 
 

@@ -39,11 +39,28 @@ __all__ = ["UnusedGraphDetector"]
 _MARK = "gradcheck_suite.evaluation"
 _SECOND = "gradcheck_suite.second_graph"
 _CERTAIN = 3
+"""Graphs that were kept or recorded in vain, by one line, before it is told. Chosen: one or two may
+be on purpose, as for a picture of the graph."""
+
 _WALKED_UNTIL = 8
+"""Steps in which retained graphs are followed: ``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``, as
+only there each graph is looked through and a second backward surely seen."""
+
 _CALLS_OF_A_PHASE = 4
+"""Calls of a module that are heard after each ``eval()``: one more than make a finding, so that a
+single evaluation suffices. A bound on cost."""
+
 _CALLS_OF_A_MODULE = 24
+"""Calls of a module that are heard in all: six evaluations of those. A bound on cost for programs
+that evaluate after every step."""
+
 _BACKWARDS_OF_A_PHASE = 8
+"""Backwards that may begin while a module in evaluation mode is listened to. A bound on cost, above
+the calls that make a finding, for a teacher that is called once in each turn."""
+
 _MOST_NODES = 20_000
+"""Nodes of a backward's graph that are looked at for marks. A bound on cost, see ``MOST_NODES`` of
+``reachable_parameters``; beyond, all that is marked counts as used."""
 
 
 @dataclass(slots=True)

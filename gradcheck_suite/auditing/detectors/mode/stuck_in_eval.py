@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["StuckInEvalDetector"]
 
 _ENOUGH = 2
+"""Steps of an optimizer in evaluation mode before it is told. Chosen: the least that shows it goes
+on; a single one may be meant."""
 
 
 @dataclass(slots=True)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["TrainModeInEvalDetector", "names_of", "sensitive_layers"]
 
 _STEPS_BETWEEN = 2
+"""Steps of its optimizer since a model's last pass without recording. The least that tells
+validation from a pass that comes with every step, which is part of the step."""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,12 @@ __all__ = ["ClipMisplacedDetector"]
 _Wrong: TypeAlias = Literal["after", "before", "nothing", "others", "each", "scaled"]
 
 _ENOUGH = 2
+"""Clippings of one line that came to nothing before it is told. Chosen: the least that shows it
+goes on; what happens once may be meant."""
+
 _OF_SCALE = 1e-2
+"""A limit of at least this part of the loss scale, and of 100, was scaled by hand: divided by the
+scale it is 0.01 or more, as limits of norms mostly are. Chosen."""
 
 
 @dataclass(slots=True)

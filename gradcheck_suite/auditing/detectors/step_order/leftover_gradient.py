@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["LeftoverGradientDetector"]
 
 _ENOUGH = 2
+"""Steps that applied a leftover before it is told. Chosen: the least that shows it goes on; what
+happens once may be meant."""
 
 
 @dataclass(slots=True)

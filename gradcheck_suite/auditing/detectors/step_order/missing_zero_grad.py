@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["MissingZeroGradDetector"]
 
 _NAMES_SHOWN = 5
+"""Names of parameters in a finding. Chosen, for length."""
 
 
 class _Used:

@@ -44,14 +44,27 @@ if TYPE_CHECKING:
 __all__ = ["MissingZeroGradByHandDetector"]
 
 _LOOKED_AT = 32
+"""Backwards from the first on that are looked at: ``_BACKWARDS_OF_THE_FIRST_STEP`` of the recorder,
+after which detectors are told of each eighth only. A bound on cost."""
+
 _MOST_NODES = 2_000
+"""Nodes of a graph whose leaves are asked for. A bound on cost, a tenth of ``MOST_NODES`` as it is
+walked for each of these backwards; programs that step by hand are small."""
+
 _SAMPLED = 64
+"""Elements of each gradient and parameter that are compared, from all over it. A bound on cost: a
+multiple of the gradient in 64 elements is no accident."""
+
 _NAMES_SHOWN = 5
+"""Names of parameters in a finding. Chosen, for length."""
+
 _CLOSE = 1e-3
-"""By how much, as a share, two rates may differ that were meant to be the same."""
+"""By how much, as a share, two rates may differ that were meant to be the same. Chosen: the
+rounding of elements is allowed for besides, and by less no other rate shows."""
 
 _ROUNDED = 64
-"""A change is told from rounding only if it is so many times greater."""
+"""A change is told from rounding only if it is so many times greater. Chosen: rounding, of a unit
+or less, is then at most a 64th of the greatest change."""
 
 
 @dataclass(slots=True)

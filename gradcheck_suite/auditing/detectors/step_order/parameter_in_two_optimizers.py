@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["ParameterInTwoOptimizersDetector"]
 
 _ENOUGH = 2
+"""Steps that have used a gradient again before it is told. Chosen: the least that shows it goes on;
+what happens once may be meant."""
 
 
 class _Use(NamedTuple):

@@ -59,12 +59,31 @@ if TYPE_CHECKING:
 __all__ = ["ParameterNotOptimizedDetector"]
 
 _FIRST_STEPS = 6
+"""In so many first steps of an optimizer each is looked at; after those, at powers of two. Chosen:
+twice the steps that it takes to be sure."""
+
 _MOST_NODES = 20_000
+"""Nodes of a graph that are put in order. A bound on cost, see ``MOST_NODES`` of
+``reachable_parameters``; the report says that larger graphs were left out."""
+
 _MOST_SCANS = 4
+"""Searches for who holds what, in all. A bound on cost: each takes about a tenth of a second."""
+
 _STEPS_TO_BE_SURE = 3
+"""Steps in which a parameter gets a gradient and stays as it is before it is told. Chosen: an
+optimizer for it may come after the first step, and two may take turns."""
+
 _STEPS_IN_DOUBT = 4
+"""Steps of an optimizer, since fewer parameters got gradients, after which it is looked at: those
+that it takes to be sure, and one whose backward gave rise to the doubt."""
+
 _MOST_DOUBTS = 4
+"""How often fewer gradients than before are looked into. A bound on cost for models that choose
+anew which layers run."""
+
 _ASKED = 3
+"""Stale parameters, from the first on, and the last, whose holders are asked for. A bound on cost:
+each question is a search; what keeps codes in a list keeps all of them."""
 
 
 class _Orphan:

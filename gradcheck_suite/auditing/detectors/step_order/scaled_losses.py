@@ -40,7 +40,12 @@ Kind: TypeAlias = "Literal['scaled', 'unscaled', 'plain', 'unknown']"
 
 _MARK = "gradcheck_suite.scaled_by"
 _MOST_NODES = 20_000
+"""Nodes that are looked at for a scaled loss below a root. A bound on cost, see ``MOST_NODES`` of
+``reachable_parameters``; beyond, it is unknown whether it was scaled."""
+
 _MOST_WALKS = 32
+"""Such walks in all. A bound on cost; after those, a loss that is not itself the scaled one is of
+unknown kind."""
 
 
 class ScaledLosses:

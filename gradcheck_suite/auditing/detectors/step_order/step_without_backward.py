@@ -42,7 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["StepWithoutBackwardDetector"]
 
 _COMPARED = 4
+"""Gradients of a step that are compared with those of the step before. A bound on cost: a backward
+in between writes to all of them."""
+
 _ENOUGH_SKIPPED = 3
+"""Turns of an optimizer, all there were, that skipped its gradients. Chosen: the first may come
+before any backward, and one more may be left out on purpose."""
+
 _LIKELY = ("again", "skipped")
 
 

@@ -33,9 +33,20 @@ if TYPE_CHECKING:
 __all__ = ["StepWithoutEffectDetector"]
 
 _FEW = 4
+"""Parameters compared at an optimizer's first step, the smallest. A bound on cost: where one of
+them moves, as in nearly every run, no more is looked at."""
+
 _ENOUGH = 3
+"""Steps without effect, after a first that gave reason to look. Chosen: one or two may be on
+purpose."""
+
 _ENOUGH_OF_A_SCHEDULE = 12
+"""As many under a scheduler. Chosen, four times the usual: a schedule may hold a rate of zero for
+more than one step, as where it steps once for several batches."""
+
 _ENOUGH_SKIPPED = 4
+"""Steps left out by a scaler, all there were. Chosen: a new ``GradScaler`` halves its scale of
+65,536 at each until it fits, so that the first few are usual."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["WastedBackwards"]
 
 _STEPS_TO_BE_SURE = 4
+"""Steps in which a line fills just the same parameters in vain; of those looked at, which are 0, 1,
+2, 4, 8 and so on, so that an optimizer made after the first steps is seen."""
 
 
 class _Line:

@@ -43,7 +43,12 @@ if TYPE_CHECKING:
 __all__ = ["ZeroGradMisplacedDetector"]
 
 _ENOUGH_EMPTY = 3
+"""Steps in a row that found their gradients cleared, where earlier ones did not; where none did,
+two. Chosen: a loop that leaves out a bad batch seldom does so three times in a row."""
+
 _ENOUGH_WINDOWS = 3
+"""Windows in a row of which only the last micro-batch was left, with the same lines and sizes.
+Chosen, as above."""
 
 
 class _Seen:
