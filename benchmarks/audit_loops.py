@@ -2,11 +2,11 @@
 
 The correct loops of tests/auditing/loops run bare and audited: nothing may be called an error, and
 the parameters after each step, the state of the random generator at the end and the exception, if
-any, must be the same. The wrong loops of that bank, of test_graph_broken.py and
-of test_parameter_without_gradient.py each know their code. Mutants are made of the correct loops by the
-operators of ``lint_mutants``; one that changes nothing (the parameters after each step are those of
-the correct loop) is left out, unless its mistake lies elsewhere than in parameters, and so is one
-that fails before its first step, unless the audit is to explain just that.
+any, must be the same. The wrong loops of that bank, of test_graph_broken.py and of
+test_parameter_without_gradient.py each know their code. Mutants are made of the correct loops by
+the operators of ``lint_mutants``; one that changes nothing (the parameters after each step are
+those of the correct loop) is left out, unless its mistake lies elsewhere than in parameters, and so
+is one that fails before its first step, unless the audit is to explain just that.
 """
 
 from __future__ import annotations
