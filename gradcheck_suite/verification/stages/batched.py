@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["compare_batched"]
 
 _BATCH = 3
+"""How many cotangents or inputs a batch has. A bound on cost: one is no batch, and with two a rule
+that mixes up both ends could be right by symmetry."""
 
 
 def compare_batched(state: CheckState) -> StageResult:
