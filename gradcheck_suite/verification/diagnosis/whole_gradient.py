@@ -272,8 +272,8 @@ def _sum_in_words(names: tuple[str, ...], coefficients: list[float]) -> str:
 
 
 _EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-30)
-"""What normalisations add under the root: the defaults of torch's layers and of ``normalize`` and
-two usual ones between them, and next to nothing."""
+"""What normalisations add under the root: torch's defaults for normalising layers,
+``pairwise_distance``, ``cosine_similarity`` and ``normalize``, and next to nothing."""
 _MOST_OTHERS = 4
 """How many other variables take part in terms. A bound on cost: pairs of terms are tried."""
 

@@ -52,7 +52,7 @@ _MOST_EVALUATIONS = 200
 within 250. A bound on cost."""
 _LASTING = 0.6
 """Of the deviation at one step, this share must be left at half the step: an error leaves all of
-it, truncation, which goes with the square of the step, a fourth. The middle is 0.62."""
+it, truncation, which goes with the square of the step, a fourth. The middle is 0.625."""
 _ENTRIES, _COTANGENT, _GROUP = 7001, 7002, 7003
 """Seeds of three streams; any numbers do that no other stream uses."""
 

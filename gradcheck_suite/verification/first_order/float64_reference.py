@@ -58,8 +58,9 @@ _SAME_VALUES = {torch.float32: 2.0**-10, torch.float16: 2.0**-7, torch.bfloat16:
 few digits, other random draws, a branch on the type. 8 roundings in half precision; ``2**13`` in
 float32, where deep networks lose digits. Chosen: slopes decide."""
 _NARROW = 2.0**-10
-"""A step, as a share of the displacement in half precision, along which the float64 function's
-slope is taken: rounding leaves it 12 digits, and few kinks lie within."""
+"""The step along which the float64 function's slope is taken, as a share of the displacement in the
+coarser type: small in float64, where rounding leaves some 12 digits, and as large as float32 can
+tell."""
 _WIDE = (2.0**-3, 2.0**-5)
 """Steps, in units of the input's scale, along which the slope of the difference is looked at: so
 wide that rounding of float32 (``2**-23``) over the step is 4e-6 at most, which hardly shows."""
@@ -272,7 +273,8 @@ _FINE_ENOUGH = 2e-3
 at which they take no further steps."""
 _LEAST = 1e-3
 """The relative error that counts: below are digits of constants, as of an approximated function,
-and a float32 backward's rounding. Chosen: constants are written with four digits and more."""
+and a float32 backward's rounding. Chosen: a constant of four digits is off by half of it at
+most."""
 _USEFUL = 5e-3
 """The relative error that a pass may hide, a tenth of what single float32 probes leave
 (``resolution``). Chosen."""

@@ -62,8 +62,8 @@ _LEFT_AT_FAILURE = 1
 """With so many rounds left, a failure is told: not before the fourth of five, as standard errors
 from few probes are too small by chance now and then."""
 _SHARE_BESIDE = 0.5
-"""How much of an error has to show at a point close by, where kinks lie elsewhere: half. Chosen, as
-a right gradient is off there by another amount or not at all."""
+"""How much of an error has to show at a point close by, where kinks lie elsewhere: half. Chosen:
+kinks leave another amount there, or none."""
 _KINKS = (
     "the gradient is off by more than rounding explains, and not at a point close by: kinks (relu, "
     "abs, max, ...) lie within the smallest step; dtype='float64' sees more"
@@ -88,7 +88,7 @@ _FEWEST_TOGETHER = 2
 """From so many variables on they move together; one is alone."""
 _STALLED = 0.75
 """What share of the variables may be left over if the rest is to move together again. A bound on
-cost: with less gain each by itself is no dearer."""
+cost: where fewer are done with, each is measured by itself."""
 _STREAM = 100_000
 """Number of the first probe of variables that move together, and by how much that of the next group
 is larger; more than what one group draws (``_APART`` times its rounds)."""

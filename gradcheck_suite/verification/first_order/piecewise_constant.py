@@ -26,7 +26,7 @@ _CLOSE_IN_DOUBLE = (2.0**-36, 2.0**-26, 2.0**-13)
 """The same in float64: the narrowest is 2**16 roundings (``2**-52``) wide, the widest is that of
 float32."""
 _FAR = 2.0**-6
-"""How far to move, in units of the input's scale, to see the slope that steps have from afar: 8
+"""How far to move, in units of the input's scale, to see the slope that steps have from afar: 128
 times the widest of the close steps."""
 _VISIBLE = 2.0
 """A change this many roundings (eps) of the output large is not lost by chance: one could be."""

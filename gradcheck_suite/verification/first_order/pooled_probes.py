@@ -49,14 +49,14 @@ _FIRST_PILOT = 4900
 """Number of the first pilot; any does that no other probe has."""
 _SIZES = (48, 144)
 """How many probes the first look and the last one have taken. With a scatter of
-``regression.SCATTER`` 144 tell 1.5e-3 at six standard errors; 48 do at the double ones that the
-first look asks for what 12 would at the usual ones."""
+``regression.SCATTER`` 144 tell 1.5e-3 at six standard errors. The first look asks for twelve, and
+settles what is far beyond."""
 _FOR_EACH = 2
 """As many more probes for each variable: a fit uses one degree of freedom for each, and one more
 keeps its errors known."""
 _MOST_WORK = 2**27
-"""How many elements all probes together may move: of large tensors the fewer probes have to do, as
-many kinks average out within each of them. A bound on cost."""
+"""How many elements all probes together may go through: beyond, the first look has to do, as many
+kinks average out within each probe of large tensors. A bound on cost."""
 _MOST_SECONDS = 60.0
 """Where a call takes so long that this is not enough, single probes have to do. A bound on cost."""
 _FIRST_PROBE = 5000

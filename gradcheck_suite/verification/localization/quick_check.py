@@ -43,8 +43,8 @@ _SCALE = -1024.0
 """What cotangents are multiplied by to see whether backward is linear, as
 ``comparison.REVERSED_AND_SCALED``."""
 _SHARE = 0.05
-"""A quick look is content with a tolerance of this share of what the thorough check resolves: it
-takes all tensors together, where errors of single ones stand out less. Chosen."""
+"""A quick look is content with a tolerance of this share of what the thorough check resolves: an
+error of that size then spans 20 tolerances. Chosen."""
 _DIRECTION, _COTANGENT = 7101, 7102
 """Streams of directions and cotangents; any numbers do that no other stream uses."""
 _DRAWN = 8191

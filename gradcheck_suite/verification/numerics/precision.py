@@ -98,7 +98,8 @@ _HALF = Precision(
     probes=256,
 )
 """float16 and bfloat16: two or three digits, of which a slope pooled over many probes is made, see
-``first_order/half_precision.py``. Only eps differs between the two types."""
+``first_order/half_precision.py``. Only eps differs between the two types. Chosen: rtol is some 3
+roundings of bfloat16, resolution four targets."""
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

@@ -71,8 +71,8 @@ _CHANGES = 0.5
 """A slope that changes by more than this share of itself when the step grows is no error's. Kinks
 make it grow by 3 times itself, curvature by 15 times; what rounding does becomes a fourth."""
 _GROWS = RATIO - 1.0
-"""By how many times itself the effect of kinks grows, at the larger step: what is in doubt has to
-be less, or nothing could be told."""
+"""By how many times itself the effect of kinks grows, at the larger step: what is allowed and what
+is in doubt have to be less together, or kinks could not be told from errors."""
 _CERTAIN = 3.0
 """How many standard errors of a slope's growth are in doubt: normal noise is beyond them in 0.3 %
 of draws."""
