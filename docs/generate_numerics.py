@@ -31,9 +31,12 @@ number that a module of `gradcheck_suite/verification`, `gradcheck_suite/accumul
 **What is compared.** A probe draws a cotangent `g` for every output and a direction `v` for some of
 the variables: signs times magnitudes from 1/2 to 3/2, so that errors of single entries do not
 cancel, in units of each variable's *scale*, its root mean square. A variable of zeros takes the
-median scale of the others. What is extrapolated is the deviation `<g, f(x + hv) - f(x - hv)> -
-<grad, (x + hv) - (x - hv)>` over `2h`, with the displacement that the floating-point inputs really
-made: the rounding of `x + hv` drops out, which in float32 is most of the error.
+median scale of the others. What is extrapolated is the deviation of what outputs do from what the
+gradients foretell of the displacement that the floating-point inputs really made,
+
+    (<g, f(x + hv) - f(x - hv)> - <grad, (x + hv) - (x - hv)>) / 2h
+
+The rounding of `x + hv` so drops out, which in float32 is most of the error.
 
 **Extrapolation.** A ladder of ever smaller steps `h` gives a central difference each. Its
 truncation error has even powers of `h` alone, and is removed order by order (Richardson 1911). Of
@@ -62,7 +65,8 @@ are taken, `linearity` the relative difference from which on backward counts as 
 the ladder, of which `first` are taken before the first look, `move` how far a point beside a kink
 lies, `probes` how many there are by default.
 
-- *pass*: `z <= 1`, with a tolerance of at most `resolution` of the variable's part;
+- *pass*: `z <= 1`, with a tolerance of at most `resolution` of the variable's part, or next to
+  nothing against the output (`zero`) where that part is as good as zero;
 - *fail*: `z >= CLEARLY` for a variable by itself and a relative deviation of `rtol` at least, in
   `_FEWEST_FAILURES` independent probes and in more than speak against it;
 - *inconclusive*: all else, with the part of the error that is largest as the reason.
@@ -91,13 +95,13 @@ the gradient that the function's own backward gave.
 
 ## Half precision
 
-Two or three digits leave no single probe a derivative. `P` cotangents and `Q` directions make `P *
-Q` probes for `P` backwards and `Q` pairs of evaluations; standard errors allow for the directions
-and the cotangents that probes share (A. C. Cameron, J. B. Gelbach, D. L. Miller, "Robust inference
-with multiway clustering", 2011). Slopes at two widths of steps are extrapolated to zero, as
-curvature goes or as kinks do, whichever is nearer to zero. Where the function runs in float64 too,
-what it changes there beyond its slope is taken off what is seen, so that rounding alone is left to
-scatter (a control variate).
+Two or three digits leave no single probe a derivative. `P` cotangents and `Q` directions make `P*Q`
+probes for `P` backwards and `Q` pairs of evaluations; standard errors allow for the directions and
+the cotangents that probes share (A. C. Cameron, J. B. Gelbach, D. L. Miller, "Robust inference with
+multiway clustering", 2011). Slopes at two widths of steps are extrapolated to zero, as curvature
+goes or as kinks do, whichever is nearer to zero. Where the function runs in float64 too, what it
+changes there beyond its slope is taken off what is seen, so that rounding alone is left to scatter
+(a control variate).
 
 ## Whole Jacobians, and single entries
 

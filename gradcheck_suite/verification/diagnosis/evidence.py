@@ -42,8 +42,8 @@ _SHARP = 0.05
 coefficient is made: a claim says something only if the error it explains stands out from the
 measurement's. Chosen: see ``_PROBES`` for what it leaves to chance."""
 _SHARPER = 1e-4
-"""The same for a claim of two terms: a point takes thousands of pairs of terms to try, with one
-more coefficient to fit, so that each pair has to be less likely to fit by chance."""
+"""The same for a claim of two terms: there are hundreds of pairs of terms and more to try, with one
+more coefficient to fit, so that each has to be less likely to fit by chance."""
 _STEPS = 4
 """How many steps the shorter ladder has, one of which showed the failure: extrapolation of third
 order takes four. The finer ladder has one less."""

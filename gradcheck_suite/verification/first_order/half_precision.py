@@ -47,7 +47,7 @@ _STEPS = (_STEP, 2.0 * _STEP)
 """Both half widths: two of them tell what goes with the step from what stays as it goes to zero."""
 _ROUNDS = (8, 16, 32, 64)
 """How many directions, and as many cotangents, each round adds. What rounding scatters falls as one
-over the root of their sum; each round about doubles it, so that no more than twice of what was
+over the root of their sum; each round about doubles it, so that little more than twice of what is
 needed is taken."""
 _LAST_ROUNDS = (*_ROUNDS, 128)
 """The same for a variable by itself, which has one round more. A bound on cost."""

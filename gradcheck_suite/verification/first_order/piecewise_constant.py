@@ -23,8 +23,8 @@ _CLOSE = (2.0**-19, 2.0**-16, 2.0**-13)
 rounding of larger numbers on the way, as in ``(x + 100) - 100``, which float32 can't tell from
 steps by design."""
 _CLOSE_IN_DOUBLE = (2.0**-36, 2.0**-26, 2.0**-13)
-"""The same in float64: the narrowest is 2**16 roundings (``2**-52``) wide, the widest is that of
-float32."""
+"""The same in float64: the narrowest is ``2**16`` roundings (``2**-52``) wide, the widest is that
+of float32."""
 _FAR = 2.0**-6
 """How far to move, in units of the input's scale, to see the slope that steps have from afar: 128
 times the widest of the close steps."""

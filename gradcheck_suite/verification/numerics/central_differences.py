@@ -26,8 +26,7 @@ step, so that ``h**8`` is left. Chosen: each order more takes a step more, and m
 rounding."""
 _CONTRADICTION = 3.0
 """By how many times both errors a finer estimate has to differ from a coarser one to replace it:
-estimated errors are right in order of magnitude. Chosen below ``derivative.SAFETY``, so that what
-contradicts is seen before it counts."""
+estimated errors are right in order of magnitude. Chosen, a little below ``derivative.SAFETY``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _SPARE_ELEMENTS = 4096
 """A slice is copied together with the storage that it is a part of, up to this many elements beyond
 ``_SPARE_FACTOR`` times its own. A bound on memory; a larger storage's layout is not kept."""
 _SPARE_FACTOR = 4
-"""See ``_SPARE_ELEMENTS``."""
+"""How many times the elements of the slice itself, see ``_SPARE_ELEMENTS``. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ _MOST_ENTRIES = 256
 """Up to so many entries of a container are looked through for generators. A bound on cost."""
 _DEEPEST = 4
 """How many steps away from a function generators are looked for: an attribute of an object in a
-container that a closure holds. A bound on cost."""
+container that a closure holds is three away. A bound on cost."""
 _LIBRARIES = ("torch", "numpy", "builtins")
 
 

@@ -34,7 +34,8 @@ _DRAWS = 2
 """How often each group moves, by other amounts each time: wrong entries of one row that cancel in
 one draw do not in the other."""
 _LEAST_GAIN = 2
-"""How many evaluations must be saved at least: all but one of so many."""
+"""Groups are tried where they take one evaluation at most for this many that columns by themselves
+would take: less of a gain is not worth a failure."""
 _TOLERATED = 0.5
 """The share of groups that may fail before smaller ones are tried. A bound on cost: beyond it most
 columns would be measured twice."""

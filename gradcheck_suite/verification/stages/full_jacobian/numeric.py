@@ -27,7 +27,7 @@ _FIRST_CELLS = 2**17
 """How many entries the first chunk of copies has, 1 MiB in float64: what is fastest is then
 searched for. Only speed depends on it."""
 _FEWEST = 16
-"""How many columns a chunk has at least. A bound on cost: fewer do not pay for vmap."""
+"""How many columns a chunk has at least, memory allowing. Chosen; only speed depends on it."""
 _GROWTH = 4
 """By what factor chunks grow or shrink in the search for the fastest size. Only speed depends on
 it."""
