@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["check_accumulation"]
 
 _FEWEST = 2
+"""The fewest micro-batches to compare with: one is the full batch itself."""
 
 
 def check_accumulation(

@@ -39,7 +39,11 @@ _ROUNDINGS: Final = 8.0
 """How many roundings of a whole gradient are always allowed, in units of eps times its norm; eps is
 that of the coarsest type that a parameter has or a layer computes in."""
 _MOVES = 2
+"""How many times the values are moved by a rounding to measure the noise, of which the greatest
+counts. A bound on cost: a full step each; ``HEADROOM`` makes up for how few they are."""
 _WINDOWS = 2
+"""How many windows of micro-batches are run: the first shows a wrong scale, the second what the
+first left behind."""
 _TOO_NOISY = 0.1
 """Noise of this part of the gradient's norm would hide a micro-batch of ten that is missing."""
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["State", "States", "is_made_by"]
 
 _DEEPEST = 4
+"""How many levels of containers and objects are searched for modules. A bound on cost."""
 
 
 class State:

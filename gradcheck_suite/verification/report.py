@@ -39,8 +39,9 @@ _RANDOM = (
     "{} gives different outputs for the same inputs and random state; what that noise hides is not "
     "covered"
 )
-# One wrong call inside of a module spoils what lies before it: from here on that is likely.
 _MANY = 3
+"""From so many wrong gradients of a module on it is likely that one wrong call inside spoils what
+lies before it, and the report names ``localize``. Chosen; only a hint depends on it."""
 _INSIDE = "{} gradients are wrong; to find the call inside that makes them so:\n  {}"
 _ON_REQUEST = {
     "full": "the whole Jacobian (full=True)",

@@ -5,7 +5,9 @@ from __future__ import annotations
 __all__ = ["describe", "one_line", "short_name"]
 
 _LONGEST_VALUE = 60
+"""Up to so many characters a value is shown in a message: with the words around it, one line."""
 _LONGEST_ERROR = 120
+"""How many characters of an exception a message quotes where nothing else is said."""
 
 
 def describe(value: object) -> str:

@@ -35,8 +35,9 @@ _OURS = CheckOptions(order=1, variations=frozenset(), closures=False)
 # Left to torch, which knows nondet_tol and check_undefined_grad.
 _TORCHS_OWN = frozenset({"GCS603", "GCS607"})
 _NOT_OF_FORWARD = {"check_batched_grad": False, "check_undefined_grad": False}
-# Entries of a Jacobian up to which torch may be asked for its words.
 _SMALL = 2**16
+"""Entries of a Jacobian up to which torch may be asked for its words. A bound on cost: torch
+computes it a second time, row by row."""
 
 
 def gradcheck(

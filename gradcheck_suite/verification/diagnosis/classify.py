@@ -25,13 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis", "ErrorKind", "diagnose", "error_kind", "first_look", "name_ratio"]
 
-# The deviations of a float32 gradient leave a ratio this uncertain at worst.
 _LEAST_ERROR = 1e-9
-# Where fewer entries are wrong, where they lie says more than what would make up for them.
+"""The least that a ratio is taken to be uncertain by, however well its probes agree. Chosen: far
+above the rounding of float64, far below what tells two named ratios apart."""
 _FEW = 0.5
-# One wrong entry of more than these is told by two probes and one of the others, in place of all.
+"""A share of all entries: where fewer are wrong, where they lie says more than what would make up
+for them. Chosen; only the order of the two questions depends on it."""
 _MANY = 48
+"""One wrong entry of more entries than these is told by two probes and one of the others, in place
+of all. A bound on cost, the same as the ``_SMALL`` of ``regions``, which looks at every entry of
+fewer."""
 _FEWEST_PROBES = 2
+"""How many probes tell that one entry alone is wrong: two by independent draws, in place of the
+eight of other claims. A bound on cost: each probe takes some ten evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +156,12 @@ def _kind_of_mistake(evidence: Evidence, first: Diagnosis, entry: WrongEntry | N
 
 ErrorKind: TypeAlias = Literal["missing", "zero", "sign", "factor", "other"]
 
-# Where a ratio is the same in every random direction, each entry has it.
 _SAME_RATIO = 1e-2
+"""How uncertain the ratios of analytic to numeric gradient may be, as a share, to say that they are
+all one: where a ratio is the same in every random direction, each entry has it. Beyond their own
+errors they may differ by a thousandth of it. Chosen."""
 _FEWEST_RATIOS = 2
+"""How many probes must have the same ratio: one agrees with itself."""
 
 
 def error_kind(measurements: Sequence[Measurement]) -> tuple[ErrorKind, float | None]:
@@ -182,6 +191,7 @@ def error_kind(measurements: Sequence[Measurement]) -> tuple[ErrorKind, float | 
 
 
 _MOST_NAMES = 3
+"""How many dimensions of a size a message names; only its length depends on it."""
 
 
 def name_ratio(ratio: float, error: float, shapes: Iterable[tuple[str, Sequence[int]]]) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["claim_on_staleness", "conditions_of"]
 
 _STREAM = 9101
+"""Seed of the draws that move inputs; any number does that no other stream uses."""
 
 
 def conditions_of(

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["find_mistakes"]
 
-# Narrowing a failure down to an entry takes some hundred evaluations.
 _MOST_SEARCHES = 8
-# Up to here each wrong gradient is a finding of its own; from here on those that one cause can
-# explain are one: whatever lies upstream of a wrong backward is wrong as well.
+"""How many failures are narrowed down to an entry. A bound on cost: each takes some hundred
+evaluations."""
 _FEW = 3
-# An iteration that ends early leaves a gradient off by this much at most: all in all, and in the
-# entry that is off by most.
+"""Up to so many wrong gradients each is a finding of its own; of more, those that one cause can
+explain are one: whatever lies upstream of a wrong backward is wrong as well. Chosen."""
 _LITTLE, _LITTLE_OF_AN_ENTRY = 0.01, 0.1
+"""Shares of the gradient: by this much at most an iteration that ends early leaves it off, all in
+all and in the entry that is off by most. Chosen: only a hint depends on it."""
 _UNEXPLAINED = ("other", "region", "missing term")
 _NOT_ZERO = "is not zero, although the function is made of steps and stays the same between them"
 _NO_EFFECT = "is not zero, although the output stays the same however far it is moved"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["wrong_functions"]
 
 _MOST_CALLS = 64
+"""How many calls of custom Functions are checked by themselves. A bound on cost."""
 _HALF = (torch.float16, torch.bfloat16)
 
 _Outcome: TypeAlias = Literal["right", "unknown", "wrong"]

@@ -30,7 +30,11 @@ __all__ = [
 ]
 
 _WHOLE = 1e-3
+"""By what share a ratio may miss one over a size of the input, to ask whether a mean is taken for a
+sum. Chosen: sizes up to a thousand are further apart; only a hint depends on it."""
 _ALL = 0.995
+"""The share of a gradient's size from which on a deviation is written in times of it: two digits of
+per cent would be written 1e+02 from here on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,8 @@ def _split(index: Sequence[int], is_complex: bool) -> tuple[list[int], str]:
 
 
 _LITTLE = 1e-3
+"""The relative deviation under which a message asks whether something approximates on purpose.
+Chosen; only a hint depends on it."""
 _DRAWS = (
     "backward draws random numbers of its own: save in forward what forward drew (a mask, noise), "
     "and use that"

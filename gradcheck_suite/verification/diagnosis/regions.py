@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 
 __all__ = ["claim_on_a_region", "claim_on_one_entry"]
 
-# Up to here every entry is looked at by itself.
 _SMALL = 48
+"""Up to so many entries each is looked at by itself. A bound on cost: one ladder of steps each."""
 _CLEARLY = 3.0
+"""How many tolerances a deviation must span for an entry to be called wrong: less than the 4 of
+``decision``, as the gradient as a whole is known to be wrong. Chosen; between 1 and this nothing is
+said of any."""
 _MOST_KINDS = 8
-# A box that leaves out less says nothing.
+"""Of how many different labels an index tensor may be, to ask of each whether the wrong entries are
+those it marks. A bound on cost: two probes each."""
 _MOST_OF_ALL = 0.9
+"""The share of all entries from which on a box says nothing: it leaves out too few. Chosen."""
 _SPARSE = 0.5
-# A period of wrong entries longer than this is rather chance.
+"""The share of entries estimated to be wrong from which on no box is looked for: it would hold
+nearly all. Chosen."""
 _LONGEST_PERIOD = 4
+"""The longest period in which wrong entries are said to repeat: a longer one is rather chance among
+the 48 entries at most that are looked at so."""
 
 
 def claim_on_a_region(evidence: Evidence, entry: WrongEntry) -> Claim | None:

@@ -27,7 +27,11 @@ __all__ = ["Claim", "claim_on_a_term", "claim_on_the_whole", "terms_of"]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
 _MOST_DIMS = 4
+"""Tensors of more dimensions are not tried rearranged. A bound on cost, as pairs of dimensions are
+tried; batches of images have four."""
 _MOST_TERM_ENTRIES = 1_000_000
+"""Up to so many entries terms are computed that may be missing. A bound on cost: some dozens of
+them, each of the input's size, for each of eight probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +271,11 @@ def _sum_in_words(names: tuple[str, ...], coefficients: list[float]) -> str:
     return " ".join(parts).removeprefix("+ ")
 
 
-# What normalisations add under the root, and next to nothing.
 _EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-30)
+"""What normalisations add under the root: torch's defaults for normalising layers,
+``pairwise_distance``, ``cosine_similarity`` and ``normalize``, and next to nothing."""
 _MOST_OTHERS = 4
+"""How many other variables take part in terms. A bound on cost: pairs of terms are tried."""
 
 
 def terms_of(evidence: Evidence, probe: Probe) -> Iterator[tuple[str, torch.Tensor]]:

@@ -29,18 +29,32 @@ if TYPE_CHECKING:
 __all__ = ["WrongEntry", "find_wrong_entry"]
 
 _SMALL = 24
+"""Up to so many entries each is looked at by itself, at two steps. A bound on cost."""
 _SAMPLE = 24
+"""How many entries drawn at random are looked at by themselves to count the wrong ones. A bound on
+cost: at most 4 evaluations each."""
 _FEWEST_SAMPLED = 8
+"""How many are looked at however many evaluations the search has taken. Chosen: the count is an
+estimate."""
 _FEWEST_HITS = 3
+"""From so many wrong entries in the sample their share is taken for that of all: it is then known
+to within some 60 % (one over the root of 3); of fewer, groups tell more."""
 _GROUPS = 3
+"""How many random groups of each size are tested. A bound on cost: two differences each."""
 _CLEARLY = 4.0
-# Where the lesser half deviates by more than a third of the other, both deserve a second look.
+"""How many roundings of the output, over the step, a deviation must span to count as one. Chosen,
+as ``derivative.SAFETY``."""
 _AMBIGUOUS = 3.0
-# The count is an estimate: it stops here, so that all stays within 250 evaluations.
+"""Where the lesser half of the entries deviates by more than a third of the other, both deserve a
+second look, at two steps. Chosen; it costs evaluations alone."""
 _MOST_EVALUATIONS = 200
-# Of the deviation at one step, this much must be left at half the step: truncation leaves 1/4.
+"""The count of wrong entries is an estimate: it stops after so many evaluations, so that all stays
+within 250. A bound on cost."""
 _LASTING = 0.6
+"""Of the deviation at one step, this share must be left at half the step: an error leaves all of
+it, truncation, which goes with the square of the step, a fourth. The middle is 0.625."""
 _ENTRIES, _COTANGENT, _GROUP = 7001, 7002, 7003
+"""Seeds of three streams; any numbers do that no other stream uses."""
 
 
 @dataclass(frozen=True, slots=True)

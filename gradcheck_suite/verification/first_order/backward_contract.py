@@ -38,6 +38,9 @@ __all__ = ["ContractBreaches", "check_contracts"]
 
 
 _ROUNDING = 256.0
+"""Up to so many roundings (eps) of the largest entry two identical backwards may differ: sums by
+atomics come in another order each time. Chosen: the roundings of some sixty thousand terms, as they
+grow with the root of their number."""
 
 
 @dataclass(frozen=True, slots=True)

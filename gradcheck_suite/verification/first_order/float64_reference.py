@@ -53,13 +53,17 @@ __all__ = [
     "float64_reference_of",
 ]
 
-# Values that differ by more than this share are another function's: constants with few digits,
-# other random draws, a branch on the type.
 _SAME_VALUES = {torch.float32: 2.0**-10, torch.float16: 2.0**-7, torch.bfloat16: 2.0**-4}
-# A step that is small in float64 and as large as float32 can tell.
+"""Values that differ by more than this share (of the 2-norm) are another function's: constants with
+few digits, other random draws, a branch on the type. 8 roundings in half precision; ``2**13`` in
+float32, where deep networks lose digits. Chosen: slopes decide."""
 _NARROW = 2.0**-10
-# The slope of the difference is looked at along these steps, where rounding hardly shows in it.
+"""The step along which the float64 function's slope is taken, as a share of the displacement in the
+coarser type: small in float64, where rounding leaves some 12 digits, and as large as float32 can
+tell."""
 _WIDE = (2.0**-3, 2.0**-5)
+"""Steps, in units of the input's scale, along which the slope of the difference is looked at: so
+wide that rounding of float32 (``2**-23``) over the step is 4e-6 at most, which hardly shows."""
 _COMPLEX = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 # Of torch's functions with such names these write, as do all whose names end in one underscore.
 _WRITING = frozenset(
@@ -264,22 +268,32 @@ def _same(ours: torch.Tensor, theirs: torch.Tensor, finite: torch.Tensor | None)
     return float(torch.linalg.vector_norm(apart)) <= most
 
 
-# Single probes that see errors of this size need no reference.
 _FINE_ENOUGH = 2e-3
-# What is no error: digits of constants, as of an approximated function, and a float32 backward's
-# rounding.
+"""The relative tolerance from which on single probes need no reference: the ``target`` of float32,
+at which they take no further steps."""
 _LEAST = 1e-3
+"""The relative error that counts: below are digits of constants, as of an approximated function,
+and a float32 backward's rounding. Chosen: a constant of four digits is off by half of it at
+most."""
 _USEFUL = 5e-3
-# How steep the difference between function and reference may be, as a share of the gradient.
+"""The relative error that a pass may hide, a tenth of what single float32 probes leave
+(``resolution``). Chosen."""
 _ALIKE = 1e-3
+"""How steep the difference between function and reference may be, as a share of the gradient: as
+much as the least error that counts, or it could be taken for one."""
 _PROBES = 2
-# An error shows little along a direction in which the gradient is small by chance: where any shows,
-# this many probes decide together, and so many of them by themselves.
+"""How many probes each gradient gets at once, as single probes in float64 do."""
 _MORE_PROBES = 6
+"""An error shows little along a direction in which the gradient is small by chance: where any
+shows, this many probes decide together. A bound on cost."""
 _FEWEST_FAILURES = 3
+"""How many of these have to see the failure by themselves: half of them. Chosen."""
 _CLEAN = _LEAST / 10.0
+"""A gradient that deviates by less than this share in every probe gets no more of them: a tenth of
+the least that counts."""
 _FIRST_PROBE, _FIRST_BESIDE = 7500, 7600
-# Steps end where a kink may lie on the other side of the point in float32: it has to be seen.
+"""Numbers of the first probes at the point and beside it; any do from which on no other probe is
+numbered."""
 _MIXED = replace(
     precision_of([torch.float64]),
     resolution=_USEFUL,
@@ -287,12 +301,16 @@ _MIXED = replace(
     target=_LEAST / 4.0,
     steps=tuple(2.0**-exponent for exponent in range(6, 20, 2)),
 )
-# So many variables are measured one by one at once; of more, halves.
+"""What is asked of float32 gradients by float64 differences. Steps end at ``2**-18``, where a kink
+may lie on the other side of the point in float32: it has to be seen."""
 _FEW = 8
-# A deviation that the reference's own gradient has as well is no rounding.
+"""Up to so many variables are measured one by one at once; of more, halves. A bound on cost."""
 _SHARED = 0.5
-# Of what rounding within backward was seen to do, an error has to be this many times.
+"""The share of a deviation up to which the reference's own gradient may differ from the given one,
+to say that it has the same error, which then is no rounding. Chosen: half of it."""
 _BEYOND_ROUNDING = 16.0
+"""Of what rounding within backward was seen to do, an error has to be this many times. Chosen, as
+``accumulation.comparison.HEADROOM``: what was seen is the greatest of a few draws."""
 
 
 def coarse_pairs(conclusions: Mapping[Pair, Conclusion]) -> set[Pair]:

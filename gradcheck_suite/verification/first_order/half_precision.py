@@ -41,17 +41,29 @@ if TYPE_CHECKING:
 __all__ = ["HalfPrecisionMeasurement"]
 
 _STEP = 2.0**-4
+"""The smaller half width, in units of the input's scale: 8 times the eps of bfloat16, so that a
+step is not lost in the input's own rounding."""
 _STEPS = (_STEP, 2.0 * _STEP)
-# How many directions, and as many cotangents, each round adds.
+"""Both half widths: two of them tell what goes with the step from what stays as it goes to zero."""
 _ROUNDS = (8, 16, 32, 64)
+"""How many directions, and as many cotangents, each round adds. What rounding scatters falls as one
+over the root of their sum; each round about doubles it, so that little more than twice of what is
+needed is taken."""
 _LAST_ROUNDS = (*_ROUNDS, 128)
-# How small an error has to be excluded for a pass, in units of the precision's target, with so many
-# rounds left: what the first ones show no finer may still show in the next.
+"""The same for a variable by itself, which has one round more. A bound on cost."""
 _WANTED = (4.0, 2.0, 1.0)
+"""How small an error has to be excluded for a pass, in units of the precision's target, with no,
+one or more rounds left: what the first ones show no finer may still show in the next. 4 targets are
+the precision's resolution of 10 %."""
 _LEFT_AT_ZERO = 2
+"""With so many rounds left, a gradient of zero is concluded on: after the third of five. A bound on
+cost: it takes the median of changes, and no finer a slope."""
 _LEFT_AT_FAILURE = 1
-# How much of an error has to show at a point close by, where kinks lie elsewhere.
+"""With so many rounds left, a failure is told: not before the fourth of five, as standard errors
+from few probes are too small by chance now and then."""
 _SHARE_BESIDE = 0.5
+"""How much of an error has to show at a point close by, where kinks lie elsewhere: half. Chosen:
+kinks leave another amount there, or none."""
 _KINKS = (
     "the gradient is off by more than rounding explains, and not at a point close by: kinks (relu, "
     "abs, max, ...) lie within the smallest step; dtype='float64' sees more"
@@ -60,21 +72,30 @@ _IN_DOUBLE = (
     "kinks and curvature were taken out of the differences by those of the same function in "
     "float64, which has the same values up to rounding"
 )
-# How many standard errors a slope may lie off before it counts; 5 of them are reached by chance
-# once in a million.
 _PASSES = 3.0
+"""How many standard errors a slope of a right gradient may lie off: within 3 it does in 99.7 % of
+draws, and what does not pass is measured again."""
 _FAILS = 5.0
-# Roundings within a backward do not all average out: constants in it are rounded once for all.
+"""How many standard errors count as wrong: 5 of them are reached by chance once in a million."""
 _BIAS = 0.01
-# Variables that move together get as many more directions for each: a fit uses one degree of
-# freedom for each. What share may be left over if the rest is to move together again.
+"""The share of a gradient that counts as no error, ``rtol`` of half precision: roundings within a
+backward do not all average out, as constants in it are rounded once for all. It is some 3 roundings
+of bfloat16 (``2**-8``)."""
 _FOR_EACH = 2
+"""Variables that move together get as many more directions for each: a fit uses one degree of
+freedom for each, and one more keeps its errors known."""
 _FEWEST_TOGETHER = 2
+"""From so many variables on they move together; one is alone."""
 _STALLED = 0.75
+"""What share of the variables may be left over if the rest is to move together again. A bound on
+cost: where fewer are done with, each is measured by itself."""
 _STREAM = 100_000
+"""Number of the first probe of variables that move together, and by how much that of the next group
+is larger; more than what one group draws (``_APART`` times its rounds)."""
 _STREAM_BESIDE = 50_000
-# After so many seconds what was not seen by then is inconclusive.
+"""Number of the first probe beside the point; between those at the point and ``_STREAM``."""
 _MOST_SECONDS = 60.0
+"""After so many seconds what was not seen by then is inconclusive. A bound on cost."""
 
 
 class HalfPrecisionMeasurement(GradientMeasurement):
@@ -306,11 +327,14 @@ def _slack(slope: ExtrapolatedSlope) -> float:
     return _BIAS + abs(slope.curvature) + slope.kinks
 
 
-# Gradients of this many entries in all are kept at a time, but always a few.
 _MOST_KEPT = 2**25
+"""Gradients of this many entries in all are kept at a time, 128 MiB in float32, but always a few. A
+bound on memory."""
 _FEWEST = 2
-# Random draws of one round and the next.
+"""How many gradients are kept at a time, however large: with one, what a cotangent scatters could
+not be told."""
 _APART = 5_000
+"""By how much the numbers of the probes of a round and the next differ; more than a round takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,14 @@ if TYPE_CHECKING:
 __all__ = ["GradientMeasurement"]
 
 _FIRST_CONFIRMATION = 1000
+"""Number of the first probe that looks again; any does that lies beyond those of usual probes,
+which are numbered from 0."""
 _CONFIRMATIONS = 2
-# Where this many gradients look wrong, one cause spoils them all: one more look at each will do.
+"""How many more probes a suspect gets. A bound on cost: with the one that showed it they are one
+more than a failure takes (``decision``)."""
 _MANY_SUSPECTS = 8
+"""Where this many gradients look wrong, one cause spoils them all: one more look at each will do. A
+bound on cost."""
 _STEPS = (
     "the function is made of steps (it rounds): from afar they have a slope, close by it is zero, "
     "as the gradient says"
@@ -69,10 +74,12 @@ _LATE = (
     "gradients that kinks hide from single probes were not looked at by many of them, for want of "
     "time; dtype='float64' sees more in less"
 )
-# A group this small that does not shrink is measured one by one.
 _SMALL_GROUP = 8
-# Of more variables than these, each is measured once by itself; in float32 pooled probes follow.
+"""A group this small that does not shrink is measured one by one; a larger one is halved. A bound
+on cost."""
 _MANY_VARIABLES = 16
+"""Of more variables than these, each is measured once by itself; in float32 pooled probes follow. A
+bound on cost."""
 
 
 class GradientMeasurement:

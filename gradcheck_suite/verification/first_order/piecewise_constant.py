@@ -18,20 +18,30 @@ if TYPE_CHECKING:
 
 __all__ = ["change_along", "has_any_effect", "is_piecewise_constant", "is_quantized"]
 
-# How far to move, in units of the input's scale. Narrower steps than these are the rounding of
-# larger numbers on the way, as in (x + 100) - 100, which float32 can't tell from steps by design.
 _CLOSE = (2.0**-19, 2.0**-16, 2.0**-13)
+"""How far to move in float32, in units of the input's scale. Narrower steps than these are the
+rounding of larger numbers on the way, as in ``(x + 100) - 100``, which float32 can't tell from
+steps by design."""
 _CLOSE_IN_DOUBLE = (2.0**-36, 2.0**-26, 2.0**-13)
+"""The same in float64: the narrowest is ``2**16`` roundings (``2**-52``) wide, the widest is that
+of float32."""
 _FAR = 2.0**-6
-# A change this many roundings of the output large is not lost by chance.
+"""How far to move, in units of the input's scale, to see the slope that steps have from afar: 128
+times the widest of the close steps."""
 _VISIBLE = 2.0
+"""A change this many roundings (eps) of the output large is not lost by chance: one could be."""
 _MOST = 0.5
-# In proportion to each entry: two roundings of bfloat16, so that a function that merely computes in
-# half precision is not made of steps, and what no function in float32 fails to see.
+"""The share of entries that stay the same, or that move, from which on it speaks for steps: most of
+them."""
 _MIDDLE, _NEAR = 2.0**-7, 2.0**-12
+"""In proportion to each entry: two roundings of bfloat16, so that a function that merely computes
+in half precision is not made of steps; and what no function in float32 fails to see."""
 _WHOLE = 1.0
-# Far enough for coarse steps, such as those of a sign, to be crossed.
+"""In units of the input's scale: so far that most entries of a rounded tensor come to another
+step."""
 _FAR_AWAY = (-16.0, 16.0)
+"""In units of the input's scale: far enough for coarse steps, such as those of a sign, to be
+crossed."""
 
 
 def is_piecewise_constant(context: ProbeContext, output: int, variable: int) -> bool:

@@ -36,29 +36,51 @@ if TYPE_CHECKING:
 __all__ = ["ProbePool", "pooled_conclusions"]
 
 
-# Rounding shows at the first of these steps. The others are the bounds of the one to pool at: below
-# the smaller an input moves by few of its own roundings, beyond the larger functions bend.
 _PILOT = 2.0**-17
+"""The half width, in units of the input's scale, at which rounding shows and nothing else does: 64
+roundings of a float32 input."""
 _SMALLEST, _LARGEST = 2.0**-15, 2.0**-9
+"""Bounds of the half width to pool at, in units of the input's scale: below the smaller an input
+moves by few of its own roundings, beyond the larger functions bend."""
 _PILOTS = 8
+"""How many probes tell how far rounding scatters: to within some 25 % (one over the root of twice
+as many), which the step alone depends on."""
 _FIRST_PILOT = 4900
+"""Number of the first pilot; any does that no other probe has."""
 _SIZES = (48, 144)
+"""How many probes the first look and the last one have taken. With a scatter of
+``regression.SCATTER`` 144 tell 1.5e-3 at six standard errors. The first look asks for twelve, and
+settles what is far beyond."""
 _FOR_EACH = 2
-# Of large tensors the fewer probes have to do: many kinks average out within each of them.
+"""As many more probes for each variable: a fit uses one degree of freedom for each, and one more
+keeps its errors known."""
 _MOST_WORK = 2**27
-# Where a call takes so long that this is not enough, single probes have to do.
+"""How many elements all probes together may go through: beyond, the first look has to do, as many
+kinks average out within each probe of large tensors. A bound on cost."""
 _MOST_SECONDS = 60.0
+"""Where a call takes so long that this is not enough, single probes have to do. A bound on cost."""
 _FIRST_PROBE = 5000
+"""Number of the first pooled probe; any does that no other probe has."""
 _FIRST_AGAIN = 6000
-# What neither averages out nor is an error: digits of constants, as of an approximated function.
+"""Number of the first that looks again; any does that no other probe has."""
 _LEAST = 1e-3
+"""The share of a gradient that counts as no error: what neither averages out nor is one are digits
+of constants, as of an approximated function."""
 _USEFUL = 5e-3
+"""The relative tolerance that a pass by pooled probes has to be finer than: a tenth of what single
+float32 probes leave (``resolution``). Chosen."""
 _PASSES = 4.0
-# Slopes lie this many standard errors off by chance once in a billion draws of normal noise.
+"""How many standard errors a slope of a right gradient may lie off: beyond 4 it does in one of 16
+000 draws of normal noise."""
 _FAILS = 6.0
-# A failure is looked at again by probes of its own, where one in a thousand is enough.
+"""How many standard errors count as wrong: so far slopes lie off by chance once in a billion draws
+of normal noise to either side. The first look asks for twice as many."""
 _CONFIRMS = 3.0
+"""A failure is looked at again by probes of its own, where one in a thousand is enough: so often
+slopes lie 3 standard errors off to the side that the first look saw."""
 _LEFT = 0.3
+"""The share of an error that steps in proportion to each entry certainly see less of, if it is none
+of the gradient's. Chosen: an error shows in full along any steps."""
 
 
 def pooled_conclusions(
@@ -204,8 +226,9 @@ def _concluded(
 _Seen: TypeAlias = tuple[list[float], list[list[float]], float]
 """Of a probe the change at each step, each variable's part of it, and the bend, squared."""
 
-# Changes of fewer roundings than these may be lost as a whole.
 _LOST = 8.0
+"""Changes of fewer roundings (eps) of the output's 2-norm may be lost as a whole. Chosen, as each
+operation on the way may round once."""
 
 
 class ProbePool:

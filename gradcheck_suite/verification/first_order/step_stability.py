@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["vanishes_at_smaller_steps"]
 
 _STEPS = (2.0**-15, 2.0**-17, 2.0**-19)
+"""Smaller half widths, in units of the input's scale, largest first: at the last a float32 input
+still moves by 16 of its roundings."""
 _PROBES, _PROBES_AGAIN = 8, 32
+"""How many probes compare a smaller step with the usual one, and how many again where these say
+that the deviation vanishes. A bound on cost; the second look makes up for errors that so few probes
+give too small by chance."""
 _FIRST, _FIRST_AGAIN = 7000, 7100
-# The deviation at a small step as a share of that at the usual one: one for an error. Kinks,
-# curvature and poles leave a fourth or less at a fourth of the step.
+"""Numbers of the first probes of either look; any do from which on no other probe is numbered."""
 _LEAST, _MOST = 0.7, 1.5
+"""Bounds of the deviation at a small step as a share of that at the usual one: one for an error.
+Kinks, curvature and poles leave a fourth or less at a fourth of the step."""
 _CERTAIN = 3.0
+"""By how many standard errors it has to be beyond these bounds: by chance once in a thousand, and
+both looks have to see it."""
 _CLOSER = 4.0
+"""By what factor a step has to be smaller than the usual one: one at which kinks leave a fourth."""
 
 
 def vanishes_at_smaller_steps(

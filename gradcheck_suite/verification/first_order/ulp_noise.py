@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["UlpNoise"]
 
 _STREAM = 3
-# The few roundings behind one number may add up to much the same by chance.
+"""Stream of the first draw, the next ones follow; any number does that no other stream uses."""
 _DRAWS = 3
-# A deviation that changes by more than this share of itself is no property of the function.
+"""How many times last bits are drawn anew: the few roundings behind one number may add up to much
+the same by chance. A bound on cost."""
 _ANOTHER = 0.1
-# An output that the last bit of the inputs changes by less than this share is no noise.
+"""A deviation that changes by more than this share of itself with the last bits is no property of
+the function. Chosen: an error does not change at all, noise by all of itself."""
 _NOISY = 2.0**-10
+"""An output that the last bit of the inputs changes by less than this share is no noise. Chosen:
+rounding noise changes by all of itself, others by some eps."""
 
 
 class UlpNoise:

@@ -28,15 +28,28 @@ _STEPS = {
     torch.float64: (2.0**-13, 2.0**-15, 2.0**-17, 2.0**-10, 2.0**-20),
     torch.float32: (2.0**-5, 2.0**-6, 2.0**-4, 2.0**-8, 2.0**-10),
 }
+"""Half widths in units of the input's scale, in the order in which they are tried. The first two
+decide where the function is smooth: between the root of third order of eps, best for one
+difference, and that of fifth order, best for two extrapolated. Smaller ones follow for kinks,
+larger ones for rounding."""
 _SAFETY = 4.0
+"""How many times its error a deviation may be, as ``derivative.SAFETY``."""
 _PAIR = 2
+"""How many steps make one extrapolated slope: after more of them a disagreement is left to the
+thorough check."""
 _FLOOR = 2.0**-10
+"""The least scale of a tensor as a share of the typical one, as in ``numerics.directions``."""
 _SCALE = -1024.0
-# A quick look is content with a tolerance of this share of what the thorough check resolves.
+"""What cotangents are multiplied by to see whether backward is linear, as
+``comparison.REVERSED_AND_SCALED``."""
 _SHARE = 0.05
+"""A quick look is content with a tolerance of this share of what the thorough check resolves: an
+error of that size then spans 20 tolerances. Chosen."""
 _DIRECTION, _COTANGENT = 7101, 7102
-# A prime: no row of a tensor is as long.
+"""Streams of directions and cotangents; any numbers do that no other stream uses."""
 _DRAWN = 8191
+"""How many numbers are drawn and then repeated for large tensors. A bound on cost; a prime, so that
+no row of a tensor is as long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,14 @@ _GOALS = {
     "calls": "single ops",
     "tree": "modules with children",
 }
-# What a pass costs, in forwards of the model; a forward and backward is about three of them.
 _FORWARDS = {"functions": 6.0, "modules": 12.0, "calls": 30.0, "tree": 30.0}
+"""What a pass costs, in forwards of the model; a forward and backward is about three of them. An
+estimate: it decides what is begun within the time limit."""
 _BUDGET = 60.0
+"""Seconds within which passes are begun where no time limit is given. A bound on cost."""
 _CLEARLY = 4.0
+"""How many tolerances a call has to deviate by to be called wrong without a thorough check, where
+another call of the same target is: as ``decision.CLEARLY``."""
 _TOO_DEEP = "rounding hides its derivative as a whole; what it calls was looked at instead"
 
 

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "Level", "estimate_limit"]
 
 _MAX_ORDER = 3
+"""How many terms of the error are extrapolated away: central differences have even powers of the
+step, so that ``h**8`` is left. Chosen: each order more takes a step more, and magnifies
+rounding."""
 _CONTRADICTION = 3.0
+"""By how many times both errors a finer estimate has to differ from a coarser one to replace it:
+estimated errors are right in order of magnitude. Chosen, a little below ``derivative.SAFETY``."""
 
 
 @dataclass(frozen=True, slots=True)

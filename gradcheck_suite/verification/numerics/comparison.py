@@ -24,8 +24,9 @@ A power of two scales floating-point numbers exactly; this one is large enough t
 usual size, and negative to find a backward that treats the signs differently.
 """
 
-# Numbers this small lose digits when they are scaled.
 _TINY = 2.0**40
+"""Gradients below this many smallest normal numbers count as equal: numbers this small lose digits
+when they are scaled. Chosen: more than the 24 bits of float32 and the 10 that scaling takes."""
 
 
 def difference(one: torch.Tensor | None, two: torch.Tensor | None, *, scale: float = 0.0) -> float:
@@ -91,3 +92,6 @@ def noise_floors(
 
 
 _ROUNDINGS = 1024.0
+"""How many roundings (eps) of the output a difference of gradients has to be beyond, per unit of
+the variable. Chosen: as many as the sum of a million terms takes, as they grow with the root of
+their number."""

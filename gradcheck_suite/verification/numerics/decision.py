@@ -28,10 +28,15 @@ than 0.42; in float64 wrong gradients span 10**4 and more.
 """
 
 _AS_GOOD_AS_ZERO = 8.0
-# Probes are independent; this many have to see a failure before it is told.
+"""How many tolerances large a derivative may be to pass as zero, where it agrees and its tolerance
+is next to nothing against the output (``Precision.zero``). Chosen: a larger one would have to be
+resolved."""
 _FEWEST_FAILURES = 2
-# A pass speaks against a failure only if it would have seen an error of that size.
+"""Probes are independent; this many have to see a failure before it is told: what one sees by
+chance with a small probability, two see with its square."""
 _CONTRADICTS = 0.25
+"""A pass speaks against a failure only if it would have seen an error of that size: one over
+``CLEARLY``, the tolerances that a failure spans."""
 
 _BROKEN_HERE = (
     "the analytic gradient holds NaN or Inf at the given point, where the function has a kink or a "

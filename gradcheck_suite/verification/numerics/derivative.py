@@ -32,14 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["Gradients", "Measurement", "differentiate", "draw_cotangents", "measure"]
 
 SAFETY = 4.0
-"""How many times the measured error the deviation of a right gradient may be."""
+"""How many times the measured error the deviation of a right gradient may be: errors by
+disagreement are right in order of magnitude. Chosen; ``decision.CLEARLY`` tells what was measured
+with it."""
 
 _FLAT = "does not change under small steps (it rounds or quantizes), yet its gradient is not zero"
 
-# A deviation this far beyond the tolerance, with this many steps finer than the first ones, will
-# not be explained by still smaller steps.
 _DECISIVE = 1e4
+"""A deviation of so many tolerances, with ``_FINER`` steps more than the first ones, will not be
+explained by still smaller steps. A bound on cost: wrong gradients in float64 span as many and more
+(``decision.CLEARLY``)."""
 _FINER = 2
+"""How many steps are taken after the first ones before that is believed: they make two more
+estimates from finer steps."""
 
 Direction = dict[int, torch.Tensor]
 

@@ -38,8 +38,9 @@ _ROUNDING = frozenset(
     linalg_inv_ex linalg_solve_triangular cholesky_solve fft_fft fft_ifft _fft_c2c _fft_r2c _fft_c2r
     """.split()  # noqa: SIM905 - a list of a hundred words reads better so
 )
-# An odd multiplier mixes all lower bits into the highest (Knuth's MMIX, its low half for int32).
 _MIX = {torch.int64: 6364136223846793005, torch.int32: 1284865837}
+"""An odd multiplier mixes all lower bits into the highest (Knuth's MMIX, its low half for int32);
+any that does would do."""
 
 
 def random_rounding(draw: int) -> AbstractContextManager[None]:

@@ -55,9 +55,6 @@ class Precision:
         return self.eps == torch.finfo(torch.float64).eps
 
 
-# float64: at step 2**-10 rounding leaves 12 of 16 digits less 3, the extrapolated difference as
-# many; float32: of 7 digits some 4 are left, fewer where kinks lie within the step. The numbers
-# follow from eps / step and from trials on networks with and without kinks.
 _FLOAT64 = Precision(
     eps=torch.finfo(torch.float64).eps,
     resolution=1e-4,
@@ -70,6 +67,8 @@ _FLOAT64 = Precision(
     move=2.0**-10,
     probes=2,
 )
+"""float64: at step ``2**-10`` rounding leaves 12 of 16 digits less 3, the extrapolated difference
+as many. The numbers follow from eps / step and from trials on networks with and without kinks."""
 _FLOAT32 = Precision(
     eps=torch.finfo(torch.float32).eps,
     resolution=5e-2,
@@ -82,10 +81,10 @@ _FLOAT32 = Precision(
     move=2.0**-4,
     probes=4,
 )
+"""float32: of 7 digits some 4 are left, fewer where kinks lie within the step. The numbers follow
+from eps / step and from trials on networks with and without kinks."""
 
 
-# Two or three digits: a slope pooled over many probes, see first_order/half_precision.py. Only eps
-# differs between the two types.
 _HALF = Precision(
     eps=torch.finfo(torch.bfloat16).eps,
     resolution=0.1,
@@ -98,6 +97,9 @@ _HALF = Precision(
     move=2.0**-2,
     probes=256,
 )
+"""float16 and bfloat16: two or three digits, of which a slope pooled over many probes is made, see
+``first_order/half_precision.py``. Only eps differs between the two types. Chosen: rtol is some 3
+roundings of bfloat16, resolution four targets."""
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["compare_batched"]
 
 _BATCH = 3
+"""How many cotangents or inputs a batch has. Chosen: one is no batch, two is a size that other
+dimensions often have, and each more is a backward or a call more."""
 
 
 def compare_batched(state: CheckState) -> StageResult:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["compare_forward_mode"]
 
 _MANY = 8
+"""For how many variables a disagreement is looked at one by one. A bound on cost."""
 
 
 def compare_forward_mode(state: CheckState) -> StageResult:

@@ -40,11 +40,15 @@ if TYPE_CHECKING:
 __all__ = ["check_second_order", "gradient_subject"]
 
 _SECOND: Final = 2
+"""The order of derivatives that is meant by ``order=2``."""
 _COTANGENTS = 77
+"""Stream of the cotangents; any number does. Variations have the same, of another function."""
 _ON_PURPOSE = ("once_differentiable", "does not currently support double backward")
 _LISTED = 5
-# A gradient moves the output by this many of its roundings along a direction of the input's size.
+"""How many further wrong gradients a message names; only its length depends on it."""
 _ROUNDINGS = 64.0
+"""A gradient that moves the output by no more than this many of its roundings (eps), along a
+direction of the input's size, is rounding, and so is its derivative. Chosen."""
 _ERROR_NODE = "torch::autograd::Error"
 
 

@@ -23,6 +23,7 @@ __all__ = ["ReadParameters", "read_names", "with_read_parameters"]
 
 _CONTAINERS = (list, tuple, dict)
 _MOST = 256
+"""Up to so many entries of a captured container are looked through for tensors. A bound on cost."""
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _STORES = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 _GLOBAL_STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})

@@ -57,8 +57,11 @@ def cost_of(subject: PureFunction) -> Cost | None:
 
 
 _SCALES = (2.0**-10, 2.0**-3, 0.5, 1.5)
+"""By what the values are multiplied to see whether operations are as many: small, large and
+between. Chosen; one evaluation each."""
 _FEWEST_COUNTS = 3
-"""A branch makes for two numbers of operations, an iteration for one at nearly each point."""
+"""How many different numbers of operations speak for an iteration: a branch makes for two, an
+iteration for one at nearly each point."""
 
 
 def ends_early(subject: PureFunction) -> bool:

@@ -30,10 +30,11 @@ Rebuild = Callable[[torch.Tensor], torch.Tensor]
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 LAYOUTS = (torch.strided, torch.sparse_coo, *_COMPRESSED)
-# A slice is copied together with the storage that it is a part of, up to this many elements
-# beyond this many times its own.
 _SPARE_ELEMENTS = 4096
+"""A slice is copied together with the storage that it is a part of, up to this many elements beyond
+``_SPARE_FACTOR`` times its own. A bound on memory; a larger storage's layout is not kept."""
 _SPARE_FACTOR = 4
+"""How many times the elements of the slice itself, see ``_SPARE_ELEMENTS``. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

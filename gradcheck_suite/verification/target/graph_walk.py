@@ -43,6 +43,8 @@ def reachable(*roots: Node | None) -> list[Node]:
 
 
 _FUNCTION_AND_LEAF = 2
+"""How many nodes lie between output and input where a custom Function is alone: its own, and the
+one that accumulates the leaf's gradient."""
 
 
 @dataclass(frozen=True, slots=True)

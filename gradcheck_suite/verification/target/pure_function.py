@@ -44,7 +44,10 @@ Arrangement: TypeAlias = Callable[
 _IN_PLACE = "leaf Variable that requires grad is being used in an in-place operation"
 _LEAF = "torch::autograd::AccumulateGrad"
 _FEW = 3
+"""How many shapes a message names; only its length depends on it."""
 _MOST_OUTPUTS = 16
+"""For how many outputs it is looked up which variables reach them. A bound on cost: a walk through
+the graph each."""
 _NO_DEVICE = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "no NVIDIA")
 
 

@@ -115,7 +115,10 @@ def _cuda_is_used() -> bool:
 
 _CONTAINERS = (list, tuple, set, dict)
 _MOST_ENTRIES = 256
+"""Up to so many entries of a container are looked through for generators. A bound on cost."""
 _DEEPEST = 4
+"""How many steps away from a function generators are looked for: an attribute of an object in a
+container that a closure holds is three away. A bound on cost."""
 _LIBRARIES = ("torch", "numpy", "builtins")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["explain_failure"]
 
 _LONGEST = 160
+"""How many characters of an exception a message quotes."""
 
 
 def explain_failure(

@@ -135,6 +135,7 @@ def catch_nodes(recording: RecordedCall, cotangents: Sequence[torch.Tensor]) -> 
 
 
 _MOST_USES = 3
+"""In how many places a Function that is used often is looked at. A bound on cost."""
 
 
 def _catcher(

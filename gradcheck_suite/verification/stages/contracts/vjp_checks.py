@@ -118,6 +118,8 @@ def pulled_twice(
 
 
 _ROUNDINGS = 1024.0
+"""How many roundings (eps) of the largest gradient of a node a difference has to be beyond, as in
+``numerics.comparison``."""
 
 
 def _largest(part: torch.Tensor) -> float:
@@ -150,6 +152,8 @@ def probe_linearity(probed: Probed) -> Iterator[Breach]:
 
 
 _GAP = -3.75
+"""What lies in the gaps of a strided gradient: exact in every type, and unlike what a kernel that
+reads the gaps would be right with. Any number but zero would do."""
 
 
 def probe_layouts(probed: Probed) -> Iterator[Breach]:

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["AnalyticJacobian", "Block"]
 
 _CELLS = 2**20
+"""How many float64 entries the rows of one batch of backwards have: 8 MiB. A bound on memory;
+nothing but speed depends on it."""
 _FEWEST, _MOST = 8, 256
+"""How many backwards make a batch, at least and at most. Chosen; only speed depends on it."""
 _SAME = 256.0
+"""How many roundings (eps) of a row's largest entry a batched backward may differ by from a single
+one: its kernels sum up in another order. As the contract asks of two backwards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,22 @@ if TYPE_CHECKING:
 __all__ = ["CheckedColumns", "check_columns"]
 
 _STREAM = 7030
-# How many columns that share outputs move together. The more they are, the longer the step in their
-# common direction: third derivatives then show, and the group is measured apart. Where too many
-# groups fail, smaller ones are tried.
+"""Seed of the draws by which groups move; any number does that no other stream uses."""
 _COMPANIES = (16, 4)
+"""How many columns that share outputs move together. The more they are, the longer the step in
+their common direction: third derivatives then show, and the group is measured apart. Where too many
+groups fail, smaller ones are tried."""
 _DRAWS = 2
-# How many evaluations must be saved at least: all but one of so many.
+"""How often each group moves, by other amounts each time: wrong entries of one row that cancel in
+one draw do not in the other."""
 _LEAST_GAIN = 2
+"""Groups are tried where they take one evaluation at most for this many that columns by themselves
+would take: less of a gain is not worth a failure."""
 _TOLERATED = 0.5
-# As many groups' sums are computed in one product of matrices: the fastest of 1 to 16.
+"""The share of groups that may fail before smaller ones are tried. A bound on cost: beyond it most
+columns would be measured twice."""
 _BLOCK = 4
+"""As many groups' sums are computed in one product of matrices: the fastest of 1 to 16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,12 @@ from gradcheck_suite.verification.numerics.directions import generator_for, rand
 __all__ = ["Grouping", "group_columns"]
 
 _MOST_CELLS = 2**24
+"""Up to so many entries a Jacobian's pattern is read off: 64 MiB as float32. A bound on memory."""
 _DENSE = 0.5
+"""The share of entries that are not zero from which on grouping gains nothing: at more than half,
+no two blocks of one size can be apart."""
 _STREAM = 7020
+"""Seed of the marks of outputs; any number does that no other stream uses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "NumericJacobian"]
 
 _FIRST_CELLS = 2**17
+"""How many entries the first chunk of copies has, 1 MiB in float64: what is fastest is then
+searched for. Only speed depends on it."""
 _FEWEST = 16
+"""How many columns a chunk has at least, memory allowing. Chosen; only speed depends on it."""
 _GROWTH = 4
-# What the function allocates between input and output, in units of both together: a guess on the
-# safe side, which only keeps chunks away from the memory limit.
+"""By what factor chunks grow or shrink in the search for the fastest size. Only speed depends on
+it."""
 _WITHIN = 16
+"""What the function allocates between input and output, in units of both together: a guess on the
+safe side, which only keeps chunks away from the memory limit."""
 _SAME = 256.0
+"""How many roundings (eps) of the largest value a batched evaluation may differ by from a single
+one, as for backward in ``analytic``."""
 
 
 @dataclass(frozen=True, slots=True)

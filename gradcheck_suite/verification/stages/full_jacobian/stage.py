@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["compare_full_jacobians", "pattern_of"]
 
 _FEW_UNDECIDED = 1e-2
+"""The share of undecided entries from which on a Jacobian can't be called right. Chosen: kinks and
+rounding leave single ones."""
 _CLOSE = 1e-5
+"""Up to this share of its largest entry a Jacobian may be off from the transposed one, to be called
+transposed. Chosen; it names a failure and makes none."""
 
 
 def compare_full_jacobians(state: CheckState) -> StageResult:

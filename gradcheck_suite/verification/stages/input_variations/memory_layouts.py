@@ -113,6 +113,8 @@ def _filler(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _FEW = 4
+"""How many inputs are tried by themselves in a layout that is not right for all of them. A bound on
+cost."""
 
 
 def try_layout(state: CheckState, layout: str) -> VariationResult:

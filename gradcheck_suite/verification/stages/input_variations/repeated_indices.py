@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["is_overwritten", "repeats_indices"]
 
 _STREAM = 95
+"""Stream of cotangent and direction; any number does that no other stream uses."""
 
 
 def repeats_indices(state: CheckState, subject: PureFunction) -> bool:

@@ -41,9 +41,15 @@ if TYPE_CHECKING:
 __all__ = ["Trial", "VariationResult", "attempt", "attempt_non_finite", "extends"]
 
 _STREAM = 77
-# A group of undecided variables this small is measured one by one, a larger one together.
+"""Stream of directions and cotangents; any number does. ``second_order`` has the same, of another
+function."""
 _FEW = 3
+"""A group of undecided variables this small is measured one by one, a larger one together. A bound
+on cost."""
 _SAME = 1e-4
+"""The relative difference up to which a function of more entries gives what it gave for those it
+had: kernels for other sizes sum up in another order. Chosen: far above rounding in float32, far
+below what a mean over more entries changes."""
 _NONE = "no gradient is meant for a derivative"
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["try_single_inputs"]
 
-# Up to here each by itself; from here on halves, such that every two are apart in one of them.
 _FEW = 4
+"""Up to so many variables each is tried by itself; of more, halves, such that every two are apart
+in one of them: two for each digit of their number in base two. A bound on cost."""
 
 
 def try_single_inputs(state: CheckState) -> VariationResult:

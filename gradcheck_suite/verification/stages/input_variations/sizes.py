@@ -24,11 +24,15 @@ _ONE = "look for squeeze(), and for a dimension of size 1 that is taken for one 
 
 _NAMES = {0: "a first dimension of", -1: "a last dimension of"}
 _STREAM = 91
+"""Stream of the new entries; any number does that no other stream uses."""
 _JITTER = 0.125
-# Hand-written kernels work in blocks of up to some thousand elements; two of them and a rest.
+"""By what share of themselves repeated entries differ from those they repeat, times 1/2 to 3/2.
+Chosen: no two are equal, and each means much the same."""
 _MANY_ELEMENTS = 8192
-# What a call may make at such a size, where it makes more than in proportion (all pairs of rows).
+"""Hand-written kernels work in blocks of up to some thousand elements; two of them and a rest."""
 _MOST_MADE = 2**22
+"""How many elements a call may make at such a size, where it makes more than in proportion (all
+pairs of rows): 32 MiB in float64. A bound on cost."""
 
 
 @dataclass(frozen=True, slots=True)

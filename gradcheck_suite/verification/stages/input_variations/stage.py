@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["vary_inputs"]
 
 _FEW = 4
+"""How many parts of a change that is refused are tried by themselves. A bound on cost."""
 
 
 def vary_inputs(state: CheckState) -> StageResult:

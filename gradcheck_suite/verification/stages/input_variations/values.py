@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["Change", "changed", "huge_values", "magnitude_halves", "tiny_values", "value_changes"]
 
 _SIGNS, _MAGNITUDES, _SPECIAL = 81, 82, 83
-# Exponents of two: half of the entries get 1/64 to 1/2 of their size, the others 4 to 20 times it.
-# Thresholds (softplus 20, gelu's tails) lie within a few units of typical inputs, and exp of 20
-# times them is still finite.
+"""Streams of the draws; any numbers do that no other stream uses."""
 _SMALL, _LARGE = (-6.0, -1.0), (2.0, 4.3)
-# Where a formula divides by its input, code switches to a series below 1e-3 to 1e-8.
+"""Exponents of two: half of the entries get 1/64 to 1/2 of their size, the others 4 to 20 times it.
+Thresholds (softplus 20, gelu's tails) lie within a few units of typical inputs, and exp of 20 times
+them is still finite."""
 _TINY = (-27.0, -10.0)
-# Beyond 88 exp overflows in float32, beyond 709 in float64: 64 to 120, and 512 to 1000.
+"""Exponents of two: where a formula divides by its input, code switches to a series below 1e-3 to
+1e-8."""
 _HUGE = {torch.float32: (6.0, 6.9), torch.float64: (9.0, 9.96)}
+"""Exponents of two: beyond 88 exp overflows in float32, beyond 709 in float64: 64 to 120, and 512
+to 1000."""
 _SPREAD = 0.5
+"""By what share of their size special values (zeros, ones, an identity) are moved, times 1/2 to
+3/2: a constant keeps its sign. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
