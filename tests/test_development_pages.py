@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "development").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+# Made of the code itself, which test_numerics_page.py sees to.
+WRITTEN_BY_HAND = [page for page in PAGES if page.name != "numerics.md"]
 PACKAGES = {
     "gradcheck_suite": ROOT,
     "gradcheck_lint": ROOT / "lint_rules",
@@ -167,7 +169,7 @@ def unknown_in(page: str) -> list[str]:
     return unknown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WRITTEN_BY_HAND, ids=lambda page: page.name)
 def test_what_a_page_names_is_there(page):
     assert unknown_in(page.read_text(encoding="utf-8")) == []
 
