@@ -1,27 +1,45 @@
-"""Tell what differs between two graphs: what grew from one step to the next, and where."""
+"""What differs between two graphs: what grew from one step to the next, and where.
+
+Drawn as a table, or as a page with the second graph in it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from gradcheck_suite.errors import UsageError
 from gradcheck_suite.graph.layout.labels import short_type
+from gradcheck_suite.graph.layout.view import draw, picture
 from gradcheck_suite.graph.model import AutogradGraph, Node, TensorType
+from gradcheck_suite.graph.render.html import html_page
+from gradcheck_suite.graph.render.html_data import page_data
+from gradcheck_suite.graph.render.svg import drawing_to_svg
+from gradcheck_suite.graph.save import check_path, write_content
 from gradcheck_suite.reporting.text import byte_count, number, plural, visible
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+    from gradcheck_suite.findings import JSON
 
 __all__ = ["Change", "GraphDiff", "diff_graphs"]
 
 _Kind: TypeAlias = "tuple[str, str, TensorType | None]"
 _WIDTH = 100
 _SHOWN = 40
+_SHOWN_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +117,17 @@ class GraphDiff:
         Raises:
             UsageError: the suffix is another, or the file cannot be written.
         """
-        from gradcheck_suite.graph.render.diff import save_diff  # noqa: PLC0415 - drawn on demand
-
-        save_diff(self, path)
+        renderers = {".html": diff_to_html, ".json": diff_to_json, ".txt": _to_text}
+        destination = check_path(path, suffixes=tuple(renderers), events=False)
+        write_content(destination, renderers[destination.suffix.lower()](self))
 
     def __str__(self) -> str:
-        from rich.console import Console  # noqa: PLC0415 - drawn on demand
-
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
         with console.capture() as captured:
             console.print(self, highlight=False)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from gradcheck_suite.graph.render.diff import (  # noqa: PLC0415 - drawn on demand
-            diff_renderables,
-        )
-
         yield from diff_renderables(self)
 
 
@@ -253,3 +265,68 @@ def describe(change: Change) -> tuple[str, str, str, str]:
         what += f" {short_type(change.type)}"
     counts = f"{number(change.before)} \u2192 {number(change.after)}"
     return what, visible(change.module), counts, bytes_
+
+
+def diff_renderables(diff: GraphDiff) -> Iterator[RenderableType]:
+    """Yield what rich prints for a comparison."""
+    for sentence in diff.sentences:
+        yield Text(sentence)
+    if diff.is_same:
+        return
+    yield Text()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("nodes", justify="right", no_wrap=True)
+    table.add_column("saved", justify="right", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    table.add_column("module", overflow="fold")
+    for change in diff.changes[:_SHOWN_ROWS]:
+        what, module, counts, size = describe(change)
+        table.add_row(counts, size, Text(what), Text(module))
+    yield table
+    if len(diff.changes) > _SHOWN_ROWS:
+        yield Text(f"and {len(diff.changes) - _SHOWN_ROWS} more; save('diff.html') shows all")
+
+
+def diff_to_html(diff: GraphDiff) -> str:
+    """Return a page that shows the second graph, with what it has more of flagged."""
+    grown = {
+        (change.module, change.op, change.type)
+        for change in diff.changes
+        if change.after > change.before
+    }
+    modules = bool(diff.before.calls) == bool(diff.after.calls)
+    flagged = {
+        node.id: "note"
+        for node in diff.after.nodes
+        if kind_of(diff.after, node, modules=modules) in grown
+    }
+    shown = picture(diff.after, flagged=flagged)
+    rows: list[JSON] = []
+    for change in diff.changes:
+        what, module, counts, size = describe(change)
+        rows.append([f"{what}{' in ' + module if module else ''}", counts, size])
+    data = page_data(shown) | {"notes": list(diff.sentences), "changes": rows}
+    drawing = draw(shown)
+    return html_page(
+        title="Two autograd graphs compared",
+        data=data,
+        static=drawing_to_svg(shown, drawing).partition("?>")[2],
+    )
+
+
+def diff_to_json(diff: GraphDiff) -> str:
+    """Return the comparison for programs."""
+    document = {
+        "schema": 1,
+        "tool": "gradcheck-suite graph diff",
+        "same": diff.is_same,
+        "sentences": diff.sentences,
+        "nodes": [len(diff.before.nodes), len(diff.after.nodes)],
+        "saved_bytes": [diff.before.saved_bytes, diff.after.saved_bytes],
+        "changes": [dataclasses.asdict(change) for change in diff.changes],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=True) + "\n"
+
+
+def _to_text(diff: GraphDiff) -> str:
+    return f"{diff}\n"

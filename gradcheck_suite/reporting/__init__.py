@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, get_args
 
+from gradcheck_suite.reporting.text import ColorChoice, encodable
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
@@ -33,7 +35,6 @@ __all__ = [
 OutputFormat: TypeAlias = Literal[
     "full", "concise", "json", "sarif", "github", "gitlab", "junit", "html"
 ]
-ColorChoice: TypeAlias = Literal["auto", "always", "never"]
 
 # Each has a module of its name here, whose ``render(report)`` returns the text; "full" is for
 # terminals and takes more.
@@ -85,8 +86,6 @@ def write_report(
         OSError: ``stream`` cannot be written.
         ValueError: ``output_format`` is none of ``OUTPUT_FORMATS``.
     """
-    from gradcheck_suite.reporting.text import encodable  # noqa: PLC0415 - as the formats below
-
     if output_format == "full":
         from gradcheck_suite.reporting import console  # noqa: PLC0415 - loads rich
 

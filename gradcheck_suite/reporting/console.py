@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from gradcheck_suite.findings import JSON, Finding, Report, Verdict
-    from gradcheck_suite.reporting import ColorChoice
+    from gradcheck_suite.reporting.text import ColorChoice
 
 __all__ = ["open_console", "render_for", "render_plain", "renderables"]
 

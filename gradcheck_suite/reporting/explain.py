@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.catalogue import Entry, Family
     from gradcheck_suite.findings import JSON
-    from gradcheck_suite.reporting import ColorChoice
+    from gradcheck_suite.reporting.text import ColorChoice
 
 __all__ = [
     "RULES_FORMATS",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Literal, TypeAlias
 
-__all__ = ["byte_count", "encodable", "number", "one_line", "plural", "visible"]
+__all__ = ["ColorChoice", "byte_count", "encodable", "number", "one_line", "plural", "visible"]
+
+ColorChoice: TypeAlias = Literal["auto", "always", "never"]
 
 # Control, format (bidi overrides, zero-width), surrogate, line and paragraph separator: what a
 # terminal obeys or hides instead of showing.
