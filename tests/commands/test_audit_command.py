@@ -307,6 +307,12 @@ def test_a_terminal_that_goes_away_leaves_the_report_in_its_file(tmp_path):
     import termios
 
     main, terminal = os.openpty()
+
+    def lead():
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        # Under nohup it would be ignored here as well.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     options = ["--output-format", "json", "--output-file", "report.json"]
     process = subprocess.Popen(
         [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
@@ -315,7 +321,7 @@ def test_a_terminal_that_goes_away_leaves_the_report_in_its_file(tmp_path):
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        preexec_fn=lead,  # noqa: PLW1509
     )
     os.close(terminal)
     said = b""
@@ -383,11 +389,18 @@ loss.backward()
 """
 
 
-def test_writers_of_code_that_runs_once_are_watched_from_the_start(audit, monkeypatch):
-    # Where a coverage tool follows the lines of a program, the watch steps aside.
-    for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
-        monkeypatch.delenv(name)
-    done = audit(ONCE_THROUGH_NUMPY, "--output-format", "json", "--watch-writers", "from_start")
+def test_writers_of_code_that_runs_once_are_watched_from_the_start(audit, tmp_path):
+    # Where a coverage tool follows the lines of a program, the watch steps aside: a Python afresh.
+    (tmp_path / "train.py").write_text(ONCE_THROUGH_NUMPY)
+    options = ["--output-format", "json", "--watch-writers", "from_start"]
+    done = subprocess.run(
+        [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if "COVERAGE_" not in name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     (finding,) = json.loads(done.stdout)["findings"]
     assert finding["code"] == "GCS104"
     assert finding["line"] == 4

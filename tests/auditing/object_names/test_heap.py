@@ -20,11 +20,6 @@ from gradcheck_suite.auditing.object_names.heap import Heap, SearchEndedError
 from gradcheck_suite.findings import Severity
 
 
-@pytest.fixture
-def time_to_search():
-    """Leave the time for searches as it is, unlike in the tests beside."""
-
-
 class Thing:
     pass
 
@@ -100,6 +95,7 @@ def test_an_audit_keeps_no_list_when_an_event_has_been_told(audited):
 
 
 def test_no_search_begins_or_goes_on_when_the_time_is_used_up(monkeypatch):
+    monkeypatch.setattr(module, "_AT_LEAST", 2.0)
     ticks = count(step=1.5)
     monkeypatch.setattr(module, "thread_time", lambda: next(ticks))
     heap = Heap()
@@ -118,6 +114,7 @@ def test_no_search_begins_or_goes_on_when_the_time_is_used_up(monkeypatch):
 
 
 def test_a_long_run_may_search_for_its_share_of_the_time(monkeypatch):
+    monkeypatch.setattr(module, "_AT_LEAST", 2.0)
     now = [100.0]
     monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     ticks = count()
