@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grimp
-import networkx as nx  # type: ignore[import-untyped]
+import networkx as nx  # type: ignore[import-untyped]  # has no types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

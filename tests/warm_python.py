@@ -11,6 +11,7 @@ Not for tests of what loads torch, of signals, or of variables that Python reads
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -81,13 +82,17 @@ class _Server:
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
         with theirs:
-            # Ends when this process does, as its channel is closed then.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm_python", str(theirs.fileno())],
                 cwd=_ROOT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._channel.close()
+        self.process.wait()
 
     def run(self, request: dict[str, Any], streams: list[int], timeout: float) -> int | None:
         """Return the exit status, negative for a signal; None where it took too long."""
