@@ -70,7 +70,8 @@ class Finding:
     ``message`` is one sentence: subject, what happened, expected against seen. ``hint`` is the
     next step, as code where it can be. ``evidence`` holds numbers and names (step, tensor, shape,
     numeric, analytic, bound, bytes); a mistake seen a thousand times is one finding whose
-    evidence has a ``count``. One at which torch raised an exception has ``refused: True`` there.
+    evidence has a ``count``. One at which torch raised an exception has ``refused: True`` there, and
+    ``lowered`` there holds the circumstances that made it milder than its kind.
     """
 
     code: str
@@ -92,6 +93,7 @@ class Finding:
         *,
         detector: Detector,
         severity: Severity | None = None,
+        doubts: Iterable[str] = (),
         location: Location | None = None,
         related: Iterable[Related] = (),
         hint: str | None = None,
@@ -100,7 +102,9 @@ class Finding:
     ) -> Finding:
         """Make a finding for a catalogue entry.
 
-        ``severity`` defaults to the entry's own, which is the highest that it allows.
+        ``severity`` defaults to the entry's own, which is the highest that it allows. Each of
+        ``doubts``, a circumstance that speaks against a mistake ("its module is in evaluation
+        mode"), lowers it by one step and is told.
 
         Raises:
             ValueError: ``severity`` is higher than the catalogue allows for this entry.
@@ -111,16 +115,20 @@ class Finding:
                 f"{entry.code} {entry.slug} is at most of severity {entry.severity.value!r}, "
                 f"got {chosen.value!r}"
             )
+        doubts = tuple(doubts)
+        proof: dict[str, JSON] = dict(evidence) if evidence else {}
+        if doubts:
+            proof["lowered"] = doubts
         return cls(
             code=entry.code,
             rule=entry.slug,
-            severity=chosen,
+            severity=chosen.lowered(len(doubts)),
             message=message,
             detector=detector,
             location=location,
             related=tuple(related),
             hint=hint,
-            evidence=dict(evidence) if evidence else {},
+            evidence=proof,
             fixable=fixable,
         )
 

@@ -8,9 +8,9 @@ from enum import Enum
 class Severity(Enum):
     """Grade a finding by proof, not by taste.
 
-    * ``ERROR``: it was observed, or is certain on every path.
-    * ``WARNING``: likely; the finding shows the evidence.
-    * ``NOTE``: costs speed or memory, or is legacy.
+    * ``ERROR``: it was observed to be wrong, or is certain on every path.
+    * ``WARNING``: very likely; the finding shows the evidence.
+    * ``NOTE``: true and unusual, or costly, or legacy; never an exit status.
 
     Severities compare by weight:
 
@@ -29,6 +29,14 @@ class Severity(Enum):
         """Rank this severity: 3 for an error, 2 for a warning, 1 for a note."""
         return _WEIGHTS[self.value]
 
+    def lowered(self, steps: int = 1) -> Severity:
+        """Return the severity so many steps milder; there is nothing milder than a note.
+
+        >>> Severity.ERROR.lowered(), Severity.NOTE.lowered()
+        (<Severity.WARNING: 'warning'>, <Severity.NOTE: 'note'>)
+        """
+        return _BY_WEIGHT[max(self.weight - steps, 1)]
+
     def __lt__(self, other: Severity) -> bool:
         return self.weight < other.weight
 
@@ -43,3 +51,4 @@ class Severity(Enum):
 
 
 _WEIGHTS = {"error": 3, "warning": 2, "note": 1}
+_BY_WEIGHT = {each.weight: each for each in Severity}

@@ -140,3 +140,23 @@ def test_two_detectors_that_name_the_same_parameters_tell_one_mistake():
     other = finding(detector="graph", line=9, evidence={"parameters": ["a"]})
     merged = merge_reports("t", [Report("a", (named,)), Report("b", (same, other))])
     assert [one.location.line for one in merged.findings] == [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("doubts", "severity"),
+    [
+        ((), Severity.ERROR),
+        (["its module rests"], Severity.WARNING),
+        (["its module rests", "once only"], Severity.NOTE),
+        (["its module rests", "once only", "under vmap"], Severity.NOTE),
+    ],
+)
+def test_each_doubt_lowers_the_severity_and_is_told(doubts, severity):
+    found = Finding.of(
+        catalogue.MISSING_ZERO_GRAD, "m", detector="audit", doubts=doubts, evidence={"step": 2}
+    )
+    assert found.severity is severity
+    assert found.evidence.get("lowered", ()) == tuple(doubts)
+    assert found.evidence["step"] == 2
+    text = " ".join(str(Report(tool="t", findings=(found,))).split())
+    assert (f"lowered: {'; '.join(doubts)}" in text) == bool(doubts)

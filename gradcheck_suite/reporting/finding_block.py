@@ -156,6 +156,9 @@ def _remarks(finding: Finding) -> str:
     count = finding.evidence.get("count")
     if isinstance(count, int) and count > 1:
         remarks.append(f"seen {plural(count, 'time')}")
+    doubts = finding.evidence.get("lowered")
+    if isinstance(doubts, (tuple, list)) and doubts:
+        remarks.append(f"lowered: {'; '.join(map(str, doubts))}")
     others = finding.evidence.get("also_found_by")
     if isinstance(others, (tuple, list)) and others:
         remarks.append(f"also found by {' and '.join(map(str, others))}")
