@@ -70,8 +70,8 @@ class Finding:
     ``message`` is one sentence: subject, what happened, expected against seen. ``hint`` is the
     next step, as code where it can be. ``evidence`` holds numbers and names (step, tensor, shape,
     numeric, analytic, bound, bytes); a mistake seen a thousand times is one finding whose
-    evidence has a ``count``. One at which torch raised an exception has ``refused: True`` there, and
-    ``lowered`` there holds the circumstances that made it milder than its kind.
+    evidence has a ``count``. One at which torch raised an exception has ``refused: True`` there,
+    and ``lowered`` there holds the circumstances that made it milder than its kind.
     """
 
     code: str
