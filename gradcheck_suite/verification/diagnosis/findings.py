@@ -11,6 +11,7 @@ from gradcheck_suite.verification.diagnosis import contract_messages, messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
 from gradcheck_suite.verification.diagnosis.function_source import Place, gradient_place
+from gradcheck_suite.verification.diagnosis.unrecorded import follow
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.diagnosis.function_source import Suspicion
+    from gradcheck_suite.verification.diagnosis.unrecorded import Unrecorded
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
     from gradcheck_suite.verification.numerics.decision import Pair
     from gradcheck_suite.verification.numerics.derivative import Measurement
@@ -63,6 +65,7 @@ class _Mistakes:
         self._call = RecordedCall.of(state.subject, state.context.point)
         self._searches = _MOST_SEARCHES if state.options.examined else 0
         self._iterates: bool | None = None
+        self._unrecorded: Unrecorded | None = None
         self._wrong: dict[tuple[type, ...], Mapping[type, Finding] | None] = {}
 
     def findings(self, wrong: Sequence[Pair]) -> Iterator[Finding]:
@@ -143,6 +146,7 @@ class _Mistakes:
         suspicion = messages.suspicion_of(diagnosis, draws=draws, varied=self._state.varied)
         return messages.wrong_gradient(
             place=self._place(pair, path, suspicion),
+            unseen="" if only(path.functions) else self._unseen().words,
             ends_early=self._is_little(shown, diagnosis, entry) and self._ends_early(),
             draws=draws,
             output=self._output(output),
@@ -194,12 +198,19 @@ class _Mistakes:
         path = self._path((output, variables[0]))
         return messages.detached_output(
             place=self._place((output, variables[0]), path, None),
+            unseen="" if only(path.functions) else self._unseen().words,
             output=self._output(output),
             variables=[self._variable(variable) for variable in variables],
             shown=self._conclusions[output, variables[0]].shown,
             path=path,
             others_attached=any(self._context.gradients.attached),
         )
+
+    def _unseen(self) -> Unrecorded:
+        """Return what the function does that autograd does not see."""
+        if self._unrecorded is None:
+            self._unrecorded = follow(self._context.subject, self._context.point)
+        return self._unrecorded
 
     def _first_look(self, pair: Pair) -> Diagnosis:
         failed = [
@@ -226,9 +237,13 @@ class _Mistakes:
         Function is checked by itself.
         """
         function = only(path.functions)
-        alone = self._wrong.get(self._call.path(*pair).functions)
-        if path.argument is None and alone and function in alone:
-            return Place(alone[function].location, alone[function].related)
+        alone = self._wrong.get(self._call.path(*pair).functions) or {}
+        if path.argument is None and alone:
+            first = alone.get(function) if function else next(iter(alone.values()))
+            if first is not None:
+                return Place(first.location, first.related)
+        if function is None:
+            return self._unseen().place
         return gradient_place(
             function, path.argument, suspicion=suspicion, incoming=path.arrives_at
         )

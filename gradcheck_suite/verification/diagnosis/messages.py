@@ -72,6 +72,7 @@ def wrong_gradient(
     entry: WrongEntry | None,
     path: GraphPath,
     place: Place,
+    unseen: str = "",
     at_kink: bool = False,
     broken: Broken | None = None,
     ends_early: bool = False,
@@ -81,6 +82,7 @@ def wrong_gradient(
     """Report a gradient that differs from the numeric one, or is missing.
 
     ``also`` names other inputs and parameters whose gradients the same mistake can explain,
+    ``unseen`` what forward does at the line of ``place`` that autograd does not see,
     ``broken`` tells which entries are NaN or Inf, ``at_kink`` that the function has slopes there,
     ``ends_early`` that the gradient is off by little and the function iterates: a warning, as the
     gradient of the limit may be what is meant; ``draws`` that backward draws random numbers.
@@ -117,6 +119,7 @@ def wrong_gradient(
     message += "".join(f"; {words}" for words in told)
     shape = shape[:-1] if is_complex[1] else shape
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
+    message += unseen
     if also:
         more = "one more gradient is" if len(also) == 1 else f"{len(also)} more gradients are"
         message += f"; {more} wrong with it: {listed(also)}"
@@ -178,6 +181,7 @@ def detached_output(
     shown: Measurement,
     path: GraphPath,
     place: Place,
+    unseen: str,
     others_attached: bool,
 ) -> Finding:
     """Report an output that depends on inputs and does not require grad.
@@ -189,7 +193,7 @@ def detached_output(
         catalogue.DETACHED_OUTPUT,
         f"`{output}` does not require grad, yet it depends on {names} (numeric derivative "
         f"{shown.numeric:.6g} ± {shown.tolerance:.1g} along a random direction): no gradient "
-        "flows through it",
+        f"flows through it{unseen}",
         detector="verify",
         severity=Severity.WARNING if others_attached else Severity.ERROR,
         location=place.location,
