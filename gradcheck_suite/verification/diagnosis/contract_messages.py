@@ -80,6 +80,7 @@ _SUSPICIONS: dict[BreachKind, Suspicion] = {
     "aliased": "layout",
     "written": "written",
     "spoilt": "saved",
+    "undefined": "undefined",
 }
 _HINTS: dict[BreachKind, str] = {
     "nonlinear": (

@@ -37,12 +37,21 @@ __all__ = [
 ]
 
 Suspicion: TypeAlias = Literal[
-    "alone", "ignored", "layout", "mean", "nonlinear", "random", "saved", "sizes", "written"
+    "alone",
+    "ignored",
+    "layout",
+    "mean",
+    "nonlinear",
+    "random",
+    "saved",
+    "sizes",
+    "undefined",
+    "written",
 ]
 """What is known of a mistake beside the gradient that is wrong: it shows where some inputs need no
-gradient, for one layout or size; an output's gradient is ignored; an average is taken for a sum;
-backward is not linear, draws random numbers, or writes into what was saved or into what it is
-given."""
+gradient, for one layout or size, or where one output is not used; an output's gradient is ignored;
+an average is taken for a sum; backward is not linear, draws random numbers, or writes into what was
+saved or into what it is given."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -121,9 +130,9 @@ def gradient_place(
     body = _Body.of(getattr(function, _backward_name(function), None))
     if body is None:
         return backward_place(function)
-    writes = list(body.forbidden_writes(suspicion))
-    if writes:
-        return _located(writes)
+    decisive = body.decisive(suspicion)
+    if decisive:
+        return _located(decisive)
     made = body.returned(argument) if argument is not None else body.likeliest(suspicion)
     if made is None:
         return backward_place(function)
@@ -148,7 +157,7 @@ def gradient_place(
 def returned_place(function: type | None, method: str, number: int | None = None) -> Place:
     """Return the ``return`` of a Function's method, or what it returns in one place."""
     body = _Body.of(getattr(function, method, None))
-    made = None if body is None else body.returned(number)
+    made = None if body is None or number is None else body.returned(number)
     if made is not None:
         return Place(made.location)
     last = None if body is None else body.last_return()
@@ -315,7 +324,7 @@ class _Body:
         found = [one for one in self.statements if isinstance(one, ast.Return) and one.value]
         return found[-1] if found else None
 
-    def returned(self, number: int | None, *, depth: int = 0) -> _Made | None:
+    def returned(self, number: int, *, depth: int = 0) -> _Made | None:
         """Find what makes the value that is returned in one place; None where that is unclear."""
         returns = [
             (order, statement.value)
@@ -339,16 +348,28 @@ class _Body:
         suspected = [found for found in made if _suspects(found, suspicion)]
         return next(iter(suspected or (made if len(made) == 1 else ())), None)
 
-    def forbidden_writes(self, suspicion: Suspicion | None) -> list[_Found]:
-        """Return writes into what backward is given, or into what forward saved.
+    def decisive(self, suspicion: Suspicion | None) -> list[_Found]:
+        """Return statements that a suspicion points to, whichever gradient is wrong.
 
-        The latter is also why a backward may not be linear, or differ from call to call.
+        They write into what backward is given, or into what forward saved, which is also why a
+        backward may not be linear, or differ from call to call; or ask for undefined gradients.
         """
         if suspicion == "written":
             return list(self.writes_into(self.incoming))
         if suspicion in {"saved", "nonlinear", "random"}:
             return list(self.writes_into(self.saved_names(), saved=True))
+        if suspicion == "undefined":
+            return [(self, one) for one in self.statements if self._asks_for_none(one)]
         return []
+
+    def _asks_for_none(self, statement: ast.stmt) -> bool:
+        """Return whether a statement tells an undefined incoming gradient from others."""
+        return any(
+            isinstance(part, ast.Compare)
+            and any(map(_is_none, part.comparators))
+            and bool(set(self.incoming) & _names_in(part.left))
+            for part in _own_parts(statement)
+        )
 
     def cuts(self, nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         """Yield what keeps autograd from following a value."""
@@ -425,10 +446,8 @@ class _Body:
             for handler in getattr(statement, "handlers", ()):
                 self._collect(handler.body, inner)
 
-    def _element(self, value: ast.expr, number: int | None, order: int, depth: int) -> _Made | None:
+    def _element(self, value: ast.expr, number: int, order: int, depth: int) -> _Made | None:
         """Find one element of what is returned at a statement, and where it was made."""
-        if number is None:
-            return None if isinstance(value, ast.Tuple) else self._made(value, order, depth)
         if isinstance(value, ast.Call) and _called_name(value) in {"tuple", "list"} and value.args:
             value = value.args[0]
         elements = _elements(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -243,13 +244,16 @@ class _Script:
     def _module(self) -> nn.Module | None:
         target = self.known.target
         owner = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
-        return owner if isinstance(owner, nn.Module) else None
+        cast = self.known.options.cast
+        if not isinstance(owner, nn.Module) or cast is None:
+            return owner if isinstance(owner, nn.Module) else None
+        return copy.deepcopy(owner).to(cast)
 
     def _target(self, sources: Sources) -> tuple[list[str], str]:
         """Return the statements that make what is called, and the expression for it."""
         target, module = self.known.target, self._module()
         if module is not None:
-            name = "module" if module is target else f"module.{target.__name__}"
+            name = "module" if isinstance(target, nn.Module) else f"module.{target.__name__}"
             return sources.module(module, "module"), name
         owner = getattr(target, "__self__", None)
         function = owner if isinstance(owner, type) else target

@@ -100,6 +100,7 @@ class Sources:
         Raises:
             UsageError: its source is not there, or it needs something that can't be written.
         """
+        thing = getattr(thing, "operation", thing)
         name = getattr(thing, "__name__", "")
         if getattr(builtins, name, None) is thing:
             return name
