@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.findings import Finding, Related
 from gradcheck_suite.verification.diagnosis import contract_messages, messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
@@ -21,7 +22,6 @@ from gradcheck_suite.verification.target.graph_walk import only
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.diagnosis.function_source import Suspicion
     from gradcheck_suite.verification.diagnosis.unrecorded import Unrecorded
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
@@ -239,9 +239,9 @@ class _Mistakes:
         function = only(path.functions)
         alone = self._wrong.get(self._call.path(*pair).functions) or {}
         if path.argument is None and alone:
-            first = alone.get(function) if function else next(iter(alone.values()))
-            if first is not None:
-                return Place(first.location, first.related)
+            first, *others = [alone[one] for one in path.functions]
+            also = [Related(one.location, "wrong as well") for one in others if one.location]
+            return Place(first.location, (*first.related, *also))
         if function is None:
             return self._unseen().place
         return gradient_place(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +22,15 @@ from gradcheck_suite.verification.diagnosis.function_source import Place
 from gradcheck_suite.verification.target.tree import leaves_with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable, Iterable, Iterator
 
     from gradcheck_suite.verification.numerics.evaluation_point import Point
     from gradcheck_suite.verification.target.pure_function import PureFunction
 
 __all__ = ["Unrecorded", "follow"]
 
+_APPLY = str(torch.autograd.function.__file__)
+"""Where ``Function.apply`` is, which calls ``forward``."""
 _MOST_ENTRIES = 2_000_000
 """How many entries of tensors are watched. A bound on cost: copies of them are kept."""
 _MOST_WORK = 200_000_000
@@ -77,13 +79,12 @@ class Unrecorded:
 
 def follow(subject: PureFunction, point: Point) -> Unrecorded:
     """Call a function once and tell what it does that autograd does not see."""
-    follower = _Follower()
+    follower = _Follower(sys._getframe())  # noqa: SLF001 - documented, and made for this
     before = sys.gettrace()
     try:
         with torch.enable_grad(), follower.mode:
             leaves = subject.leaves(point.values)
-            for leaf in leaves:
-                follower.watch(leaf)
+            follower.begin(leaves)
             sys.settrace(follower.enter)
             try:
                 subject(leaves)
@@ -108,6 +109,8 @@ class _Watched:
 class _Follower:
     """Follows the user's lines and the tensors that they make."""
 
+    base: FrameType
+    variables: dict[int, torch.Tensor] = field(default_factory=dict)
     definition: Location | None = None
     writes: dict[Location, None] = field(default_factory=dict)
     cuts: dict[tuple[Location, str], None] = field(default_factory=dict)
@@ -142,6 +145,12 @@ class _Follower:
     def seen(self) -> Unrecorded:
         """Return what was seen so far."""
         return Unrecorded(self.definition, tuple(self.writes), tuple(self.cuts))
+
+    def begin(self, variables: Iterable[torch.Tensor]) -> None:
+        """Watch the tensors that gradients are checked for."""
+        for variable in variables:
+            self.variables[id(variable)] = variable
+            self.watch(variable)
 
     def watch(self, tensor: torch.Tensor) -> None:
         """Watch a tensor of the graph from now on."""
@@ -197,6 +206,10 @@ class _Follower:
         finally:
             self._busy = False
 
+    def _depends(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is a variable, or computed of something that needs a gradient."""
+        return tensor.requires_grad and (tensor.grad_fn is not None or id(tensor) in self.variables)
+
     def _note(
         self, function: Callable[..., object], given: list[torch.Tensor], result: object
     ) -> None:
@@ -208,15 +221,17 @@ class _Follower:
             if name == "__get__":
                 owner = getattr(function, "__self__", None)
                 name = ".data" if owner is torch.Tensor.data else ""  # type: ignore[comparison-overlap]
-            location = _caller()
-            if any(one.requires_grad for one in made) and torch.is_grad_enabled():
+            location = _caller(self.base)
+            if any(one.requires_grad for one in made):
                 # What no op has used yet may be written: that is how parameters are initialised.
-                for one in (*given, *made):
+                for one in (*given, *made) if torch.is_grad_enabled() else ():
                     self.watch(one)
-            elif location is not None and (name == ".data" or name in _CUTS):
+            elif location is None or not any(map(self._depends, given)):
+                return
+            elif name == ".data" or name in _CUTS:
                 how = name if name.startswith(".") else f"{name}()"
                 self.cuts[location, f"`{how}`"] = None
-            elif location is not None and made and not torch.is_grad_enabled():
+            elif made and not torch.is_grad_enabled():
                 self.cuts[location, "no_grad()"] = None
         except Exception:  # noqa: BLE001 - a tensor that refuses to be looked at
             return
@@ -247,11 +262,14 @@ def _location(frame: FrameType, line: int) -> Location:
     return Location(code.co_filename, line, function=getattr(code, "co_qualname", code.co_name))
 
 
-def _caller() -> Location | None:
-    """Return the user's innermost line that is running."""
+def _caller(base: FrameType) -> Location | None:
+    """Return the user's innermost line that is running, of what was called from a frame."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and made for this
-    while frame is not None:
-        if owner_of_file(frame.f_code.co_filename) is Owner.USER:
-            return _location(frame, frame.f_lineno)
+    found: Location | None = None
+    while frame is not None and frame is not base:
+        if frame.f_code.co_filename == _APPLY:
+            return None  # in a custom Function nothing is recorded, nor has to be
+        if found is None and owner_of_file(frame.f_code.co_filename) is Owner.USER:
+            found = _location(frame, frame.f_lineno)
         frame = frame.f_back
-    return None
+    return found

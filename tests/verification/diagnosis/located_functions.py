@@ -218,7 +218,7 @@ class IgnoresSecond(Function):
     def backward(
         ctx,
         g,
-        also,  # here: IgnoresSecond
+        also,  # noqa: ARG004 # here: IgnoresSecond
     ):
         x, weight = ctx.saved_tensors
         return g * weight, summed(g * x, weight.shape)
@@ -245,8 +245,7 @@ class TooFew(Product):
     @staticmethod
     def backward(ctx, g):
         weight = ctx.saved_tensors[1]
-        grad = g * weight
-        return grad  # here: TooFew
+        return g * weight  # here: TooFew
 
 
 class SavesIntermediate(Function):

@@ -106,7 +106,10 @@ def test_two_suspects_leave_it_at_the_gradient():
 def test_without_a_source_there_is_no_line():
     namespace = {"Function": Function}
     exec(
-        "class Made(Function):\n    @staticmethod\n    def backward(ctx, g):\n        return g * 2\n",
+        "class Made(Function):\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g):\n"
+        "        return g * 2\n",
         namespace,
     )
     made = namespace["Made"]
@@ -124,11 +127,11 @@ def test_without_a_source_there_is_no_line():
 def test_what_the_source_does_not_tell_stands_at_the_def():
     class Stars(Function):
         @staticmethod
-        def forward(ctx, x, y):
+        def forward(ctx, x, y):  # noqa: ARG004
             return x * y
 
         @staticmethod
-        def backward(ctx, *grads):
+        def backward(ctx, *grads):  # noqa: ARG004
             return (*reversed(grads), *grads)
 
     _, start = inspect.getsourcelines(Stars.backward)
@@ -141,12 +144,12 @@ def test_what_the_source_does_not_tell_stands_at_the_def():
 def test_a_decorated_backward_is_read():
     class Once(Function):
         @staticmethod
-        def forward(ctx, x):
+        def forward(ctx, x):  # noqa: ARG004
             return x * 2
 
         @staticmethod
         @torch.autograd.function.once_differentiable
-        def backward(ctx, g):
+        def backward(ctx, g):  # noqa: ARG004
             return g * 3
 
     (finding,) = check_gradients(Once, torch.randn(3, requires_grad=True)).findings
