@@ -315,7 +315,11 @@ class _Body:
 
     def unread(self, names: Sequence[str]) -> ast.arg | None:
         """Return the first of some parameters that no statement reads."""
-        read = {part.id for part in ast.walk(self.node) if _is_read(part)}
+        read = {
+            part.id
+            for part in ast.walk(self.node)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+        }
         unread = [one for one in self._parameters() if one.arg in names and one.arg not in read]
         return unread[0] if unread else None
 
@@ -764,10 +768,6 @@ def _own_parts(node: ast.AST) -> Iterator[ast.AST]:
             for child in ast.iter_child_nodes(part)
             if not isinstance(child, (ast.stmt, ast.ExceptHandler))
         ]
-
-
-def _is_read(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
 def _is_none(node: ast.AST | None) -> bool:

@@ -220,7 +220,7 @@ class _Follower:
             name = getattr(function, "__name__", "")
             if name == "__get__":
                 owner = getattr(function, "__self__", None)
-                name = ".data" if owner is torch.Tensor.data else ""  # type: ignore[comparison-overlap]
+                name = ".data" if owner is torch.Tensor.data else ""
             location = _caller(self.base)
             if any(one.requires_grad for one in made):
                 # What no op has used yet may be written: that is how parameters are initialised.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +47,7 @@ def _smaller(tree: Any) -> Iterator[Any]:
     sizes = sorted({size for tensor in _tensors(tree) for size in tensor.shape if size > 1})
     for size in reversed(sizes):
         for less in dict.fromkeys((1, size // 2, size - 1)):
-            yield replace_leaves(tree, lambda leaf, s=size, n=less: _cut(leaf, s, n))
+            yield replace_leaves(tree, functools.partial(_cut, size=size, less=less))
     for number, tensor in enumerate(_tensors(tree)):
         for dim, size in enumerate(tensor.shape):
             if size > 1:
@@ -83,7 +84,7 @@ def _fewer(tree: Any) -> Iterator[Any]:
 def _rounder(tree: Any) -> Iterator[Any]:
     """Yield arguments with rounder values, all of them, then one by one, the roundest first."""
     for digits in (0, 1, 2, 3):
-        yield replace_leaves(tree, lambda leaf, d=digits: _rounded(leaf, d))
+        yield replace_leaves(tree, functools.partial(_rounded, digits=digits))
 
 
 def _rounded(leaf: Any, digits: int) -> Any:

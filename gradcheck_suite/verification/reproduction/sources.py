@@ -143,15 +143,15 @@ class Sources:
                 lines.append(f"{name}.{key} = {text}")
         lines.append(f"{name}.training = {module.training}")
         for key, parameter in module._parameters.items():  # noqa: SLF001 - None is among them
-            text = made.get(id(parameter))
+            text: str | None = made.get(id(parameter))
             if parameter is not None and text is None:
                 text = self.literal(parameter.detach(), what.format(f"parameter `{key}`"))
                 text = f"torch.nn.Parameter({text}, requires_grad={parameter.requires_grad})"
                 made[id(parameter)] = f"{name}.{key}"
             lines.append(f"{name}.register_parameter({key!r}, {text})")
         for key, buffer in module._buffers.items():  # noqa: SLF001 - None is among them
-            text = "None" if buffer is None else self.literal(buffer, what.format(f"`{key}`"))
-            lines.append(f"{name}.register_buffer({key!r}, {text})")
+            held = "None" if buffer is None else self.literal(buffer, what.format(f"`{key}`"))
+            lines.append(f"{name}.register_buffer({key!r}, {held})")
         for key, child in module._modules.items():  # noqa: SLF001 - None is among them
             if child is not None and id(child) not in made:
                 self._module(child, f"{name}_{key}", lines, made)
@@ -308,7 +308,7 @@ def _nested(value: torch.Tensor) -> str:
 
 def _laid_out(made: str, value: torch.Tensor) -> str:
     """Lay out a tensor in memory as it was: dimensions in another order, or with gaps."""
-    order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
     permuted = value.permute(order)
     if permuted.is_contiguous():
         back = [order.index(dim) for dim in range(value.dim())]

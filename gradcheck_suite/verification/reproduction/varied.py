@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ __all__ = ["varied"]
 _SIZES = (1, 2, 3, 5, 7, 17, 67, 257)
 """What the first dimension is made, smallest first."""
 _SCALES = (1.0, -1.0, 4.0, 20.0, 1e-2, 1e-4, 1e-8)
+"""What drawn values are multiplied by, plainest first: those of the variation "magnitudes"."""
 
 
 def varied(tree: Any, kind: str) -> Iterator[Any]:
@@ -35,7 +37,7 @@ def varied(tree: Any, kind: str) -> Iterator[Any]:
         for chosen in [one for one in tensors if one.requires_grad]:
             yield replace_leaves(
                 tree,
-                lambda leaf, chosen=chosen: (
+                lambda leaf, chosen=chosen: (  # type: ignore[misc]
                     leaf.detach() if isinstance(leaf, torch.Tensor) and leaf is not chosen else leaf
                 ),
             )
@@ -50,7 +52,7 @@ def varied(tree: Any, kind: str) -> Iterator[Any]:
             for size in (*_SIZES, first + 1, first - 1):
                 yield _changed(
                     tree,
-                    lambda leaf, first=first, size=size: _resized(leaf, first, size),
+                    functools.partial(_resized, first=first, size=size),
                     every=True,
                 )
         return
@@ -61,7 +63,7 @@ def varied(tree: Any, kind: str) -> Iterator[Any]:
         return
     generator = torch.Generator().manual_seed(1)
     for scale in _SCALES:
-        yield _changed(tree, lambda leaf, scale=scale: _drawn(leaf, generator) * scale)
+        yield _changed(tree, functools.partial(_drawn, generator=generator, scale=scale))
 
 
 def _changed(
@@ -86,5 +88,5 @@ def _resized(leaf: torch.Tensor, first: int, size: int) -> torch.Tensor:
     return leaf
 
 
-def _drawn(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)
+def _drawn(leaf: torch.Tensor, generator: torch.Generator, scale: float) -> torch.Tensor:
+    return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) * scale

@@ -92,7 +92,7 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
     if not ends:
         return GraphPath(connected=False, functions=custom_functions(nodes))
     between = _ancestors(nodes, ends)
-    edges = [(output.grad_fn, output.output_nr)]
+    edges: list[tuple[Node | None, int]] = [(output.grad_fn, output.output_nr)]
     edges += [edge for node in between for edge in node.next_functions if edge[0] is not None]
     return GraphPath(
         connected=True,
