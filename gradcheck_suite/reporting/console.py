@@ -15,6 +15,7 @@ from rich.text import Text
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.finding_block import draw_finding
 from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph, wrap
+from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import (
     NOT_SHOWN,
@@ -136,6 +137,8 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
             for sentence in sentences:
                 yield from paragraph(sentence, page, label="- ")
             yield Text()
+    if report.ledger is not None:
+        yield from _ledger(report.ledger, page)
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)
     yield from _conclusion(report, page)
@@ -206,6 +209,20 @@ def _verdict_row(
         rest = list(wrap(reason, max(page.width - column, 1)))
     for line in rest:
         yield Text(" " * column + line)
+
+
+def _ledger(ledger: Mapping[str, Any], page: Page) -> Iterator[Text]:
+    """Yield what happened, whether anything is wrong or not."""
+    lines = ledger_lines(ledger)
+    if not lines:
+        return
+    steps = plural(ledger["steps"], "step")
+    yield Text(f"what happened in {steps}", style=page.style("strong"))
+    for line in lines:
+        told = f"{line.subject}: {line.facts}" if line.subject else line.facts
+        style = page.style("warning") if line.unusual else ""
+        yield from paragraph(told, page, label="! " if line.unusual else "- ", label_style=style)
+    yield Text()
 
 
 def _figures(report: Report, page: Page) -> Iterator[Text]:

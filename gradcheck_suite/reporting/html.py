@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.concise import place
+from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
@@ -39,6 +40,7 @@ def render(report: Report) -> str:
         *_verdicts(report.verdicts),
         *_sentences("covered", sentences_covered(report)),
         *_sentences("not covered", report.not_covered),
+        *_ledger(report.ledger),
         *_summary(report.summary),
     ]
     return (
@@ -91,6 +93,19 @@ def _finding(finding: Finding, sources: SourceLines) -> str:
         parts.append(_details(f"why {entry.code} matters", f"<p>{_prose(entry.why)}</p>"))
     parts.append("</section>")
     return "\n".join(part for part in parts if part)
+
+
+def _ledger(ledger: Mapping[str, JSON] | None) -> Iterator[str]:
+    lines = [] if ledger is None else ledger_lines(ledger)
+    if ledger is None or not lines:
+        return
+    steps = ledger["steps"]
+    yield f"<h2>what happened in {plural(steps if isinstance(steps, int) else 0, 'step')}</h2>"
+    yield "<table>"
+    for line in lines:
+        kind = ' class="unusual"' if line.unusual else ""
+        yield f"<tr{kind}><th>{_text(line.subject)}</th><td>{_text(line.facts)}</td></tr>"
+    yield "</table>"
 
 
 def _where(location: Location | None) -> str:

@@ -28,6 +28,7 @@ from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
 )
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
 from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
@@ -61,6 +62,7 @@ from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
 from gradcheck_suite.auditing.events import SessionEnded
+from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.recorder import Recorder
@@ -75,10 +77,12 @@ __all__ = ["all_detectors", "kinds_of_events"]
 
 def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
     """Make the detectors of an audit; what others read comes before them."""
+    leaves = LeafRecords(recorder)
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
     return (
+        leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         MissingZeroGradDetector(recorder, names),
@@ -107,6 +111,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         RetainGraphDetector(),
         FunctionContractDetector(recorder),
         FunctionCallDetector(recorder),
+        LedgerObserver(recorder, windows, leaves),
     )
 
 
