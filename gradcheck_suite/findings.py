@@ -164,8 +164,9 @@ class Report:
     ``tool`` names the command or function ("gradcheck-suite audit"). ``summary`` holds the
     figures of the run (steps, files, seed). ``verdicts`` are there for gradient checks.
     ``not_covered`` are sentences, one for each thing that could not be looked at: a report never
-    passes what nobody checked. ``reproduction`` writes a script that shows the first error of a
-    gradient check.
+    passes what nobody checked. ``ledger`` holds what happened in a run that was watched, as facts;
+    ``schemas/report-1.schema.json`` describes it. ``reproduction`` writes a script that shows the
+    first error of a gradient check.
     """
 
     tool: str
@@ -173,6 +174,7 @@ class Report:
     verdicts: tuple[Verdict, ...] = ()
     summary: Mapping[str, JSON] = field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
+    ledger: Mapping[str, JSON] | None = None
     reproduction: Reproducible | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -285,6 +287,7 @@ def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
         verdicts=tuple(verdict for report in reports for verdict in report.verdicts),
         summary=summary,
         not_covered=tuple(line for report in reports for line in report.not_covered),
+        ledger=next((each.ledger for each in reports if each.ledger is not None), None),
         reproduction=next((one.reproduction for one in reports if one.reproduction), None),
     )
 

@@ -7,7 +7,7 @@ import inspect
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import nn
@@ -24,6 +24,7 @@ from gradcheck_suite.auditing.instrumentation.install import (
     installation,
     kept_in_place,
 )
+from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions, options_from
 from gradcheck_suite.auditing.output.finding_stream import FindingStream, subject_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gradcheck_suite.auditing.events import Detector
+    from gradcheck_suite.auditing.ledger.facts import Ledger
     from gradcheck_suite.auditing.output.status_line import StatusLine
     from gradcheck_suite.auditing.run_state import RunState
     from gradcheck_suite.findings import JSON
@@ -422,7 +424,29 @@ class Session:
             findings=self.findings,
             summary=self._summary(),
             not_covered=tuple(dict.fromkeys(self._not_covered())),
+            ledger=self._ledger_of_all(),
         )
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What has happened, as facts; None where nothing that it tells of has."""
+        for each in self._detectors:
+            if isinstance(each, LedgerObserver):
+                try:
+                    return each.ledger()
+                except Exception as error:  # noqa: BLE001 - the findings stand
+                    self._recorder.bus.note_failure("the ledger", error)
+        return None
+
+    def _ledger_of_all(self) -> Mapping[str, JSON] | None:
+        """Return this audit's ledger, or that of the first inside it that has seen steps."""
+        own = self.ledger
+        inside = (each.ledger for each in self._reports_inside() if each.ledger is not None)
+        if own is None or not own.steps:
+            other = next((each for each in inside if each["steps"]), None)
+            if other is not None:
+                return other
+        return None if own is None else own.to_dict()
 
     def _summary(self) -> dict[str, JSON]:
         recorder = self._recorder

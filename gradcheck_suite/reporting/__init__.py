@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 OutputFormat: TypeAlias = Literal[
-    "full", "concise", "json", "sarif", "github", "gitlab", "junit", "html"
+    "full", "concise", "json", "sarif", "github", "gitlab", "junit", "html", "markdown"
 ]
 
 # Each has a module of its name here, whose ``render(report)`` returns the text; "full" is for
@@ -47,6 +47,7 @@ _FORMAT_OF_SUFFIX: Mapping[str, OutputFormat] = {
     ".json": "json",
     ".xml": "junit",
     ".html": "html",
+    ".md": "markdown",
 }
 
 

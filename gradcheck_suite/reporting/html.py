@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.reporting.concise import place
+from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,10 +37,12 @@ def render(report: Report) -> str:
     findings = sorted(report.findings, key=lambda finding: -finding.severity.weight)
     body = [
         f"<h1>{title}</h1>",
-        *(_finding(finding, sources) for finding in findings),
+        *(_finding(finding, sources) for finding in findings if not _is_note(finding)),
+        *_notes([finding for finding in findings if _is_note(finding)], sources),
         *_verdicts(report.verdicts),
         *_sentences("covered", sentences_covered(report)),
         *_sentences("not covered", report.not_covered),
+        *_ledger(report.ledger),
         *_summary(report.summary),
     ]
     return (
@@ -71,6 +75,19 @@ def _prose(text: str) -> str:
     return "<br>".join(paragraphs)
 
 
+def _is_note(finding: Finding) -> bool:
+    return finding.severity is Severity.NOTE
+
+
+def _notes(notes: Sequence[Finding], sources: SourceLines) -> Iterator[str]:
+    """Yield the notes, folded where there are several: they must not hide what is wrong."""
+    drawn = "\n".join(_finding(note, sources) for note in notes)
+    if len(notes) > 1:
+        yield _details(plural(len(notes), "note"), drawn)
+    elif notes:
+        yield drawn
+
+
 def _finding(finding: Finding, sources: SourceLines) -> str:
     severity = finding.severity.value
     entry = catalogue.find(finding.code)
@@ -91,6 +108,19 @@ def _finding(finding: Finding, sources: SourceLines) -> str:
         parts.append(_details(f"why {entry.code} matters", f"<p>{_prose(entry.why)}</p>"))
     parts.append("</section>")
     return "\n".join(part for part in parts if part)
+
+
+def _ledger(ledger: Mapping[str, JSON] | None) -> Iterator[str]:
+    lines = [] if ledger is None else ledger_lines(ledger)
+    if ledger is None or not lines:
+        return
+    steps = ledger["steps"]
+    yield f"<h2>what happened in {plural(steps if isinstance(steps, int) else 0, 'step')}</h2>"
+    yield "<table>"
+    for line in lines:
+        kind = ' class="unusual"' if line.unusual else ""
+        yield f"<tr{kind}><th>{_text(line.subject)}</th><td>{_text(line.facts)}</td></tr>"
+    yield "</table>"
 
 
 def _where(location: Location | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gradcheck_suite._version import __version__
+from gradcheck_suite.reporting.ledger import shown_paths
 from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.severity import Severity
 
@@ -44,6 +45,7 @@ def to_document(report: Report) -> Document:
             for verdict in report.verdicts
         ],
         "not_covered": plain(report.not_covered),
+        **({} if report.ledger is None else {"ledger": plain(shown_paths(report.ledger))}),
         # The counts are of this report's findings, whatever a tool's own figures are named.
         "summary": plain(report.summary) | counts,
     }

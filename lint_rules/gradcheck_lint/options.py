@@ -9,7 +9,9 @@ from typing import Final
 from gradcheck_suite._completion import add_completion_option
 from gradcheck_suite._version import __version__
 
-FORMATS: Final = ("full", "concise", "json", "sarif", "github", "gitlab", "junit", "html")
+FORMATS: Final = (
+    *("full", "concise", "json", "sarif", "github", "gitlab", "junit", "html", "markdown"),
+)
 _SEVERITIES = ("error", "warning", "note")
 _EPILOG = """\
 other uses:

@@ -41,7 +41,13 @@ ACTIVE = pytest.StashKey[bool]()
 """Kept by the configuration: whether any test of the run uses this plugin."""
 
 SEVERITIES = ("error", "warning", "note")
-REPORT_FORMATS = {".json": "json", ".sarif": "sarif", ".html": "html", ".xml": "junit"}
+REPORT_FORMATS = {
+    ".json": "json",
+    ".sarif": "sarif",
+    ".html": "html",
+    ".xml": "junit",
+    ".md": "markdown",
+}
 _UPDATE_SNAPSHOTS = "gradcheck_suite_update_snapshots"
 _OFF = "off"
 

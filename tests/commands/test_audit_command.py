@@ -81,6 +81,15 @@ def test_a_machine_format_in_a_file_of_its_own(audit, tmp_path):
     assert report["summary"]["steps"] == 3
 
 
+def test_markdown_for_the_summary_of_a_job(audit, tmp_path):
+    done = audit(BUGGY, "--output-format", "markdown", "--output-file", "summary.md")
+    assert (done.returncode, done.stdout) == (1, "done\n")
+    text = (tmp_path / "summary.md").read_text()
+    assert text.startswith("## gradcheck-suite audit: 1 error in train.py\n")
+    assert "| GCS301 | error | <code>train.py:6" in text
+    assert "\n```text\n" in text
+
+
 def test_the_traceback_comes_first_and_shows_only_the_users_frames(audit):
     done = audit(RAISING, "--output-format", "concise")
     assert done.returncode == 1

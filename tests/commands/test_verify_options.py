@@ -150,7 +150,9 @@ def test_bad_values_are_usage_errors(verify, options, words):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("output_format", ["full", "concise", "json", "sarif", "github"])
+@pytest.mark.parametrize(
+    "output_format", ["full", "concise", "json", "sarif", "github", "markdown"]
+)
 def test_every_format_tells_a_wrong_gradient(verify, output_format):
     options = ["--order", "1", "--variations", "none", "--output-format", output_format]
     status, out, _ = verify("Cube", "one", *options)

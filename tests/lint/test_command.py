@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from gradcheck_lint.cli import main
+from gradcheck_lint.options import FORMATS
+from gradcheck_suite.reporting import OUTPUT_FORMATS
 
 
 @pytest.fixture
@@ -114,11 +116,17 @@ def test_what_is_no_regular_file_is_not_waited_for(command, tmp_path):
     assert "it is not a regular file" in done.stdout
 
 
-@pytest.mark.parametrize("output_format", ["full", "concise", "json", "sarif", "github"])
+@pytest.mark.parametrize(
+    "output_format", ["full", "concise", "json", "sarif", "github", "markdown"]
+)
 def test_every_format_has_the_finding(command, project, output_format):
     done = command("--output-format", output_format)
     assert done.returncode == 1
     assert "GCS301" in done.stdout
+
+
+def test_the_formats_are_those_of_every_other_command():
+    assert FORMATS == OUTPUT_FORMATS
 
 
 def test_json_has_the_whole_finding(command, project):

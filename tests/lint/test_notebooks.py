@@ -253,6 +253,13 @@ def test_pages_show_the_source_of_the_cell(tmp_path, monkeypatch):
     assert "<th>2</th><td><mark>for x in loader:</mark></td>" in stream.getvalue()
 
 
+def test_markdown_shows_the_source_of_the_cell(linted):
+    lines = linted("markdown").splitlines()
+    assert "| <code>a.ipynb:cell 6:5:5</code> |" in lines[6]
+    for line in ("4 |     loss.backward()", "5 |     opt.step()", "  |     ^^^^^^^^^^"):
+        assert line in lines
+
+
 def test_programs_are_told_the_cell(linted):
     (finding,) = json.loads(linted("json"))["findings"]
     place = [finding[key] for key in ("path", "cell", "line", "column", "end_line", "end_column")]

@@ -12,6 +12,7 @@ import gradcheck_suite.reporting.console
 import gradcheck_suite.reporting.html
 import gradcheck_suite.reporting.json
 import gradcheck_suite.reporting.junit
+import gradcheck_suite.reporting.markdown
 import gradcheck_suite.reporting.sarif
 import gradcheck_suite.verification  # noqa: F401 - as above
 import pytest_gradcheck_suite.gradient_check

@@ -414,7 +414,13 @@ class TestReportFile:
     """
 
     @pytest.mark.parametrize(
-        ("file", "text"), [("r.html", "<html"), ("r.xml", "<testsuites"), ("r.sarif", "GCS403")]
+        ("file", "text"),
+        [
+            ("r.html", "<html"),
+            ("r.xml", "<testsuites"),
+            ("r.sarif", "GCS403"),
+            ("r.md", "| GCS403 | warning |"),
+        ],
     )
     def test_formats(self, run_tests, pytester, file, text):
         result = run_tests(
@@ -443,7 +449,10 @@ class TestReportFile:
         ("file", "message"),
         [
             ("file/r.json", "*--gradcheck-suite-report is 'file/r.json', but '*/file' is not *"),
-            ("r.pdf", "*--gradcheck-suite-report must end in one of .json, .sarif, .html, .xml*"),
+            (
+                "r.pdf",
+                "*--gradcheck-suite-report must end in one of .json, .sarif, .html, .xml, .md*",
+            ),
             ("d.json", "*which is a folder; name a file"),
         ],
     )

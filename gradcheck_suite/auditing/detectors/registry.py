@@ -28,10 +28,12 @@ from gradcheck_suite.auditing.detectors.corruption.slice_write_in_loop import (
 )
 from gradcheck_suite.auditing.detectors.functions.function_calls import FunctionCallDetector
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
+from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
 from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
+from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import DropoutIgnoresEvalDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
@@ -51,6 +53,9 @@ from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMi
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
+    StepInsideAutocastDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
     StepWithoutBackwardDetector,
 )
@@ -61,6 +66,7 @@ from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
 from gradcheck_suite.auditing.events import SessionEnded
+from gradcheck_suite.auditing.ledger.observer import LedgerObserver
 from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 from gradcheck_suite.auditing.options import AuditOptions
 from gradcheck_suite.auditing.recorder import Recorder
@@ -75,10 +81,12 @@ __all__ = ["all_detectors", "kinds_of_events"]
 
 def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, ...]:
     """Make the detectors of an audit; what others read comes before them."""
+    leaves = LeafRecords(recorder)
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
     return (
+        leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
         MissingZeroGradDetector(recorder, names),
@@ -93,9 +101,11 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(windows),
         StuckInEvalDetector(windows),
+        DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),
+        StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
@@ -107,6 +117,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         RetainGraphDetector(),
         FunctionContractDetector(recorder),
         FunctionCallDetector(recorder),
+        LedgerObserver(recorder, windows, leaves),
     )
 
 

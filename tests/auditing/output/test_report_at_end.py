@@ -228,6 +228,7 @@ def test_within_a_test_pytest_tells(capfd):
         ("report.json", '{\n  "schema": 1'),
         ("report.sarif", "{"),
         ("REPORT.XML", "<?xml"),
+        ("report.md", "## "),
         ("report.txt", "error GCS301"),
     ],
 )

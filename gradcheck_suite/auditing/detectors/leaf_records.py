@@ -1,0 +1,361 @@
+"""What became of each leaf: who owns it, which backwards reach it, and whether it ever changes.
+
+Parameters of optimizers and of modules that are called, and whatever else a backward reaches.
+Several detectors and the ledger ask the same of them; it is taken down once, here. Each leaf is
+looked at in the first steps and in those that are powers of two, all at once: what is read from a
+device then costs one wait.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradcheck_suite._runtime.memory import is_readable
+from gradcheck_suite.auditing.call_sites import user_frames, variables_of
+from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
+from gradcheck_suite.auditing.events import (
+    BackwardStarted,
+    ForwardFinished,
+    GradientsCleared,
+    OptimizerConstructed,
+    ParameterGroupAdded,
+    SessionEnded,
+    StepFinished,
+    StepStarted,
+)
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gradcheck_suite.auditing.call_sites import CallSite
+    from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.findings import Finding
+
+__all__ = ["LeafRecord", "LeafRecords", "is_looked_at", "variable_of"]
+
+_FIRST_STEPS = 4
+"""In so many first steps each is looked at; after those, powers of two. A bound on cost: each look
+reads all gradients once."""
+
+_MOST_LEAVES = 50_000
+"""Leaves that are remembered at most. A bound on memory: each takes half a kilobyte."""
+
+_MOST_SITES = 8
+"""Lines whose backwards have reached a leaf that are remembered. A bound on memory."""
+
+_FRAMES = 4
+"""The user's frames, from the innermost, whose variables are asked for a module's name. A bound on
+cost: a module is mostly called by who knows it."""
+
+
+def is_looked_at(step: int) -> bool:
+    """Return whether leaves are looked at in this step, counted from 0.
+
+    >>> [step for step in range(40) if is_looked_at(step)]
+    [0, 1, 2, 3, 4, 8, 16, 32]
+    """
+    return step < _FIRST_STEPS or not step & (step - 1)
+
+
+class LeafRecord:
+    """A leaf that was seen.
+
+    Attributes:
+        reference: to the tensor; dead where the program has let go of it.
+        name: as its module and the user's variables have it; None where no module that was called
+            has it.
+        shape: its sizes.
+        is_parameter: whether it is an ``nn.Parameter``.
+        owners: the identities of the optimizers that have owned it.
+        owned_since: the step in which the first of them was seen to own it; None for none.
+        asked: whether gradients were asked for when it was first seen.
+        asked_last: and when it was last looked at.
+        first_seen: the step in which it was first seen.
+        reached: in how many of the steps looked at a backward has reached it.
+        reached_first: the first step looked at in which one has; None for none.
+        reached_last: the last such step.
+        sites: the lines of those backwards.
+        steps: in how many steps it was looked at before an optimizer's step.
+        with_gradient: in how many of them it had a gradient other than zeros.
+        with_zeros: in how many one of zeros alone.
+        changed: whether its contents have differed from what they were; None where nobody can say.
+        storage: the address of its memory when it was first seen.
+    """
+
+    __slots__ = (
+        "asked",
+        "asked_last",
+        "changed",
+        "first_seen",
+        "is_parameter",
+        "name",
+        "owned_since",
+        "owners",
+        "reached",
+        "reached_first",
+        "reached_last",
+        "reference",
+        "shape",
+        "sites",
+        "steps",
+        "storage",
+        "sums",
+        "with_gradient",
+        "with_zeros",
+    )
+
+    def __init__(self, leaf: Tensor, name: str | None, step: int) -> None:
+        self.reference = weakref.ref(leaf)
+        self.name = name
+        self.shape = tuple(leaf.shape)
+        self.is_parameter = isinstance(leaf, nn.Parameter)
+        self.asked = self.asked_last = leaf.requires_grad
+        self.owners: set[int] = set()
+        self.owned_since: int | None = None
+        self.first_seen = step
+        self.reached = 0
+        self.reached_first: int | None = None
+        self.reached_last: int | None = None
+        self.sites: list[CallSite | None] = []
+        self.steps = self.with_gradient = self.with_zeros = 0
+        self.changed: bool | None = None
+        self.sums = _sums(leaf)
+        self.storage = _storage(leaf)
+
+    def reach(self, step: int, site: CallSite | None) -> None:
+        """Note that a backward has reached it."""
+        if self.reached_last != step:
+            self.reached += 1
+            self.reached_last = step
+        if self.reached_first is None:
+            self.reached_first = step
+        if site not in self.sites and len(self.sites) < _MOST_SITES:
+            self.sites.append(site)
+
+
+class LeafRecords:
+    """Takes down what becomes of leaves; what reads it comes after it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._living: dict[int, LeafRecord] = {}
+        # Those whose identity another tensor has by now.
+        self._gone: list[LeafRecord] = []
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+        self._looked_at: set[int] = set()
+        self._met: set[int] = set()
+        self._looking_for: weakref.ref[Optimizer] | None = None
+
+    def subscriptions(self) -> Subscriptions:
+        """Follow leaves from the backwards that reach them to the steps that change them."""
+        return {
+            OptimizerConstructed: self._own,
+            ParameterGroupAdded: self._own,
+            GradientsCleared: self._meet,
+            BackwardStarted: self._begin_backward,
+            ForwardFinished: self._end_forward,
+            StepStarted: self._begin_step,
+            StepFinished: self._end_step,
+            SessionEnded: self._end,
+        }
+
+    def findings(self) -> Sequence[Finding]:
+        """Return nothing: these are facts."""
+        return ()
+
+    @property
+    def steps_looked_at(self) -> int:
+        """The number of steps in which leaves were looked at."""
+        return len(self._looked_at)
+
+    def all(self) -> list[LeafRecord]:
+        """Return the records, in the order in which the leaves were first seen."""
+        return sorted((*self._gone, *self._living.values()), key=lambda each: each.first_seen)
+
+    def of(self, tensor: Tensor) -> LeafRecord | None:
+        """Return the record of a leaf, if it was seen."""
+        known = self._living.get(id(tensor))
+        return known if known is not None and known.reference() is tensor else None
+
+    def note(self, tensor: Tensor, name: str | None = None) -> LeafRecord | None:
+        """Return the record of a leaf, a new one if need be; None where there are too many."""
+        known = self._living.get(id(tensor))
+        if known is None or known.reference() is not tensor:
+            if len(self._living) + len(self._gone) >= _MOST_LEAVES:
+                return None
+            if known is not None and (known.owners or known.is_parameter):
+                self._gone.append(known)
+            known = LeafRecord(tensor, name, self._recorder.state.step)
+            self._living[id(tensor)] = known
+        elif known.name is None:
+            known.name = name
+        return known
+
+    def owners_of(self, identities: set[int]) -> set[int]:
+        """Return the identities of the optimizers that own any of these leaves, by identity."""
+        known = (self._living.get(each) for each in identities)
+        return {owner for each in known if each is not None for owner in each.owners}
+
+    def _meet(self, event: GradientsCleared) -> None:
+        """Take up an optimizer that was made before the audit began."""
+        if isinstance(event.owner, Optimizer) and id(event.owner) not in self._met:
+            self._own_all(event.owner)
+
+    def _own(self, event: OptimizerConstructed | ParameterGroupAdded | StepStarted) -> None:
+        self._own_all(event.optimizer)
+
+    def _own_all(self, optimizer: Optimizer) -> None:
+        self._met.add(id(optimizer))
+        for parameter in parameters_of(optimizer):
+            record = self.note(parameter)
+            if record is not None:
+                record.owners.add(id(optimizer))
+                if record.owned_since is None:
+                    record.owned_since = self._recorder.state.step
+
+    def _begin_backward(self, event: BackwardStarted) -> None:
+        state = self._recorder.state
+        if not is_looked_at(state.iteration):
+            return
+        for leaf in reachable_graph(event).leaves.values():
+            record = self.note(leaf)
+            if record is not None:
+                record.reach(state.iteration, event.site)
+
+    def _end_forward(self, event: ForwardFinished) -> None:
+        module = event.module
+        known = self._modules.get(id(module))
+        if known is None or known() is not module:
+            self._modules[id(module)] = weakref.ref(module)
+            called = variable_of(module) or type(module).__name__
+            for name, parameter in module.named_parameters():
+                self.note(parameter, f"{called}.{name}")
+
+    def _begin_step(self, event: StepStarted) -> None:
+        step = self._recorder.state.step
+        if not is_looked_at(step):
+            return
+        self._looked_at.add(step)
+        self._own(event)
+        asked: list[tuple[LeafRecord, Tensor]] = []
+        owned = set(map(id, parameters_of(event.optimizer)))
+        for key, record in self._living.items():
+            # What no optimizer owns is looked at beside the parameters of the first.
+            if key not in owned and (record.owners or not self._is_first(event.optimizer)):
+                continue
+            tensor = record.reference()
+            if tensor is None:
+                continue
+            record.steps += 1
+            record.asked_last = tensor.requires_grad
+            if tensor.grad is not None:
+                asked.append((record, tensor.grad))
+        are_zero = _are_zero([gradient for _, gradient in asked])
+        for (record, _), is_zero in zip(asked, are_zero, strict=True):
+            if is_zero:
+                record.with_zeros += 1
+            else:
+                record.with_gradient += 1
+
+    def _is_first(self, optimizer: Optimizer) -> bool:
+        first = None if self._looking_for is None else self._looking_for()
+        if first is None:
+            self._looking_for = weakref.ref(optimizer)
+            return True
+        return first is optimizer
+
+    def _end_step(self, _event: StepFinished) -> None:
+        if is_looked_at(self._recorder.state.step):
+            self._look_for_changes()
+
+    def _look_for_changes(self) -> None:
+        asked = []
+        for record in self._living.values():
+            tensor = record.reference()
+            if not record.changed and record.sums is not None and tensor is not None:
+                now = _sums(tensor)
+                if now is not None:
+                    asked.append((record, record.sums, now))
+        answers = _read([_differ(before, now) for _, before, now in asked])
+        for (record, _, _), changed in zip(asked, answers, strict=True):
+            record.changed = changed
+            if changed:
+                record.sums = None
+
+    def _end(self, _event: SessionEnded) -> None:
+        self._look_for_changes()
+
+
+def variable_of(module: nn.Module) -> str | None:
+    """Return the variable, or attribute of ``self``, that a running function has the module in."""
+    for number, frame in enumerate(user_frames()):
+        if number >= _FRAMES:
+            return None
+        variables = variables_of(frame)
+        inside = getattr(variables.get("self"), "__dict__", {})
+        for names in (variables, inside, inside.get("_modules", {}), frame.f_globals):
+            for name, value in names.items():
+                if value is module and name != "self":
+                    return str(name)
+    return None
+
+
+def _storage(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _sums(tensor: Tensor) -> Tensor | None:
+    """Return two sums over the contents, on the tensor's own device; None where it has none."""
+    with torch.no_grad():
+        try:
+            if not tensor.numel() or tensor.layout is not torch.strided or not is_readable(tensor):
+                return None
+            flat = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+            exact = torch.float32 if flat.device.type == "mps" else torch.float64
+            return torch.stack((flat.sum(dtype=exact), torch.linalg.vector_norm(flat).to(exact)))
+        except (RuntimeError, NotImplementedError, TypeError):
+            return None
+
+
+def _differ(before: Tensor, now: Tensor) -> Tensor:
+    return ~torch.isclose(before, now, rtol=0, atol=0, equal_nan=True).all()
+
+
+def _are_zero(gradients: Sequence[Tensor]) -> list[bool]:
+    """Return of each gradient whether it is known to be all zeros."""
+    with torch.no_grad():
+        asked = list(map(_is_all_zeros, gradients))
+    read = iter(_read([each for each in asked if each is not None]))
+    return [each is not None and next(read) for each in asked]
+
+
+def _is_all_zeros(gradient: Tensor) -> Tensor | None:
+    """Return the answer on the gradient's own device; None where it can't be read."""
+    try:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        return ~values.detach().any() if is_readable(values) else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _read(answers: Sequence[Tensor]) -> list[bool]:
+    """Return the values of these, read at once from each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for index, answer in enumerate(answers):
+        by_device.setdefault(answer.device, []).append(index)
+    read: list[Any] = [False] * len(answers)
+    for indices in by_device.values():
+        values = torch.stack([answers[index] for index in indices]).tolist()
+        for index, value in zip(indices, values, strict=True):
+            read[index] = value
+    return read
