@@ -143,12 +143,12 @@ class Sources:
                 lines.append(f"{name}.{key} = {text}")
         lines.append(f"{name}.training = {module.training}")
         for key, parameter in module._parameters.items():  # noqa: SLF001 - None is among them
-            text: str | None = made.get(id(parameter))
-            if parameter is not None and text is None:
-                text = self.literal(parameter.detach(), what.format(f"parameter `{key}`"))
-                text = f"torch.nn.Parameter({text}, requires_grad={parameter.requires_grad})"
+            known = made.get(id(parameter))
+            if parameter is not None and known is None:
+                values = self.literal(parameter.detach(), what.format(f"parameter `{key}`"))
+                known = f"torch.nn.Parameter({values}, requires_grad={parameter.requires_grad})"
                 made[id(parameter)] = f"{name}.{key}"
-            lines.append(f"{name}.register_parameter({key!r}, {text})")
+            lines.append(f"{name}.register_parameter({key!r}, {known})")
         for key, buffer in module._buffers.items():  # noqa: SLF001 - None is among them
             held = "None" if buffer is None else self.literal(buffer, what.format(f"`{key}`"))
             lines.append(f"{name}.register_buffer({key!r}, {held})")
