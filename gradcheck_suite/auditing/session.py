@@ -262,7 +262,10 @@ class Session:
                 return
             try:
                 self._recorder.resume()
-                self._recorder.bus.emit(SessionEnded(failed=error is not None))
+                if error is not None:
+                    # What ends the program may be the first thing to tell of.
+                    self._recorder.bus.make_deferred()
+                self._recorder.bus.emit(SessionEnded(error))
             finally:
                 self._close()
         self._hand_over(failing=error is not None)
@@ -404,7 +407,8 @@ class Session:
         found: list[Finding] = []
         for detector in self._detectors:
             try:
-                found += detector.findings()
+                beside = getattr(detector, "findings_beside", None)
+                found += detector.findings() if beside is None else beside(found)
             except Exception as error:  # noqa: BLE001, PERF203 - what the others found stands
                 self._recorder.bus.note_failure(type(detector).__name__, error)
         return found

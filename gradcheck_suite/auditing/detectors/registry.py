@@ -35,6 +35,7 @@ from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNo
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
+from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
@@ -111,6 +112,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         RetainGraphDetector(),
         FunctionContractDetector(recorder),
         FunctionCallDetector(recorder),
+        RefusedByTorchDetector(),
         LedgerObserver(recorder, windows, leaves),
     )
 

@@ -24,7 +24,6 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
-    BackwardFailed,
     BackwardStarted,
     LegacyFunctionCalled,
 )
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.auditing.saved_tensors.write_log import Write
 
-__all__ = ["FunctionContractDetector", "is_the_users", "line_in"]
+__all__ = ["FunctionContractDetector", "is_the_users", "line_in", "users_function"]
 
 _SEARCHED = 4
 """Backwards whose graphs are searched for Functions. A bound on cost: as many as ``ALWAYS_WALKED``
@@ -52,11 +51,6 @@ of ``reachable_parameters``, whose graphs are walked in any case."""
 _WATCHED_RUNS = 32
 """So many times one node's backward is watched. A bound on cost: a graph may be kept for thousands
 of backwards, as torch's gradcheck does, and the code is the same in each."""
-
-_ARITY = re.compile(
-    r"function (\w+)Backward returned an incorrect number of gradients "
-    r"\(expected (\d+), got (\d+)\)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,7 @@ def _content_of(gradient: Tensor) -> Fingerprint | None:
 
 
 class FunctionContractDetector:
-    """Reports GCS205, GCS501, GCS502 and GCS506."""
+    """Reports GCS205, GCS502 and GCS506."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -111,10 +105,9 @@ class FunctionContractDetector:
         self._found: dict[object, Finding] = {}
 
     def subscriptions(self) -> Subscriptions:
-        """Search the first graphs, and read how backwards fail."""
+        """Search the first graphs, and see what torch refuses to call."""
         return {
             BackwardStarted: self._before_backward,
-            BackwardFailed: self._after_failure,
             LegacyFunctionCalled: self._note_legacy,
         }
 
@@ -224,30 +217,6 @@ class FunctionContractDetector:
             evidence={"function": name, "refused": True},
         )
 
-    def _after_failure(self, event: BackwardFailed) -> None:
-        hit = _ARITY.search(str(event.error))
-        if hit is None:
-            return
-        name, expected, got = hit.groups()
-        function = _find(name)
-        used = location_of(event.site)
-        where = None if function is None else line_in(function, "backward", r"\breturn\b")
-        self._found["arity", name] = Finding.of(
-            catalogue.BACKWARD_ARITY,
-            f"backward of {name} returned {got} gradients, expected {expected}: one for each input "
-            "of forward, None where there is none",
-            detector="audit",
-            location=where or used,
-            related=() if used is None or where is None else (Related(used, "in this backward"),),
-            hint="return one value for each input of forward after ctx",
-            evidence={
-                "function": name,
-                "expected": int(expected),
-                "got": int(got),
-                "refused": True,
-            },
-        )
-
 
 def is_the_users(function: type) -> bool:
     """Return whether an autograd Function is defined in the user's own code."""
@@ -262,7 +231,7 @@ def _code_of(function: type, method: str) -> CodeType | None:
     return code
 
 
-def _find(name: str) -> type | None:
+def users_function(name: str) -> type | None:
     """Return the user's Function of this name, if there is just one."""
     waiting: list[type] = [torch.autograd.Function]
     found: dict[type, None] = {}
