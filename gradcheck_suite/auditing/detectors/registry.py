@@ -82,6 +82,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    contract = FunctionContractDetector(recorder)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -110,8 +111,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
-        FunctionContractDetector(recorder),
-        FunctionCallDetector(recorder),
+        contract,
+        FunctionCallDetector(recorder, contract),
         RefusedByTorchDetector(),
         LedgerObserver(recorder, windows, leaves),
     )

@@ -24,12 +24,17 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.functions.function_contract import is_the_users, line_in
+from gradcheck_suite.auditing.detectors.functions.function_contract import (
+    is_the_users,
+    line_in,
+    users_functions,
+)
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
     BackwardStarted,
+    ForwardFinished,
     SessionEnded,
 )
 from gradcheck_suite.auditing.instrumentation.base import is_compiling
@@ -38,6 +43,9 @@ from gradcheck_suite.findings import Finding, Location
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gradcheck_suite.auditing.detectors.functions.function_contract import (
+        FunctionContractDetector,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -50,6 +58,10 @@ saves is the same in each call, but for branches."""
 _SEARCHED = 8
 """Backwards whose graphs are searched for Functions; four times as many while one that has saved an
 intermediate waits for a second derivative. A bound on cost."""
+
+_LOOKS = 4
+"""Calls of a model after which the program's Functions are looked up; modules with more of them may
+be imported between the first. A bound on cost: each takes 1.6 ms, as torch has hundreds itself."""
 
 _FEW_VALUES = 2
 """Different values that a saved mask has at most: true and false, or zero and the factor of a
@@ -82,10 +94,16 @@ class FunctionCallDetector:
 
     That an output is wrongly differentiable (GCS505) shows only when backward is run again with
     another gradient for it, which no audit does; a gradient check tells.
+
+    Args:
+        recorder: whose events these are.
+        contract: looks at what forward has kept as attributes of ctx.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, contract: FunctionContractDetector) -> None:
         self._recorder = recorder
+        self._contract = contract
+        self._looks = 0
         self._patches = Patches()
         self._calls: dict[type, int] = {}
         self._searched = 0
@@ -95,8 +113,9 @@ class FunctionCallDetector:
         self._reached: set[type] = set()
 
     def subscriptions(self) -> Subscriptions:
-        """Find the Functions in the first graphs, and see which are differentiated twice."""
+        """Find the Functions, those in the first graphs too, and which are differentiated twice."""
         return {
+            ForwardFinished: self._after_forward,
             BackwardStarted: self._before_backward,
             BackwardFinished: self._after_backward,
             SessionEnded: self._at_the_end,
@@ -110,6 +129,16 @@ class FunctionCallDetector:
             if function in self._twice
         ]
         return [*self._dirty.values(), *twice]
+
+    def _after_forward(self, _event: ForwardFinished) -> Attention | None:
+        """Watch all Functions that there are: a program that only evaluates has no backward."""
+        if self._looks >= _LOOKS:
+            return Attention.ASLEEP
+        self._looks += 1
+        for function in users_functions():
+            if function not in self._calls:
+                self._watch(function)
+        return None
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
         self._reached = set()
@@ -184,6 +213,8 @@ class FunctionCallDetector:
 
     def _look(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
         try:
+            if any(getattr(ctx, "needs_input_grad", ())):
+                self._contract.look_at_context(ctx, function, tuple(_tensors(result)))
             self._look_for_writes(function, ctx, inputs)
             self._look_at_saved(function, ctx, inputs, result)
         except Exception as error:  # noqa: BLE001 - the user's program goes on

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,7 +42,13 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.auditing.saved_tensors.write_log import Write
 
-__all__ = ["FunctionContractDetector", "is_the_users", "line_in", "users_function"]
+__all__ = [
+    "FunctionContractDetector",
+    "is_the_users",
+    "line_in",
+    "users_function",
+    "users_functions",
+]
 
 _SEARCHED = 4
 """Backwards whose graphs are searched for Functions. A bound on cost: as many as ``ALWAYS_WALKED``
@@ -130,18 +136,28 @@ class FunctionContractDetector:
         for node in found.custom:
             function = custom_function_class(node)
             if function is not None and is_the_users(function):
-                self._look_at_context(node, function)
+                self.look_at_context(node, function)
                 self._watch(node, function)
         return None
 
-    def _look_at_context(self, node: Node, function: type) -> None:
-        for name, value in list(vars(node).items()):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
+    def look_at_context(self, context: Any, function: type, outputs: Sequence[Tensor] = ()) -> None:
+        """Report the tensors of a graph that a ctx has as attributes.
+
+        Args:
+            context: the ctx, which is the node.
+            function: whose it is.
+            outputs: what forward returns, which does not require grad yet as it returns.
+        """
+        for name, value in list(vars(context).items()):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.requires_grad or any(value is output for output in outputs):
                 shape = "x".join(map(str, value.shape)) or "scalar"
                 self._found["ctx", function, name] = Finding.of(
                     catalogue.TENSOR_ON_CTX,
                     f"{function.__name__} keeps the tensor `ctx.{name}` ({shape}) as an attribute: "
-                    "autograd checks no version of it, and an output kept so is never freed",
+                    "autograd checks no version of it, and an output kept so is freed by the "
+                    "garbage collector alone",
                     detector="audit",
                     location=line_in(function, "forward", rf"\.{re.escape(name)}\b[^=]*=[^=]"),
                     hint="ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
@@ -231,16 +247,22 @@ def _code_of(function: type, method: str) -> CodeType | None:
     return code
 
 
-def users_function(name: str) -> type | None:
-    """Return the user's Function of this name, if there is just one."""
+def users_functions() -> list[type]:
+    """Return the Functions that the user's code defines."""
     waiting: list[type] = [torch.autograd.Function]
     found: dict[type, None] = {}
     while waiting:
         function = waiting.pop()
         waiting.extend(function.__subclasses__())
-        if function.__name__ == name and is_the_users(function):
+        if is_the_users(function):
             found[function] = None
-    return next(iter(found)) if len(found) == 1 else None
+    return list(found)
+
+
+def users_function(name: str) -> type | None:
+    """Return the user's Function of this name, if there is just one."""
+    found = [function for function in users_functions() if function.__name__ == name]
+    return found[0] if len(found) == 1 else None
 
 
 def line_in(function: type, method: str, pattern: str | None) -> Location | None:

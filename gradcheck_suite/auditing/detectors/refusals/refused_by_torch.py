@@ -136,21 +136,23 @@ class RefusedByTorchDetector:
     ) -> _Told | None:
         """Note an error of torch's, once for each line."""
         text = str(error)
-        for advice, groups in advice_on_error(text, in_backward=in_backward):
-            key = (advice.entry.code, advice.pattern, line)
-            told = self._errors.get(key)
-            if told is None:
-                where, around = _place(advice, groups, line, frames)
-                if advice.method is not None and where is None:
-                    continue  # a Function that is not the user's: what else it may mean
-                message = advice.words.format(**groups)
-                where = where or line
-                told = _Told(advice, message, text, line, where, around)
-                told.parts = {k: int(v) if v.isdigit() else v for k, v in groups.items() if v}
-                self._errors[key] = told
-            told.count += 1
-            return told
-        return None
+        meanings = list(advice_on_error(text, in_backward=in_backward))
+        if not meanings:
+            return None
+        # A Function that is not the user's may not be what is to be changed.
+        placed = ((*each, *_place(*each, line, frames)) for each in meanings)
+        advice, groups, where, around = next(
+            (each for each in placed if each[0].method is None or each[2] is not None),
+            (*meanings[0], None, []),
+        )
+        key = (advice.entry.code, advice.pattern, line)
+        told = self._errors.get(key)
+        if told is None:
+            message = advice.words.format(**groups)
+            told = self._errors[key] = _Told(advice, message, text, line, where or line, around)
+            told.parts = {k: int(v) if v.isdigit() else v for k, v in groups.items() if v}
+        told.count += 1
+        return told
 
     def _note_warning(self, event: TorchWarned) -> None:
         advice = advice_on_warning(event.text, from_torch=event.from_torch)

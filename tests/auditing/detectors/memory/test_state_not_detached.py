@@ -125,7 +125,10 @@ def one_loss_twice():
 )
 def test_a_graph_that_two_losses_share_is_no_state(audited, loop):
     session = audited(lambda: attempt(loop, "a second time"))
-    assert session.findings == ()
+    assert {finding.code for finding in session.findings} == {"GCS208"}
+    for finding in session.findings:
+        assert "after an earlier one has freed it" in finding.message
+        assert finding.severity.value == "error"
 
 
 def test_a_step_between_two_backwards_of_one_turn_is_no_state(audited, only):
