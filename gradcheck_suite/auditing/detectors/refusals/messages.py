@@ -96,9 +96,9 @@ _ERRORS = (
     ),
     Advice(
         catalogue.SAVED_TENSOR_MODIFIED,
-        rf"of (?P<maker>[A-Za-z]+)\w* {_IS_A_VIEW}",
-        "one of several views that one call has made ({maker}: chunk, split, unbind, a loop over a "
-        "tensor) was written to in place, which would change what the others share: torch refuses; "
+        rf"of (?P<maker>[A-Za-z]+?)(?:Backward)?\d* {_IS_A_VIEW}",
+        "one of the views that chunk, split, unbind or a loop over a tensor has made, or a part of "
+        "one, was written to in place: autograd can't follow the others then, and torch refuses; "
         "expected a new tensor",
         "write out of place (`b = b * s` in place of `b *= s`), or clone() the piece first",
     ),
@@ -337,7 +337,7 @@ _ERRORS = (
     ),
     Advice(
         catalogue.REFUSED_BY_TORCH,
-        r"checkpoint(?:ing)? is (?:incompatible|not compatible) with \.grad\(\)",
+        r"[Cc]heckpoint(?:ing)? is (?:incompatible|not compatible) with \.grad\(\)",
         "autograd.grad, or backward(inputs=...), goes through a reentrant checkpoint; torch "
         "refuses; expected a checkpoint that is not reentrant",
         "checkpoint(function, x, use_reentrant=False)",
