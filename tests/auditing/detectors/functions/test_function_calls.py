@@ -241,7 +241,7 @@ def test_an_output_on_ctx_where_nothing_is_recorded(audited):
     assert not audited(loop).findings
 
 
-def test_forward_is_put_back(audited):
+def test_forward_is_put_back_where_no_backward_ran(audited):
     before = vars(KeepsItsOutput)["forward"]
     audited(lambda: scores(KeepsItsOutput))
     assert vars(KeepsItsOutput)["forward"] is before
