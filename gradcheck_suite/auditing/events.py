@@ -568,7 +568,8 @@ class Detector(Protocol):
         """Return what is certain by now."""
         ...
 
-    # Three more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
+    # Four more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
     # could not look at; ``is_following() -> bool``, whether it is at something that the steps
     # to come have a part in, so that none may be passed over; and ``findings_beside(found)``, what
-    # it tells beside the findings of those before it, in place of ``findings()``.
+    # it tells beside the findings of those before it, in place of ``findings()``; and
+    # ``put_back()``, which takes away what it has replaced, however the audit ends.

@@ -275,6 +275,9 @@ class Session:
         if self in _OPEN:
             _OPEN.remove(self)
         self._stop()
+        for detector in self._detectors:
+            # Also where it could not be told of the end, as in a pause or on another thread.
+            getattr(detector, "put_back", _nothing)()
         self._recorder.bus.clear()
         if last and _OPEN:
             _OPEN[-1]._start()  # noqa: SLF001 - another session
@@ -570,6 +573,10 @@ def _skipped_steps(state: RunState, share: float) -> list[str]:
     steps = _count(state.step, "step")
     how_many = f"{state.skipped_steps:,} of {steps}, passed over while all was well"
     return [f"{how_many}, so that a step takes no more than about {share:g} % longer (overhead)"]
+
+
+def _nothing() -> None:
+    """Stand in for what most detectors need not do."""
 
 
 def _count(number: int, noun: str) -> str:

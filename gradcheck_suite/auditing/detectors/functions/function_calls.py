@@ -7,6 +7,7 @@ The first calls of each Function of the user's are looked at from both sides; af
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from gradcheck_suite.auditing.events import (
     BackwardFinished,
     BackwardStarted,
     ForwardFinished,
-    SessionEnded,
 )
 from gradcheck_suite.auditing.instrumentation.base import is_compiling
 from gradcheck_suite.findings import Finding, Location
@@ -118,7 +118,6 @@ class FunctionCallDetector:
             ForwardFinished: self._after_forward,
             BackwardStarted: self._before_backward,
             BackwardFinished: self._after_backward,
-            SessionEnded: self._at_the_end,
         }
 
     def findings(self) -> list[Finding]:
@@ -162,7 +161,8 @@ class FunctionCallDetector:
             self._twice |= self._reached
         return None if self._calls or self._searched < _SEARCHED else Attention.ASLEEP
 
-    def _at_the_end(self, _event: SessionEnded) -> None:
+    def put_back(self) -> None:
+        """Let all Functions have their own forward again."""
         self._patches.restore()
 
     def _watch(self, function: type) -> None:
@@ -200,7 +200,8 @@ class FunctionCallDetector:
         self._patches.replace(function, "setup_context", staticmethod(_watched(setup, looked_at)))
 
     def _inputs_of(self, forward: Callable[..., Any], args: Any, *, skip: int) -> _Inputs:
-        code = getattr(forward, "__code__", None)
+        # An audit around this one may watch it too.
+        code = getattr(inspect.unwrap(forward), "__code__", None)
         names = () if code is None else code.co_varnames[: code.co_argcount]
         found = tuple(
             (names[place] if place < len(names) else f"input {place - skip}", value)
