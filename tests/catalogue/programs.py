@@ -281,7 +281,7 @@ def _two_optimizers(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, batches()))
 
 
-def _evaluated(names: ModuleType) -> None:
+def _run_in_eval(names: ModuleType) -> None:
     names.evaluate(names.Network(4), torch.randn(2, 4))
 
 
@@ -500,7 +500,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS612": (_widened,),
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
-    "GCS703": (lambda names: audited(lambda: _evaluated(names)),),
+    "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
     "GCS902": (_predicted,),
     "GCS903": (_logged,),
 }
