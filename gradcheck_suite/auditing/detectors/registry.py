@@ -6,6 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
+    ConstantLossTermDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
     FrozenParameterDetector,
@@ -106,6 +109,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
         ParameterWithoutGradientDetector(recorder, names),
+        ConstantLossTermDetector(),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
