@@ -131,9 +131,6 @@ class Value:
         return Value(
             Kind.CUT,
             cut,
-            self.text,
-            self.path,
-            self.line,
             callee=self.callee,
             factor=self.factor,
             cuts=self.cuts | {cut},

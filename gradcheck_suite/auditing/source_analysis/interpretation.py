@@ -233,7 +233,9 @@ class Scope:
 
     def _augassign(self, node: ast.AugAssign) -> None:
         before = self.value(node.target)
-        value = self._operated(node.op, before, self.value(node.value), node.target, node.value)
+        # What was there before is told as it was written, and not by the name that it adds to.
+        first = before.text if isinstance(before.text, ast.expr) else node.target
+        value = self._operated(node.op, before, self.value(node.value), first, node.value)
         self.bind(node.target, self._recorded(value), node.value)
 
     def _return(self, node: ast.Return) -> bool:
@@ -376,10 +378,13 @@ class Scope:
         seen = value_of_object(thing, name)
         if not issubclass(type(thing), Tensor):
             return self._thing_as_seen(value, seen, made_by)
+        if value.cut is not None and value.cut.flat:
+            return value
         if seen.kind is Kind.LIVE and value.kind is not Kind.LIVE:
             return replace(value, kind=Kind.LIVE, cut=None, sources=value.sources | seen.sources)
         if seen.kind is Kind.PLAIN and value.kind is Kind.LIVE:
-            return value.cut_by(self._cut(made_by, f"`{_callee_text(made_by)}`"))
+            cut = value.cut_by(self._cut(made_by, f"`{_callee_text(made_by)}`"))
+            return replace(cut, text=value.text, path=value.path, line=value.line)
         return value
 
     def _thing_as_seen(self, value: Value, seen: Value, made_by: ast.expr) -> Value:
@@ -392,7 +397,7 @@ class Scope:
         items = {
             key: item
             if item.kind is Kind.LIVE
-            else replace(value, text=item.text, parts=()).cut_by(cut)
+            else replace(value.cut_by(cut), text=item.text)
             for key, item in seen.items.items()
         }
         return container(items)
@@ -650,7 +655,8 @@ class Scope:
             self.shared.differentiated.update([] if owner is None else [owner])
             return Value()
         value = self._called(node, name, owner, callee, given, named)
-        return replace(value, callee=value.callee or name) if value.kind else value
+        is_reduction = name in _REDUCING or name in _SAME_TERMS
+        return value if value.callee or is_reduction else replace(value, callee=name)
 
     def _is_wanted(self, node: ast.Call) -> bool:
         if self.wanted is not None:
@@ -680,6 +686,9 @@ class Scope:
             return self._method(node, name, owner, given, named)
         if isinstance(callee, nn.Module):
             return self._module(node, callee, given, named)
+        if owner is not None and isinstance(owner.thing, nn.Module) and name in _OF_PARAMETERS:
+            trained = _trained(owner.thing)
+            return Value(Kind.LIVE if trained else Kind.PLAIN, sources=trained)
         function, receiver = callee, NOTHING
         if isinstance(function, (Bound, MethodType)):
             receiver = getattr(function, "receiver", getattr(function, "__self__", None))
@@ -708,7 +717,7 @@ class Scope:
     ) -> Value:
         while type(module).__name__ in _WRAPPERS and (inner := _wrapped(module)) is not None:
             module = inner
-        trained = frozenset(id(p) for p in module.parameters() if p.requires_grad)
+        trained = _trained(module)
         forward = type(module).forward
         entered = self._enter(forward, module, given, named)
         if entered is not None and entered.whole().kind is not Kind.UNKNOWN:
@@ -797,6 +806,10 @@ class Scope:
         if name in _PLAIN_METHODS or name.startswith(("new_", "register_")):
             return Value()
         result = combined([owner, *values])
+        if name == "requires_grad_" and isinstance(node.func, ast.Attribute):
+            owner = replace(owner, kind=Kind.LIVE, cut=None)
+            self.bind(node.func.value, owner)
+            return owner
         if owner.kind is Kind.LIVE:
             if name in CUTTING_METHODS:
                 return owner.cut_by(self._cut(node, f"`.{name}()`"))
@@ -805,9 +818,9 @@ class Scope:
         if has_indices(node):
             return container([result, result.cut_by(self._cut(node, "taking the indices"))])
         if name in _SAME_TERMS:
-            return replace(result, parts=owner.parts)
+            return replace(result, parts=owner.parts, callee=owner.callee)
         if name in _REDUCING:
-            return reduced(replace(result, parts=owner.parts))
+            return reduced(replace(result, parts=owner.parts, callee=owner.callee))
         return self._arithmetic(node, name, [owner, *given]) or result
 
     def _arithmetic(self, node: ast.Call, name: str, values: list[Value]) -> Value | None:
@@ -934,6 +947,13 @@ _ARITHMETIC = {
 _WRAPPERS = frozenset(
     {"DistributedDataParallel", "DataParallel", "OptimizedModule", "FullyShardedDataParallel"}
 )
+
+
+_OF_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
+
+
+def _trained(module: nn.Module) -> frozenset[int]:
+    return frozenset(id(each) for each in module.parameters() if each.requires_grad)
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

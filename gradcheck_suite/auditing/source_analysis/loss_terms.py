@@ -151,8 +151,11 @@ def _bind_given(
     if call is None or name_of(call.node) not in (node.name, "__call__", None):
         return
     names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    receiver = scope.variables.get(names[0]) if names[:1] in (["self"], ["cls"]) else None
-    given = call.given if receiver is None else [value_of_object(receiver, "self"), *call.given]
+    first = scope.variables.get(names[0]) if names else None
+    is_method = call.owner is not None and first is not None and call.owner.thing is first
+    given = call.given
+    if is_method:
+        names = names[1:]
     for name, value in [*zip(names, given, strict=False), *call.named.items()]:
         if name in scope.variables:
             seen = value_of_object(scope.variables[name], name)
