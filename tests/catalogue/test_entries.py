@@ -60,6 +60,7 @@ FROZEN = {
     "GCS407": "grad-read-on-non-leaf",
     "GCS408": "checkpoint-cuts-graph",
     "GCS409": "frozen-but-changed",
+    "GCS411": "constant-loss-term",
     "GCS501": "backward-arity",
     "GCS502": "legacy-function",
     "GCS503": "missing-mark-dirty",
@@ -97,7 +98,7 @@ WARNINGS = {
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409"),
+    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409", "GCS411"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
 ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901", "GCS902", "GCS903"}

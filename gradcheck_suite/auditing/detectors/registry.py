@@ -84,6 +84,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    without_gradient = ParameterWithoutGradientDetector(recorder, names)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -108,8 +109,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenStatisticsDetector(names),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
-        ParameterWithoutGradientDetector(recorder, names),
-        ConstantLossTermDetector(),
+        without_gradient,
+        ConstantLossTermDetector(without_gradient),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),

@@ -22,7 +22,7 @@ from gradcheck_suite.auditing.user_modes import without_user_modes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gradcheck_suite.auditing.source_analysis.flow_cut import Cut
+    from gradcheck_suite.auditing.source_analysis.flow_cut import Cut  # noqa: TC004 - text alone
 
 __all__ = [
     "NOTHING",
@@ -38,9 +38,9 @@ __all__ = [
     "joined",
     "merged",
     "negated",
+    "parts_of",
     "reduced",
     "scaled",
-    "parts_of",
     "summed",
     "value_of_object",
     "written",
@@ -178,8 +178,10 @@ def container(values: Iterable[Value] | dict[Any, Value]) -> Value:
 
 
 def parts_of(value: Value, text: Written, path: str, line: int) -> tuple[Part, ...]:
-    """Return the terms of a value: itself, if it is no sum."""
-    return value.parts or (Part(value, text, path, line, factor=value.factor),)
+    """Return the terms of a value: itself, if it is no sum, or one of constants alone."""
+    if value.kind in (Kind.LIVE, Kind.UNKNOWN) and value.parts:
+        return value.parts
+    return (Part(value, text, path, line, factor=value.factor),)
 
 
 def summed(parts: Iterable[Part]) -> Value:
@@ -206,7 +208,9 @@ def scaled(value: Value, by: Value, *, over: bool = False) -> Value:
     number = by.number()
     if over and number:
         number = 1 / number
-    parts = tuple(replace(part, factor=_product(part.factor, number)) for part in value.parts)
+    # Weighted by what was cut off, such as probabilities, it is one value of an expectation.
+    terms = reduced(value).parts if by.kind is Kind.CUT else value.parts
+    parts = tuple(replace(part, factor=_product(part.factor, number)) for part in terms)
     factor = _product(value.factor, number)
     return replace(result, parts=parts, callee=value.callee, factor=factor)
 
@@ -218,12 +222,13 @@ def _product(one: float | None, other: float | None) -> float | None:
 def reduced(value: Value) -> Value:
     """Return the mean or the sum of the elements.
 
-    A difference from a constant, element by element, is compared with that constant and has it for
-    no term: the mean of ``log_prob - old_log_prob`` is one value.
+    What is subtracted from a constant, element by element, or a constant from it, is compared with
+    that constant and has it for no term: the mean of ``log_prob - old_log_prob`` is one value.
     """
-    if any(part.minus and part.value.kind is Kind.CUT for part in value.parts):
-        return replace(value, parts=())
-    return value
+    signs = {part.minus for part in value.parts if part.value.kind is Kind.CUT}
+    beside = {part.minus for part in value.parts if part.value.kind is Kind.LIVE}
+    is_difference = any(minus is not other for minus in signs for other in beside)
+    return replace(value, parts=()) if is_difference else value
 
 
 def joined(values: list[Value]) -> Value:

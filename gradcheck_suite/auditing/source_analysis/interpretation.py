@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import inspect
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite.auditing.call_sites import is_user_code
@@ -61,7 +63,7 @@ from gradcheck_suite.auditing.source_analysis.source import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Interpretation", "ReachedCall", "Scope"]
+__all__ = ["Interpretation", "ReachedCall", "Scope", "followed_from"]
 
 _MOST_EXPRESSIONS = 40_000
 """Expressions that are looked at for one backward. A bound on cost: a hundredth of a second or a
@@ -85,7 +87,17 @@ _REDUCING = frozenset({"sum", "mean", "nanmean", "nansum"})
 _JOINING = frozenset({"stack", "cat", "hstack", "vstack", "concat", "concatenate"})
 _DRAWING = frozenset({"sample", "multinomial", "bernoulli"})
 _WITHOUT_MEMORY = frozenset(
-    {"torch", "numpy", "math", "scipy", "einops", "torchvision", "builtins", "operator", "_operator"}
+    {
+        "torch",
+        "numpy",
+        "math",
+        "scipy",
+        "einops",
+        "torchvision",
+        "builtins",
+        "operator",
+        "_operator",
+    }
 )
 _SCALING = frozenset({"scale", "scale_loss", "scale_gradients"})
 """What multiplies a loss by a number, and is a method of another object."""
@@ -125,11 +137,13 @@ class Interpretation:
         return self._sources[code]
 
     def close(self) -> None:
-        """Let go of all objects of the program."""
+        """Let go of all objects of the program, without waiting for the garbage collector."""
         for scope in self.scopes:
             scope.names.clear()
-            scope.variables = {}
-            scope.namespace = {}
+            scope.variables = scope.namespace = {}
+            scope.returns, scope.yielded = [], []
+            scope.reached = scope.enclosing = None
+        self.scopes.clear()
         self.attributes.clear()
         self.differentiated.clear()
 
@@ -177,6 +191,7 @@ class Scope:
         self.names: dict[str, Value] = {}
         self.aliases: set[str] = set()
         self.returns: list[Value] = []
+        self.yielded: list[Value] = []
         self.bound_once: set[str] = set()
         self.wanted: Span | None = None
         self.wanted_line = 0
@@ -395,9 +410,7 @@ class Scope:
         # A function that is not followed has returned several: these have a graph, those none.
         cut = self._cut(made_by, f"`{_callee_text(made_by)}`")
         items = {
-            key: item
-            if item.kind is Kind.LIVE
-            else replace(value.cut_by(cut), text=item.text)
+            key: item if item.kind is Kind.LIVE else replace(value.cut_by(cut), text=item.text)
             for key, item in seen.items.items()
         }
         return container(items)
@@ -481,7 +494,9 @@ class Scope:
             return Value(text=node.id, thing=getattr(builtins, node.id))
         return Value(Kind.UNKNOWN, text=node.id)
 
-    def _of_attribute(self, node: ast.Attribute) -> Value:
+    def _of_attribute(  # noqa: PLR0911 - one for each kind
+        self, node: ast.Attribute
+    ) -> Value:
         key = root_key(node)
         if key is not None and key in self.names:
             return self.names[key]
@@ -545,12 +560,10 @@ class Scope:
         if isinstance(op, ast.Add) and left.items is not None and right.items is not None:
             return container([*left.items.values(), *right.items.values()])
         if isinstance(op, (ast.Add, ast.Sub)):
-            return self._added(
-                [(left, first, False), (right, second, isinstance(op, ast.Sub))]
-            )
+            return self._added([(left, first, False), (right, second, isinstance(op, ast.Sub))])
         left, right = left.whole(), right.whole()
         if isinstance(op, ast.Mult):
-            return scaled(right, left) if right.parts or not left.parts else scaled(left, right)
+            return scaled(right, left) if left.kind < right.kind else scaled(left, right)
         if isinstance(op, ast.Div):
             return scaled(left, right, over=True)
         result = combined([left, right])
@@ -562,8 +575,8 @@ class Scope:
         parts = []
         for value, node, minus in values:
             whole = value.whole()
-            for part in parts_of(whole, self._text(node, value), self.path, node.lineno):
-                parts.append(replace(part, minus=part.minus is not minus))
+            terms = parts_of(whole, self._text(node, value), self.path, node.lineno)
+            parts += [replace(part, minus=part.minus is not minus) for part in terms]
         return summed(parts)
 
     def _text(self, node: ast.expr, value: Value) -> Written:
@@ -602,6 +615,10 @@ class Scope:
     def _of_starred(self, node: ast.Starred) -> Value:
         return self.value(node.value)
 
+    def _of_yield(self, node: ast.Yield) -> Value:
+        self.yielded.append(Value() if node.value is None else self.value(node.value))
+        return Value(Kind.UNKNOWN)
+
     def _of_joinedstr(self, _node: ast.JoinedStr) -> Value:
         return Value()
 
@@ -636,7 +653,11 @@ class Scope:
 
     def _of_others(self, node: ast.expr) -> Value:
         return combined(
-            [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+            [
+                self.value(child)
+                for child in ast.iter_child_nodes(node)
+                if isinstance(child, ast.expr)
+            ]
         )
 
     # Calls.
@@ -673,7 +694,7 @@ class Scope:
             return known.thing
         return attribute_of(owner.thing, node.func.attr)
 
-    def _called(  # noqa: PLR0911 - one for each kind
+    def _called(  # noqa: PLR0911, PLR0917 - one for each kind; what the call has
         self,
         node: ast.Call,
         name: str,
@@ -699,6 +720,8 @@ class Scope:
         values = [*given, *named.values()]
         if inspect.isclass(function) and issubclass(function, nn.Module):
             return Value(Kind.UNKNOWN)
+        if inspect.isclass(function) and issubclass(function, Optimizer):
+            return Value()
         if _is_without_memory(function, owner):
             return self._of_library(node, name, given, named)
         if name in _SCALING and given:
@@ -769,6 +792,8 @@ class Scope:
         """Return what a function returns when it is called with these."""
         self.bind_parameters(node.args, receiver, given, named)
         self.run(node)
+        if self.yielded:
+            return container([joined(self.yielded)])
         return joined(self.returns) if self.returns else Value()
 
     def bind_parameters(
@@ -791,7 +816,7 @@ class Scope:
         self.names.update({name: value for name, value in named.items() if name in known})
         self.aliases.update(names)
 
-    def _method(
+    def _method(  # noqa: PLR0911 - one for each kind
         self,
         node: ast.Call,
         name: str,
@@ -835,9 +860,7 @@ class Scope:
             self.bind(operands[0], result)
         return result
 
-    def _of_container(
-        self, node: ast.Call, name: str, owner: Value, values: list[Value]
-    ) -> Value:
+    def _of_container(self, node: ast.Call, name: str, owner: Value, values: list[Value]) -> Value:
         items = owner.items or {}
         if name in ("append", "extend", "add", "insert", "update") and values:
             last = values[-1]
@@ -862,7 +885,7 @@ class Scope:
             return items[key]
         return owner.whole()
 
-    def _of_library(  # noqa: PLR0911, PLR0912 - one for each kind
+    def _of_library(  # noqa: PLR0911 - one for each kind
         self, node: ast.Call, name: str, given: list[Value], named: dict[str, Value]
     ) -> Value:
         """Return what a function of torch, numpy or Python's returns."""
@@ -901,9 +924,7 @@ class Scope:
 
     def _sum(self, node: ast.Call, values: Value) -> Value:
         self.shared.begins_at_zero = True
-        return self._listed(values) if values.items is not None else replace(
-            values, text=node
-        )
+        return self._listed(values) if values.items is not None else replace(values, text=node)
 
     def _listed(self, values: Value) -> Value:
         """Return the sum of the items of a list, each a term as it was written."""
@@ -928,6 +949,15 @@ class Scope:
     def _flat(self, node: ast.expr, what: str) -> Cut:
         line = node.end_lineno or node.lineno
         return Cut(self.path, line, f"the slope of {what} is zero everywhere", flat=True)
+
+
+def followed_from(function: Any, receiver: Any, shared: Interpretation) -> Value:
+    """Return what a method of the user's returns, of whose arguments nothing is known."""
+    scope = Scope(shared, "", {}, {})
+    try:
+        return scope._enter(function, receiver, [], {}) or Value()  # noqa: SLF001 - its module
+    except (_TooMuchError, RecursionError):
+        return Value()
 
 
 _COMPARISONS: dict[type[ast.cmpop], Any] = {
@@ -1000,10 +1030,8 @@ def _source_of(function: FunctionType) -> _Source | None:
 def _closure_of(function: FunctionType) -> dict[str, Any]:
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # Nothing is bound to it yet.
             found[name] = cell.cell_contents
-        except ValueError:
-            continue
     return found
 
 

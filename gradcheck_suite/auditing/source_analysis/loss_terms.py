@@ -7,6 +7,7 @@ from the source of the running functions, with what their variables hold.
 from __future__ import annotations
 
 import ast
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -24,6 +25,7 @@ from gradcheck_suite.auditing.source_analysis.interpretation import (
     Interpretation,
     ReachedCall,
     Scope,
+    followed_from,
 )
 from gradcheck_suite.auditing.source_analysis.source import (
     Function,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import FrameType
 
-    from gradcheck_suite.auditing.source_analysis.flow_cut import Cut
+    from gradcheck_suite.auditing.source_analysis.flow_cut import Cut  # noqa: TC004 - text alone
 
 __all__ = ["FollowedLoss", "LossTerm", "TermState", "terms_of_loss"]
 
@@ -47,6 +49,8 @@ TermState: TypeAlias = Literal["live", "cut", "constant", "unknown"]
 
 _CALLERS = 3
 """Functions that a loss is followed up through, from the one that calls backward."""
+_STEPS = ("training_step", "compute_loss")
+"""Methods of the user's that compute the loss for a framework: Lightning, Hugging Face."""
 _STATES: dict[Kind, TermState] = {
     Kind.LIVE: "live",
     Kind.CUT: "cut",
@@ -97,21 +101,38 @@ def terms_of_loss(frames: Sequence[FrameType]) -> FollowedLoss:
         frames: those that run, without torch's, Python's and our own, innermost first, while the
             backward is about to run.
     """
-    first = next((i for i, frame in enumerate(frames) if is_user_code(frame.f_code)), None)
-    if first is None:
-        return FollowedLoss()
+    first = next((i for i, frame in enumerate(frames) if is_user_code(frame.f_code)), 0)
     shared = Interpretation()
     try:
         reached = _call_of(frames[first:], shared, _CALLERS)
-        if reached is None:
-            return FollowedLoss()
-        parts = [part for root in _roots(reached) for part in parts_of(root, root.text, "", 0)]
-        if len(parts) < len(("one", "another")):
-            return FollowedLoss()
+        parts = [] if reached is None else _parts(_roots(reached))
+        # In a framework, the user's frame runs the whole training, and the step has returned.
+        steps = iter(frames[:first])
+        while len(parts) < len(("one", "another")):
+            frame = next(steps, None)
+            if frame is None:
+                return FollowedLoss()
+            parts = _parts([_loss_of_step(frame, shared)])
         terms = tuple(_term(part, parts, shared) for part in parts)
         return FollowedLoss(terms, shared.begins_at_zero)
     finally:
         shared.close()
+
+
+def _parts(roots: Iterable[Value]) -> list[Part]:
+    return [part for root in roots for part in parts_of(root, root.text, root.path, root.line)]
+
+
+def _loss_of_step(frame: FrameType, shared: Interpretation) -> Value:
+    """Return the loss that the user's step returns to the framework that runs a frame."""
+    owner = variables_of(frame).get("self")
+    for name in _STEPS:
+        step = inspect.getattr_static(type(owner), name, None)
+        if inspect.isfunction(step) and is_user_code(step.__code__):
+            loss = followed_from(step, owner, shared)
+            items = loss.items or {}
+            return items.get("loss", items.get(0, loss))
+    return Value()
 
 
 def _call_of(
@@ -128,7 +149,7 @@ def _call_of(
     if isinstance(node, ast.Module):
         scope.variables = frame.f_globals
     elif callers and len(frames) > 1 and frame.f_back is frames[1]:
-        _bind_given(scope, node, frame, _call_of(frames[1:], shared, callers - 1))
+        _bind_given(scope, node, _call_of(frames[1:], shared, callers - 1))
     scope.follow_to(node, span_at((frame.f_code, frame.f_lasti)), frame.f_lineno)
     return scope.reached
 
@@ -144,9 +165,7 @@ def _definition(frame: FrameType) -> tuple[str, ast.Module | Function] | None:
     return None if node is None or node.name != code.co_name else (code.co_filename, node)
 
 
-def _bind_given(
-    scope: Scope, node: Function, frame: FrameType, call: ReachedCall | None
-) -> None:
+def _bind_given(scope: Scope, node: Function, call: ReachedCall | None) -> None:
     """Let the parameters of a running function stand for what its caller has given."""
     if call is None or name_of(call.node) not in (node.name, "__call__", None):
         return
@@ -196,6 +215,8 @@ def _term(part: Part, parts: Sequence[Part], shared: Interpretation) -> LossTerm
 
 def _on_purpose(part: Part, live: Sequence[Part], shared: Interpretation) -> str | None:
     """Return why a term is cut off for good reason, if that can be seen."""
+    if part.factor == 0:
+        return "it is multiplied by zero"
     beside = {each.value for each in live}
     made_of = part.value.ancestors
     if made_of & beside:

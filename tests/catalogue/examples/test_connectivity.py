@@ -220,3 +220,13 @@ def test_gcs409_moves_a_frozen_layer(example, instead):
 
     assert drift(example("GCS409").train) > 1e-3
     assert drift(instead("GCS409").train) == 0.0
+
+
+def test_gcs411_the_term_does_not_reach_the_model(example, instead):
+    coarse, fine = torch.randn(4, 2, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    assert not example("GCS411").clash(coarse, fine).requires_grad
+    loss = fine.logsumexp(1).mean() + example("GCS411").clash(coarse, fine)
+    loss.backward()
+    assert coarse.grad is None
+    instead("GCS411").clash(coarse, fine).backward()
+    assert coarse.grad.abs().max() > 0

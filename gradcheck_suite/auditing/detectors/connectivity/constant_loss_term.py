@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
+        ParameterWithoutGradientDetector,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
 
 __all__ = ["ConstantLossTermDetector", "LossTerms"]
@@ -103,9 +106,14 @@ class _Loss:
 
 
 class ConstantLossTermDetector:
-    """Reports GCS411, and tells what the terms of each loss are."""
+    """Reports GCS411, and tells what the terms of each loss are.
 
-    def __init__(self) -> None:
+    Args:
+        others: tells of parameters that no gradient reaches: a cut that it names has been told.
+    """
+
+    def __init__(self, others: ParameterWithoutGradientDetector) -> None:
+        self._others = others
         self._losses: dict[CallSite | None, _Loss] = {}
 
     def subscriptions(self) -> Subscriptions:
@@ -131,11 +139,17 @@ class ConstantLossTermDetector:
     def findings(self) -> list[Finding]:
         """Return one finding for each line that cuts a term off."""
         found: dict[object, Finding] = {}
+        told = {
+            (each.location.path, each.location.line)
+            for each in self._others.findings()
+            if each.location is not None
+        }
         for site, loss in self._losses.items():
             place = location_of(site)
             cut = _by_cut(loss)
             for key, terms in cut.items():
-                found.setdefault(key, _finding(loss, terms, place))
+                if key not in told:
+                    found.setdefault(key, _finding(loss, terms, place))
             if not cut and (count := _unexplained(loss)):
                 found.setdefault(place, _note(loss, count, place))
         return list(found.values())
@@ -217,7 +231,7 @@ def _by_cut(loss: _Loss) -> dict[object, list[LossTerm]]:
 def _finding(loss: _Loss, terms: list[LossTerm], place: Location | None) -> Finding:
     first = terms[0]
     cut = first.cut
-    assert cut is not None  # noqa: S101 - such terms alone were collected
+    assert cut is not None
     live = [term for term in loss.terms if term.state == "live"]
     where = Location(cut.path, cut.line, function=function_at(cut.path, cut.line))
     one = len(terms) == 1
