@@ -24,6 +24,7 @@ from gradcheck_suite.auditing.source_analysis.abstract_values import (
     NOTHING,
     Bound,
     Kind,
+    Part,
     Value,
     Written,
     attribute_of,
@@ -855,7 +856,8 @@ class Scope:
         operands = [*node.args]
         if isinstance(node.func, ast.Attribute) and len(operands) < len(values):
             operands.insert(0, node.func.value)
-        result = self._operated(operation, *values, *operands)
+        left, right = values
+        result = self._operated(operation, left, right, operands[0], operands[1])
         if name.endswith("_") and isinstance(operands[0], (ast.Name, ast.Attribute)):
             self.bind(operands[0], result)
         return result
@@ -928,7 +930,7 @@ class Scope:
 
     def _listed(self, values: Value) -> Value:
         """Return the sum of the items of a list, each a term as it was written."""
-        parts = []
+        parts: list[Part] = []
         for item in (values.items or {}).values():
             whole = item.whole()
             parts += parts_of(whole, item.text or "?", item.path or self.path, item.line)
