@@ -19,6 +19,7 @@ __all__ = [
     "CLIP_BEFORE_UNSCALE",
     "CLIP_MISPLACED",
     "COMPILED_GRADIENT_MISMATCH",
+    "CONSTANT_LOSS_TERM",
     "CREATE_GRAPH_CYCLE",
     "DATA_WRITE",
     "DETACHED_OUTPUT",
@@ -130,7 +131,11 @@ ENTRIES: tuple[Entry, ...] = (
     GRAD_READ_ON_NON_LEAF := named("GCS407-grad-read-on-non-leaf"),
     CHECKPOINT_CUTS_GRAPH := named("GCS408-checkpoint-cuts-graph"),
     FROZEN_BUT_CHANGED := named("GCS409-frozen-but-changed"),
+<<<<<<< HEAD
     REFUSED_BY_TORCH := named("GCS410-refused-by-torch"),
+=======
+    CONSTANT_LOSS_TERM := named("GCS411-constant-loss-term"),
+>>>>>>> u-terms
     BACKWARD_ARITY := named("GCS501-backward-arity"),
     LEGACY_FUNCTION := named("GCS502-legacy-function"),
     MISSING_MARK_DIRTY := named("GCS503-missing-mark-dirty"),

@@ -6,6 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
+    ConstantLossTermDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
     FrozenParameterDetector,
@@ -86,7 +89,11 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+<<<<<<< HEAD
     contract = FunctionContractDetector(recorder)
+=======
+    without_gradient = ParameterWithoutGradientDetector(recorder, names)
+>>>>>>> u-terms
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -113,7 +120,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenStatisticsDetector(names),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
-        ParameterWithoutGradientDetector(recorder, names),
+        without_gradient,
+        ConstantLossTermDetector(without_gradient),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
