@@ -131,11 +131,8 @@ ENTRIES: tuple[Entry, ...] = (
     GRAD_READ_ON_NON_LEAF := named("GCS407-grad-read-on-non-leaf"),
     CHECKPOINT_CUTS_GRAPH := named("GCS408-checkpoint-cuts-graph"),
     FROZEN_BUT_CHANGED := named("GCS409-frozen-but-changed"),
-<<<<<<< HEAD
     REFUSED_BY_TORCH := named("GCS410-refused-by-torch"),
-=======
     CONSTANT_LOSS_TERM := named("GCS411-constant-loss-term"),
->>>>>>> u-terms
     BACKWARD_ARITY := named("GCS501-backward-arity"),
     LEGACY_FUNCTION := named("GCS502-legacy-function"),
     MISSING_MARK_DIRTY := named("GCS503-missing-mark-dirty"),

@@ -483,11 +483,8 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS407": (_intermediate,),
     "GCS408": (_module(lambda names: names.Network(4), 2, 4),),
     "GCS409": (_thawed,),
-<<<<<<< HEAD
     "GCS410": (_classified,),
-=======
     "GCS411": (_two_levels,),
->>>>>>> u-terms
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),

@@ -89,11 +89,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
-<<<<<<< HEAD
     contract = FunctionContractDetector(recorder)
-=======
     without_gradient = ParameterWithoutGradientDetector(recorder, names)
->>>>>>> u-terms
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),

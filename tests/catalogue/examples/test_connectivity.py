@@ -222,7 +222,6 @@ def test_gcs409_moves_a_frozen_layer(example, instead):
     assert drift(instead("GCS409").train) == 0.0
 
 
-<<<<<<< HEAD
 def test_gcs410_refuses_a_loss_of_each_sample(example, instead):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -232,7 +231,8 @@ def test_gcs410_refuses_a_loss_of_each_sample(example, instead):
     before = model.weight.detach().clone()
     instead("GCS410").train_step(model, optimizer, x, labels)
     assert not torch.equal(model.weight, before)
-=======
+
+
 def test_gcs411_the_term_does_not_reach_the_model(example, instead):
     coarse, fine = torch.randn(4, 2, requires_grad=True), torch.randn(4, 4, requires_grad=True)
     assert not example("GCS411").clash(coarse, fine).requires_grad
@@ -241,4 +241,3 @@ def test_gcs411_the_term_does_not_reach_the_model(example, instead):
     assert coarse.grad is None
     instead("GCS411").clash(coarse, fine).backward()
     assert coarse.grad.abs().max() > 0
->>>>>>> u-terms
