@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite import catalogue
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.target.call_recorder import CallRecorder
 from gradcheck_suite.verification.target.call_replay import replayable
@@ -16,11 +17,15 @@ from gradcheck_suite.verification.target.tree import leaves_with_paths
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from gradcheck_suite.findings import Report
     from gradcheck_suite.verification.stage import Checker, CheckState
     from gradcheck_suite.verification.target.call_recorder import Call
     from gradcheck_suite.verification.target.call_replay import ReplayableCall
 
-__all__ = ["wrong_functions"]
+__all__ = ["FORWARD_MODE", "wrong_functions"]
+
+FORWARD_MODE = "forward mode: agrees with"
+"""How the sentence begins that says that forward mode was looked at and held."""
 
 _MOST_CALLS = 64
 """How many calls of custom Functions are checked by themselves. A bound on cost."""
@@ -30,7 +35,11 @@ _Outcome: TypeAlias = Literal["right", "unknown", "wrong"]
 
 
 def wrong_functions(
-    state: CheckState, among: Collection[type], *, order: Literal[1, 2] = 1
+    state: CheckState,
+    among: Collection[type],
+    *,
+    order: Literal[1, 2] = 1,
+    forward_mode: bool = False,
 ) -> tuple[type, ...] | None:
     """Return those custom Functions whose gradients are wrong at the inputs that they really get.
 
@@ -42,6 +51,7 @@ def wrong_functions(
         state: what is known of the function, and how to check others.
         among: the Functions between the output and the input in question.
         order: whether the gradients were wrong, or the gradients of the gradients.
+        forward_mode: whether forward mode was wrong, and gradients are not what is asked about.
 
     Returns:
         None where it could not be told of all of them.
@@ -70,6 +80,7 @@ def wrong_functions(
         options = CheckOptions(
             order=order,
             variations=frozenset(),
+            forward_mode=forward_mode,
             examined=state.options.examined | frozenset(among),
         )
         found: dict[type, set[_Outcome]] = {}
@@ -86,11 +97,21 @@ def _outcome(call: ReplayableCall, check: Checker, options: CheckOptions) -> _Ou
         # Half precision takes seconds to find what float64 finds at once.
         try:
             in_double = replace(options, cast=torch.float64)
-            if not check(call.target, call.args, call.kwargs, in_double).ok:
+            if _judged(check(call.target, call.args, call.kwargs, in_double), options) == "wrong":
                 return "wrong"
         except Exception:  # noqa: BLE001 - a Function may take half precision only
             pass
-    report = check(call.target, call.args, call.kwargs, options)
+    return _judged(check(call.target, call.args, call.kwargs, options), options)
+
+
+def _judged(report: Report, options: CheckOptions) -> _Outcome:
+    if options.forward_mode:
+        code = catalogue.FORWARD_MODE_MISMATCH.code
+        if any(finding.code == code for finding in report.findings):
+            return "wrong"
+        covered = report.summary["covered"]
+        assert isinstance(covered, (list, tuple))
+        return "right" if any(str(one).startswith(FORWARD_MODE) for one in covered) else "unknown"
     if not report.ok:
         return "wrong"
     passed = all(verdict.status == "pass" for verdict in report.verdicts)
