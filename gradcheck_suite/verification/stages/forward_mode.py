@@ -12,10 +12,11 @@ import math
 import traceback
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
@@ -34,6 +35,7 @@ from gradcheck_suite.verification.target.graph_walk import (
     method_location,
     only,
 )
+from gradcheck_suite.verification.target.tree import leaves_with_paths
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -249,10 +251,8 @@ class _Comparison:
             return
         functions = self._to_blame(apart.pair)
         if not functions:
-            self._not_covered.append(
-                f"forward mode: {self._numbers(apart)}: an operation of torch on the way has no "
-                "forward mode of its own and does not say so"
-            )
+            cause = conclusion.reason if conclusion.meant else _lost_tangent(self._state)
+            self._not_covered.append(f"forward mode: {self._numbers(apart)}: {cause}")
         elif apart.wrong == "either" and (conclusion.status == "fail" or self._is_rounding(apart)):
             self._not_covered.append(f"forward mode: {self._numbers(apart)}{_SO['either']}")
         else:
@@ -329,6 +329,44 @@ class _Comparison:
                 "functions": [one.__qualname__ for one in functions],
             },
         )
+
+
+class _TangentWatch(TorchFunctionMode):
+    """Notes the first of torch's functions whose result needs a gradient and has no tangent."""
+
+    lost_by: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.lost_by is None and any(
+            isinstance(part, torch.Tensor)
+            and part.requires_grad
+            and forward_ad.unpack_dual(part).tangent is None  # type: ignore[no-untyped-call]
+            for _, part in leaves_with_paths(result, "")
+        ):
+            self.lost_by = getattr(func, "__name__", str(func))
+        return result
+
+
+def _lost_tangent(state: CheckState) -> str:
+    """Say which operation of torch has no forward mode and does not raise.
+
+    Where a variable both requires grad and has a tangent, so does all that depends on it.
+    """
+    context = state.context
+    watch = _TangentWatch()
+    try:
+        with torch.enable_grad(), forward_ad.dual_level():
+            values = [
+                forward_ad.make_dual(leaf, context.direction(0, index))  # type: ignore[no-untyped-call]
+                for index, leaf in enumerate(state.subject.leaves(context.point.values))
+            ]
+            with watch:
+                state.subject(values)
+    except Exception:  # noqa: BLE001 - the user's function, in modes that it need not know
+        watch.lost_by = None
+    name = f"`{watch.lost_by}`" if watch.lost_by else "an operation of torch on the way"
+    return f"{name} hands no tangent on, or a wrong one, and does not raise"
 
 
 def _refused(error: Exception) -> StageResult:
