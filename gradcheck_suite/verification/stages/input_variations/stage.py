@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
+from gradcheck_suite.verification.diagnosis.messages import percent
 from gradcheck_suite.verification.options import LAYOUTS, chosen_variations
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import has_custom_code
@@ -22,7 +24,9 @@ from gradcheck_suite.verification.stages.input_variations.rerun import (
     attempt,
     attempt_non_finite,
     extends,
+    matching_outputs,
 )
+from gradcheck_suite.verification.stages.input_variations.settling import settling
 from gradcheck_suite.verification.stages.input_variations.single_input import try_single_inputs
 from gradcheck_suite.verification.stages.input_variations.sizes import Resized, resized_subjects
 from gradcheck_suite.verification.stages.input_variations.values import (
@@ -247,11 +251,35 @@ class _Run:
                     "the gradient's to know"
                 )
                 return
+        if subject is not None:
+            findings = self._held_to_iterations(findings, subject)
         told = {_place(finding) for finding in self.findings}
         for finding in findings:
             if _place(finding) not in told:
                 told.add(_place(finding))
                 self.findings.append(finding)
+
+    def _held_to_iterations(
+        self, findings: Iterable[Finding], subject: PureFunction
+    ) -> Iterator[Finding]:
+        """Leave out gradients that differ where an iteration in the function has not settled."""
+        outputs = matching_outputs(self.state, subject.first_call(), resized=True)
+        assert not isinstance(outputs, str)
+        seen = settling(self.state, subject, outputs)
+        why = f"its last round still changes the output by {percent(seen.values)}"
+        if math.isinf(seen.values):
+            why = "it makes one round at most"
+        for finding in findings:
+            if seen.unsettled(finding):
+                line = (
+                    f"{finding.evidence['variation']}: {finding.evidence['seen']} an iteration in "
+                    f"the function does not come to its end, which it does for the given ones ({why}), "
+                    "so that its gradient could not be judged there"
+                )
+                if line not in self.not_covered:
+                    self.not_covered.append(line)
+            else:
+                yield seen.held_to(finding)
 
 
 def _under_variation(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:
