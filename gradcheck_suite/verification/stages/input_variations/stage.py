@@ -152,9 +152,9 @@ class _Run:
         trial = None if change is None else self._attempt([change])
         if change is None or trial is None or trial.status != "failed":
             return
+        told = _under_variation(trial, change.kind, change.words, _VALUES)
         # Next to a tolerance, tiny values are nothing: an iteration ends early there.
-        if any(finding.severity is Severity.ERROR for finding in trial.findings):
-            self._conclude(change, trial, whole=False)
+        self._keep(told, trial, changed(self.state.subject, [change]), least=Severity.ERROR)
 
     def huge_values(self) -> None:
         """Try inputs whose exponentials overflow, for NaN and Inf alone."""
@@ -241,6 +241,8 @@ class _Run:
         findings: Iterable[Finding],
         trial: Trial | None = None,
         subject: PureFunction | None = None,
+        *,
+        least: Severity = Severity.NOTE,
     ) -> None:
         """Keep findings that name something new; one mistake often shows in several ways."""
         if trial is not None and subject is not None and repeats_indices(self.state, subject):
@@ -255,7 +257,9 @@ class _Run:
             findings = self._held_to_iterations(findings, subject)
         told = {_place(finding) for finding in self.findings}
         for finding in findings:
-            if _place(finding) not in told:
+            if finding.severity < least:
+                self._leave(f"{_seen(finding)} the function iterates, and may end early")
+            elif _place(finding) not in told:
                 told.add(_place(finding))
                 self.findings.append(finding)
 
@@ -271,15 +275,21 @@ class _Run:
             why = "it makes one round at most"
         for finding in findings:
             if seen.unsettled(finding):
-                line = (
-                    f"{finding.evidence['variation']}: {finding.evidence['seen']} an iteration in "
-                    f"the function does not come to its end, which it does for the given ones ({why}), "
-                    "so that its gradient could not be judged there"
+                self._leave(
+                    f"{_seen(finding)} an iteration in the function does not come to its end, "
+                    f"which it does for the given ones ({why}), so that its gradient could not be "
+                    "judged there"
                 )
-                if line not in self.not_covered:
-                    self.not_covered.append(line)
             else:
                 yield seen.held_to(finding)
+
+    def _leave(self, line: str) -> None:
+        if line not in self.not_covered:
+            self.not_covered.append(line)
+
+
+def _seen(finding: Finding) -> str:
+    return f"{finding.evidence['variation']}: {finding.evidence['seen']}"
 
 
 def _under_variation(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:
