@@ -32,6 +32,9 @@ _FEWEST_ROUNDS = 4
 twice or three times is rather layers. Chosen; layers do not settle."""
 _FEWEST_KNOWN = 2
 """How many times those of an iteration that is known from another place: two can be compared."""
+_SHORTEST_ROUND = 2
+"""How many operators a round has at least: four products in a row are a product of five factors,
+of which those that are ones change nothing."""
 _LONGEST_ROUND = 256
 """How many operators a round has at most. A bound on cost."""
 _MOST_OPERATORS = 200_000
@@ -122,7 +125,7 @@ def _iterations(
     numbers: dict[tuple[str, torch.Size], int] = {}
     sequence = torch.tensor([numbers.setdefault(one, len(numbers)) for one in made])
     found: list[_Iteration] = []
-    for period in range(1, min(_LONGEST_ROUND, len(made) // fewest) + 1):
+    for period in range(_SHORTEST_ROUND, min(_LONGEST_ROUND, len(made) // fewest) + 1):
         differing = (sequence[period:] != sequence[:-period]).nonzero().flatten()
         ends = torch.cat((differing, torch.tensor([len(made) - period])))
         starts = torch.cat((torch.tensor([-1]), differing)) + 1
