@@ -38,8 +38,7 @@ ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
-ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
-LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
+ForwardFinished            after the outermost call of a module
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
@@ -94,7 +93,6 @@ __all__ = [
     "GraphReused",
     "Handler",
     "IndexedAssigned",
-    "LayerRanInTrainingMode",
     "LeafBackwardStarted",
     "LegacyFunctionCalled",
     "LossScaled",
@@ -346,37 +344,23 @@ class LegacyFunctionCalled(NamedTuple):
 
 
 class ModeChanged(NamedTuple):
-    """A module and its children were set to training or evaluation mode."""
+    """A module and its children were set to training or evaluation mode; ``before``: it was."""
 
     module: nn.Module
     training: bool
     site: CallSite | None
+    before: bool | None = None
 
 
 class ForwardFinished(NamedTuple):
-    """The outermost call of a module has returned ``output``."""
+    """The outermost call of a module has returned ``output``; it was ``given`` these arguments."""
 
     module: nn.Module
     output: Any
     grad_enabled: bool
     inference: bool
     site: CallSite | None
-
-
-class LayerRanInTrainingMode(NamedTuple):
-    """A module that holds dropout or batch norm in training mode runs without recording.
-
-    Attributes:
-        layer: the dropout or batch norm.
-        model: the outermost module that is being called; ``layer`` itself if none is.
-        step: the number of finished steps.
-        site: where ``model`` was called.
-    """
-
-    layer: nn.Module
-    model: nn.Module
-    step: int
-    site: CallSite | None
+    given: tuple[Any, ...] = ()
 
 
 class GradModeChanged(NamedTuple):
@@ -476,7 +460,6 @@ Event: TypeAlias = (
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished
-    | LayerRanInTrainingMode
     | LegacyFunctionCalled
     | NonLeafGradientRead
     | NonLeafRefused

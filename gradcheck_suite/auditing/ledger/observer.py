@@ -14,7 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, variable_of
+from gradcheck_suite.auditing.detectors.leaf_records import (
+    is_looked_at,
+    next_forwards,
+    variable_of,
+)
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -168,14 +172,18 @@ class LedgerObserver:
         if is_looked_at(self._recorder.state.iteration):
             known.reached = max(known.reached, len(reachable_graph(event).leaves))
 
-    def _end_forward(self, event: ForwardFinished) -> None:
+    def _end_forward(self, event: ForwardFinished) -> int | None:
+        later = next_forwards(self._recorder.state.iteration)
+        if later is not None:
+            return later
         module = event.module
         known = self._modules.get(id(module))
         if known is None or known.reference() is not module:
             if len(self._modules) >= _MOST_PLACES:
-                return
+                return None
             known = self._modules[id(module)] = _Module(module)
         known.calls[event.site, _way(event)] += 1
+        return None
 
     def _end_step(self, event: StepFinished) -> None:
         known = self._of(event.optimizer)
