@@ -103,8 +103,8 @@ class _Passes:
         turns: after how many different numbers of steps they came.
         seldom: how many of these came several steps after the one before.
         often: how many came one step after it.
-        burst: how many came in a row without a backward, at most.
-        in_a_row: how many have come since the last backward.
+        burst: how many came in a row without a backward or step, at most.
+        in_a_row: how many have come since the last of these.
         backwards: how many backwards had begun by the last call.
         on_purpose: whether each came after train() was called, since the step before.
         sampled: how many calls in a row had the same input, at most.
@@ -272,9 +272,10 @@ class TrainModeInEvalDetector:
             passes.turns += passes.count > 1
             passes.seldom += since >= _STEPS_BETWEEN
             passes.often += since < _STEPS_BETWEEN and passes.count > 1
+        is_row = since == 0 and passes.backwards == self._backwards
+        passes.in_a_row = passes.in_a_row + 1 if is_row and passes.count > 1 else 1
         passes.last = window.steps
         passes.on_purpose = passes.on_purpose and self._was_set(event.module, window)
-        passes.in_a_row = passes.in_a_row + 1 if passes.backwards == self._backwards else 1
         passes.backwards = self._backwards
         passes.burst = max(passes.burst, passes.in_a_row)
         given = next((each for each in event.given if isinstance(each, Tensor)), None)

@@ -236,10 +236,14 @@ class ZeroGradMisplacedDetector:
 
 
 def _is_last_alone(window: AccumulationWindow) -> bool:
-    """Return whether each backward of this window was alone, on one line, and cleared on one."""
+    """Return whether each backward of this window was alone, on one line, and cleared on one.
+
+    One that has filled the gradients of another optimizer as well, as an actor's loss those of the
+    critic, is of another loss.
+    """
     clearings = {discarded.site for discarded in window.discarded}
-    backwards = {fill.site for discarded in window.discarded for fill in discarded.fills}
-    backwards.update(fill.site for fill in window.fills)
+    fills = [fill for each in window.discarded for fill in each.fills] + window.fills
+    backwards = {(fill.site, fill.others) for fill in fills}
     alone = all(len(discarded.fills) == 1 for discarded in window.discarded)
     return alone and len(window.fills) == 1 and len(clearings) == len(backwards) == 1
 
