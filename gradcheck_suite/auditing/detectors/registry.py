@@ -58,6 +58,7 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_backward import 
 from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
@@ -81,6 +82,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -90,7 +92,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
-        StepWithoutBackwardDetector(windows, recorder.optimizers),
+        without_backward,
+        UnevenWindowDetector(windows, leaves, without_backward),
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
         SchedulerBeforeStepDetector(recorder, windows),

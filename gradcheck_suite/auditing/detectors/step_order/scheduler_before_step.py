@@ -50,6 +50,7 @@ class _Seen:
         repeated: in how many of its optimizer's steps there were several of these.
         most: how many, at most.
         single: in how many there was one.
+        beside: how many steps another optimizer has taken while its own took none.
     """
 
     scheduler: str
@@ -64,6 +65,7 @@ class _Seen:
     repeated: int = 0
     most: int = 1
     single: int = 0
+    beside: int = 0
 
 
 class SchedulerBeforeStepDetector:
@@ -114,6 +116,8 @@ class SchedulerBeforeStepDetector:
             elif backwards > seen.backwards:
                 seen.in_a_row += 1
         seen.steps, seen.backwards = window.steps, backwards
+        if seen.early and not window.steps:
+            seen.beside = max(each.steps for each in self._windows.all())
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line."""
@@ -121,6 +125,8 @@ class SchedulerBeforeStepDetector:
         for seen in self._all:
             if seen.repeated >= _ENOUGH and seen.repeated > seen.single:
                 found.setdefault(seen.site, _each_micro_batch(seen))
+            elif seen.early and not seen.steps and seen.beside >= _ENOUGH:
+                found.setdefault(seen.site, _of_another(seen))
             elif seen.early:
                 found.setdefault(seen.site, _before(seen))
         return list(found.values())
@@ -142,6 +148,19 @@ def _before(seen: _Seen) -> Finding:
         location=location_of(seen.site),
         hint="call scheduler.step() after optimizer.step()",
         evidence={"scheduler": seen.scheduler, "optimizer": seen.optimizer},
+    )
+
+
+def _of_another(seen: _Seen) -> Finding:
+    return Finding.of(
+        catalogue.SCHEDULER_BEFORE_STEP,
+        f"{seen.scheduler}.step() schedules a {seen.optimizer} that never stepped, while another "
+        f"optimizer took {seen.beside} steps at the rate it was made with; expected the scheduler "
+        "to be made with the optimizer that steps",
+        detector="audit",
+        location=location_of(seen.site),
+        hint="make the scheduler anew whenever the optimizer is",
+        evidence={"scheduler": seen.scheduler, "optimizer": seen.optimizer, "count": seen.beside},
     )
 
 
