@@ -109,6 +109,8 @@ class _Passes:
         on_purpose: whether each came after train() was called, since the step before.
         sampled: how many calls in a row had the same input, at most.
         same: how many had by now; given: that input.
+        before: how many backwards came after it, the next ones each.
+        alone: how many of them came before any other call of the model.
         at_the_end: whether the audit ended after the last without another step.
     """
 
@@ -133,6 +135,8 @@ class _Passes:
     sampled: int = 0
     same: int = 0
     given: weakref.ref[Tensor] | None = None
+    before: int = 0
+    alone: int = 0
     at_the_end: bool = False
     graphs: list[weakref.ref[_PassGraph]] = field(default_factory=list)
 
@@ -140,6 +144,14 @@ class _Passes:
         """Return whether they came once in several steps, or after each step and not before."""
         between = bool(self.seldom) and not self.often
         return between or (self.first > 0 and self.at_the_end and self.turns >= _ENOUGH)
+
+    def may_feed_another(self) -> bool:
+        """Return whether the next backward mostly came before any other call of the model.
+
+        What they return may be in the loss of another model, detached, as a generator's is in that
+        of the discriminator.
+        """
+        return self.alone * 2 > self.before
 
     def is_for_nothing(self) -> bool:
         """Return whether they recorded graphs enough that are gone and that no backward used."""
@@ -166,6 +178,7 @@ class TrainModeInEvalDetector:
         # Since the last backward: the calls that recorded, and those whose use nobody knows yet.
         self._calls = 0
         self._open: list[weakref.ref[_PassGraph]] = []
+        self._row: list[_Line] = []
         self._walks = 0
         self._backwards = 0
         self._resumed = False
@@ -191,7 +204,7 @@ class TrainModeInEvalDetector:
         # How many steps lie between two passes is not known where some were not watched.
         for passes in self._passes.values():
             passes.last = -1
-        self._open, self._calls = [], 0
+        self._open, self._row, self._calls = [], [], 0
 
     def _change(self, event: ModeChanged) -> None:
         if event.training:
@@ -223,6 +236,8 @@ class TrainModeInEvalDetector:
         frames = [frame for frame, _ in zip(user_frames(), range(_FRAMES), strict=False)]
         # By identity: the hash of a code object goes through all its constants.
         line = (id(module), node is None, *(x for f in frames for x in (id(f.f_code), f.f_lasti)))
+        if len(self._row) < _MOST_LINES:
+            self._row.append(line)
         passes = self._passes.get(line)
         if passes is None:
             if len(self._passes) >= _MOST_LINES:
@@ -280,7 +295,8 @@ class TrainModeInEvalDetector:
         passes.burst = max(passes.burst, passes.in_a_row)
         given = next((each for each in event.given if isinstance(each, Tensor)), None)
         before = None if passes.given is None else passes.given()
-        passes.same = passes.same + 1 if given is not None and given is before else 1
+        is_same = is_row and given is not None and given is before
+        passes.same = passes.same + 1 if is_same else 1
         passes.given = None if given is None else weakref.ref(given)
         passes.sampled = max(passes.sampled, passes.same)
 
@@ -293,6 +309,8 @@ class TrainModeInEvalDetector:
 
     def _begin_backward(self, event: BackwardStarted) -> None:
         self._backwards += 1
+        row, self._row = self._row, []
+        self._note_followers(row)
         waiting, self._open = self._open, []
         calls, self._calls = self._calls, 0
         graphs = [graph for each in waiting if (graph := each()) is not None]
@@ -311,6 +329,17 @@ class TrainModeInEvalDetector:
         # A later backward may come for them.
         self._open = [weakref.ref(graph) for graph in graphs if not graph.passes.used]
         self._calls = len(self._open)
+
+    def _note_followers(self, row: list[_Line]) -> None:
+        """Note which calls before a backward no other call of the same model has followed."""
+        later: dict[int, set[_Line]] = {}
+        for line in reversed(row):
+            others = later.setdefault(line[0], set())
+            passes = None if line in others else self._passes.get(line)
+            if passes is not None and not passes.used:
+                passes.before += 1
+                passes.alone += not others
+            others.add(line)
 
     def _end(self, _event: SessionEnded) -> None:
         for line, passes in self._passes.items():
@@ -371,6 +400,7 @@ def _judge(passes: _Passes, used: set[CallSite]) -> Finding | None:
     if passes.layers and is_evaluation and (not passes.recorded or passes.is_for_nothing()):
         return _in_training_mode(passes, used)
     if passes.is_for_nothing():
+        is_evaluation = is_evaluation and not passes.may_feed_another()
         return _with_graph(passes, used, is_evaluation=is_evaluation or passes.burst >= _ENOUGH)
     return None
 
@@ -388,6 +418,8 @@ def _in_training_mode(passes: _Passes, used: set[CallSite]) -> Finding:
         doubts.append("train() was called before it, after the last step")
     if passes.sampled >= _SAME_INPUT:
         doubts.append("it ran on the same input again and again, as to sample dropout")
+    if passes.may_feed_another():
+        doubts.append("what it returned may have gone into the loss of another model")
     if passes.recorded:
         how = "and no backward used the graphs that it recorded"
         hint = f"call {passes.name}.eval() before the pass and train() after it, and run it under "
