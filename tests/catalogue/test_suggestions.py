@@ -40,12 +40,16 @@ def test_words_and_slips_lead_to_slugs(name, first):
         ("GCS 301", ("GCS301",)),
         ("GCS3O1", ("GCS301",)),
         ("GCSl01", ("GCS101",)),
-        ("GCS7", ("GCS701", "GCS702")),
         ("GCS399", ("GCS309",)),
     ],
 )
 def test_something_like_a_code_leads_to_codes(name, codes):
     assert catalogue.suggest(name) == codes
+
+
+def test_the_number_of_a_family_leads_to_its_first_codes():
+    family = [entry.code for entry in catalogue.ENTRIES if entry.code.startswith("GCS7")]
+    assert list(catalogue.suggest("GCS7")) == family[:5]
 
 
 @pytest.mark.parametrize("name", ["", "   ", "of", "xyzzy", "GCS", "GCS999", "-", "\N{SNOWMAN}"])

@@ -86,7 +86,13 @@ def test_json_has_every_field_of_every_rule():
 def test_families_select_and_keep_the_order_of_the_codes():
     done = _command("--output-format", "json", "--family", "legacy", "--family", "mode")
     codes = [row["code"] for row in json.loads(done.stdout)]
-    assert codes == ["GCS701", "GCS702", "GCS901", "GCS902", "GCS903"]
+    modes, legacy = (
+        [entry.code for entry in catalogue.ENTRIES if entry.code.startswith(prefix)]
+        for prefix in ("GCS7", "GCS9")
+    )
+    assert codes == modes + legacy
+    assert modes
+    assert legacy
 
 
 @pytest.mark.parametrize("arguments", [("--family", "nonsense"), ("--output-format", "yaml")])

@@ -35,6 +35,8 @@ SETTINGS_OF_OUTPUT = {
     "TERM",
 }
 
+FOR_PROGRAMS = [each for each in OUTPUT_FORMATS if each != "full"]
+
 
 def environment_for_output(**settings):
     kept = {key: value for key, value in os.environ.items() if key not in SETTINGS_OF_OUTPUT}
@@ -107,7 +109,7 @@ class TestColor:
         colourful = written(report, io.StringIO(), "always")
         assert re.sub(r"\x1b\[[\d;]*m", "", colourful) == written(report, io.StringIO(), "never")
 
-    @pytest.mark.parametrize("output_format", ["concise", "json", "sarif", "github", "markdown"])
+    @pytest.mark.parametrize("output_format", FOR_PROGRAMS)
     def test_formats_for_programs_have_no_colour(self, reports_of_each_kind, output_format):
         stream = Terminal()
         write_report(
@@ -198,7 +200,7 @@ def test_the_test_for_imports_can_fail():
     assert imported_by("import gradcheck_suite.reporting.console") & HEAVY >= {"rich"}
 
 
-@pytest.mark.parametrize("output_format", ["concise", "json", "sarif", "github", "markdown"])
+@pytest.mark.parametrize("output_format", FOR_PROGRAMS)
 def test_formats_for_programs_need_no_rich(output_format):
     program = (
         "import io\n"

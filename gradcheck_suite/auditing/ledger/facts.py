@@ -167,7 +167,7 @@ class Ledger:
 
     def to_dict(self) -> Mapping[str, Any]:
         """Return it as dicts, lists and scalars."""
-        return _plain(asdict(self))
+        return {key: _plain(value) for key, value in asdict(self).items()}
 
 
 def _plain(value: Any) -> Any:
