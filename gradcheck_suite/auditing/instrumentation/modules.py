@@ -14,10 +14,12 @@ from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["ForwardSource", "ModeSource"]
+
 
 class ModeSource(EventSource):
     """Replaces ``Module.train``, which ``eval`` calls too."""

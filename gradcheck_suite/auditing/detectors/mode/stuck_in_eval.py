@@ -120,9 +120,7 @@ class StuckInEvalDetector:
         self._evaluated: list[_Evaluated] = []
         self._ended: list[_Evaluated] = []
         # By module, at the last train() of it: how many steps each optimizer had taken.
-        self._trained: weakref.WeakKeyDictionary[nn.Module, dict[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._trained: dict[int, tuple[weakref.ref[nn.Module], dict[int, int]]] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Watch modes being set, and steps that follow."""
@@ -135,7 +133,7 @@ class StuckInEvalDetector:
     def _change(self, event: ModeChanged) -> Attention | None:
         if event.training:
             taken = {id(window): window.steps for window in self._windows.all()}
-            self._trained[event.module] = taken
+            self._trained[id(event.module)] = (weakref.ref(event.module), taken)
             self._end_those_in_training(event.module)
             return None
         known = self._of(event.module)
@@ -181,8 +179,9 @@ class StuckInEvalDetector:
         mine = set(map(id, module.parameters()))
         since = [
             taken
-            for each, taken in list(self._trained.items())
-            if each is module or any(part is module for part in each.modules())
+            for reference, taken in self._trained.values()
+            if (trained := reference()) is not None
+            and any(part is module for part in trained.modules())
         ]
         return any(
             window.steps > max((taken.get(id(window), 0) for taken in since), default=0)

@@ -183,7 +183,7 @@ class TrainModeInEvalDetector:
         self._backwards = 0
         self._resumed = False
         # The last train() of each module, by the number of its optimizer's steps then.
-        self._trained: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._trained: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Follow models from call to backward."""
@@ -210,7 +210,8 @@ class TrainModeInEvalDetector:
         if event.training:
             model = self._model_of(event.module)
             window = None if model is None or model.trainer is None else model.trainer()
-            self._trained[event.module] = 0 if window is None else window.steps
+            steps = 0 if window is None else window.steps
+            self._trained[id(event.module)] = (weakref.ref(event.module), steps)
 
     def _model_of(self, module: nn.Module) -> _Model:
         known = self._models.get(id(module))
@@ -303,8 +304,10 @@ class TrainModeInEvalDetector:
     def _was_set(self, module: nn.Module, window: AccumulationWindow) -> bool:
         """Return whether train() was called of it since its optimizer's last step."""
         return any(
-            steps == window.steps and (each is module or any(m is module for m in each.modules()))
-            for each, steps in list(self._trained.items())
+            steps == window.steps
+            and (trained := reference()) is not None
+            and any(part is module for part in trained.modules())
+            for reference, steps in self._trained.values()
         )
 
     def _begin_backward(self, event: BackwardStarted) -> None:

@@ -8,7 +8,6 @@ another length, or one step without a new backward, among many alike is a fact t
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -149,9 +148,7 @@ class UnevenWindowDetector:
             known.name = type(event.optimizer).__name__
             sites = tuple(fill.site for fill in summary.fills)
             added = bool(summary.fills) and summary.fills[-1].added
-            known.kinds[shape] = _Kind(
-                sites, 1, window.steps, window.steps, event.site, added
-            )
+            known.kinds[shape] = _Kind(sites, 1, window.steps, window.steps, event.site, added)
 
     def findings(self) -> list[Finding]:
         """Return one finding for each kind of step that departs from most."""
@@ -216,9 +213,7 @@ def _departing(
             yield _uneven(steps, usual, kind)
 
 
-def _left_before(
-    steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None
-) -> Finding:
+def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None) -> Finding:
     doubts = []
     if not steps.left_before or not kind.added:
         doubts.append("its gradients may have been set to zero by hand in between")
