@@ -321,6 +321,7 @@ def test_modes_and_forwards_of_the_outermost_module(listen):
         "ForwardFinished",
     ]
     assert [seen[0].training, seen[3].training] == [False, True]
+    assert [seen[0].before, seen[3].before] == [True, False]
     forwards = [seen[1], seen[2], seen[4]]
     assert all(event.module is net for event in forwards)
     assert [(event.grad_enabled, event.inference) for event in forwards] == [
@@ -330,7 +331,7 @@ def test_modes_and_forwards_of_the_outermost_module(listen):
     ]
 
 
-def test_forwards_are_looked_at_in_the_first_steps_and_in_each_eighth(listen):
+def test_each_forward_is_told_of_with_what_it_was_given(listen):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -340,7 +341,9 @@ def test_forwards_are_looked_at_in_the_first_steps_and_in_each_eighth(listen):
             model(torch.ones(3, 2)).sum().backward()
             optimizer.step()
 
-    assert len(listen(loop, events.ForwardFinished)) == 8 + 2
+    told = listen(loop, events.ForwardFinished)
+    assert len(told) == 20
+    assert [each.shape for each in told[0].given] == [(3, 2)]
 
 
 def test_grad_mode(listen):

@@ -80,6 +80,7 @@ def test_the_bank_is_large_enough():
 WORDS = {
     "zero_between": ("error", "cleared before SGD.step() could use them, so that it found none, 8"),
     "zero_on_each_micro_batch": ("warning", "the last of 4 backward() calls"),
+    "zero_on_each_micro_batch_of_two_losses": ("warning", "the last 2 of 8 backward() calls"),
     "no_backward": ("error", "SGD.step() ran 8 times without a gradient"),
     "step_doubled": ("warning", "Adam.step() used the gradients that its last step had used"),
     "clip_after_step": ("error", "clipped gradients that SGD.step() had used already"),

@@ -9,6 +9,7 @@ alone is not looked at.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import names_of, sensitive_layers
@@ -24,12 +26,7 @@ from gradcheck_suite.auditing.events import Attention, ForwardFinished, ModeChan
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gradcheck_suite.auditing.detectors.accumulation_windows import (
-        AccumulationWindow,
-        AccumulationWindows,
-    )
+    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -138,7 +135,7 @@ class StuckInEvalDetector:
             return None
         known = self._of(event.module)
         if known is None:
-            if event.before is False or _is_single_layer(event.module):
+            if event.before is False or _is_sensitive_layer(event.module):
                 return None
             known = self._follow(event.module, event.site)
             if known is None:
@@ -206,7 +203,7 @@ class StuckInEvalDetector:
         if self._recorder.state.iteration >= _FIRST_STEPS:
             return Attention.ASLEEP
         module = event.module
-        if module.training or not event.grad_enabled or _is_single_layer(module):
+        if module.training or not event.grad_enabled or not any(True for _ in module.children()):
             return None
         parts = set(map(id, module.modules()))
         if not any(id(each.module()) in parts for each in self._evaluated):
@@ -276,9 +273,9 @@ def _count(each: _Evaluated, event: StepFinished) -> None:
     each.renewed = False
 
 
-def _is_single_layer(module: nn.Module) -> bool:
-    """Return whether this is one layer, whose mode is mostly set on purpose."""
-    return not any(True for _ in module.children())
+def _is_sensitive_layer(module: nn.Module) -> bool:
+    """Return whether this is one dropout or batch norm, whose mode is mostly set on purpose."""
+    return not any(True for _ in module.children()) and bool(sensitive_layers(module))
 
 
 def _judge(each: _Evaluated, count: int) -> Finding | None:

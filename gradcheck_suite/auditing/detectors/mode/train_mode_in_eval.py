@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames
+from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
 from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import MOST_NODES, nodes_of
 from gradcheck_suite.auditing.events import (
@@ -34,10 +35,7 @@ from gradcheck_suite.findings import Finding, Severity
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-    from gradcheck_suite.auditing.detectors.accumulation_windows import (
-        AccumulationWindow,
-        AccumulationWindows,
-    )
+    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
 
 __all__ = ["TrainModeInEvalDetector", "names_of", "node_of", "sensitive_layers"]

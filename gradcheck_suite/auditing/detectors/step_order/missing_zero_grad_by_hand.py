@@ -4,8 +4,8 @@ No optimizer says what a step uses. What moved the parameter does: if it changed
 its ``.grad``, that gradient was used. The next backward adds to it, though it is still there,
 untouched and not zero; and then the parameter moves by a multiple of the sum.
 
-Likewise if each element moved the way that its gradient's sign says, as in an attack by signed
-gradients (PGD), or by gradients of unit norm.
+Likewise if its elements moved by one distance, the way that their gradients' signs say, as in an
+attack by signed gradients (PGD).
 
 A program that scales ``.grad`` between the two keeps a momentum by hand, one that takes an average
 of gradients moves by something else than the sum: of both nothing is said. Looked at are leaves
@@ -66,6 +66,9 @@ one time in 128, and they have to twice."""
 _ALONG = 0.95
 """The part of those that must have moved along their gradient, or all against it. Chosen: bounds
 on what is attacked, such as those of an image, turn a few back."""
+
+_ALIKE = 0.75
+"""The part of those that must have moved by the same distance. Chosen: others met a bound halfway."""
 
 _NAMES_SHOWN = 5
 """Names of parameters in a finding. Chosen, for length."""
@@ -220,7 +223,7 @@ class MissingZeroGradByHandDetector:
             if torch.equal(samples[1], followed.value):
                 continue  # no update yet: a window of several backwards
             change = _rate_of(followed.value, samples[1], followed.slope)
-            if change is None and _goes_along(followed.value, samples[1], followed.slope):
+            if change is None and _follows_sign(followed.value, samples[1], followed.slope):
                 change = (None, True)
             if change is None:
                 del self._followed[key]
@@ -285,19 +288,23 @@ def _samples(leaf: Tensor | None, gradient: Tensor | None) -> tuple[Tensor, Tens
     return None if slope is None or value is None else (slope, value)
 
 
-def _goes_along(before: Tensor, after: Tensor, slope: Tensor) -> bool:
-    """Return whether nearly all elements that moved went along their gradient, or against it."""
+def _follows_sign(before: Tensor, after: Tensor, slope: Tensor) -> bool:
+    """Return whether elements moved by one distance, along their gradient or all against it."""
     if before.is_complex():
         return False
     rounding = torch.finfo(after.dtype).eps * torch.maximum(before.abs(), after.abs())
     change = after - before
     moved = (change.abs() > _ROUNDED * rounding) & (slope != 0)
-    along = int((moved & (change * slope > 0)).sum())
     total = int(moved.sum())
-    rising = int((moved & (slope > 0)).sum())
+    if total < _MOVED:
+        return False
+    change, slope, rounding = change[moved], slope[moved], rounding[moved]
+    along, rising = int((change * slope > 0).sum()), int((slope > 0).sum())
     # A shift of all elements alike would fit signs that are all the same.
     both = min(rising, total - rising) * _MOVED >= total
-    return total >= _MOVED and both and max(along, total - along) >= _ALONG * total
+    distance = change.abs().median()
+    alike = int(((change.abs() - distance).abs() <= 4 * rounding + _CLOSE * distance).sum())
+    return both and alike >= _ALIKE * total and max(along, total - along) >= _ALONG * total
 
 
 def _rate_of(before: Tensor, after: Tensor, slope: Tensor) -> tuple[float | None, bool] | None:

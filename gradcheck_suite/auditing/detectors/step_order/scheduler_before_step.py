@@ -46,7 +46,7 @@ class _Seen:
         comes_round: whether it stepped again on that line, after its optimizer.
         steps: how many steps its optimizer had taken at its last.
         backwards: how many backwards had begun by then.
-        in_a_row: how many of its steps have come since its optimizer's last, a backward before each.
+        in_a_row: how many have come since its optimizer's last step, a backward before each.
         repeated: in how many of its optimizer's steps there were several of these.
         most: how many, at most.
         single: in how many there was one.

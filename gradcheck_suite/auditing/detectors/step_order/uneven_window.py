@@ -238,6 +238,11 @@ def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None
     )
 
 
+def _calls(kind: _Kind) -> str:
+    number = len(kind.sites)
+    return f"{number} backward() {'call' if number == 1 else 'calls'}"
+
+
 def _attack(steps: _Steps, usual: _Kind, site: CallSite | None) -> Finding:
     return Finding.of(
         catalogue.LEFTOVER_GRADIENT,
@@ -259,8 +264,8 @@ def _uneven(steps: _Steps, usual: _Kind, kind: _Kind) -> Finding:
     which = "the first" if kind.first == 1 and kind.count == 1 else str(kind.count)
     return Finding.of(
         catalogue.ACCUMULATION_MISMATCH,
-        f"{which} of {total} calls of {steps.name}.step() used {len(kind.sites)} backward() calls, "
-        f"the others {len(usual.sites)} (first in its step {kind.first})",
+        f"{which} of {total} calls of {steps.name}.step() used {_calls(kind)}, the others "
+        f"{len(usual.sites)} (first in its step {kind.first})",
         detector="audit",
         severity=Severity.NOTE,
         location=location_of(kind.step_site),
