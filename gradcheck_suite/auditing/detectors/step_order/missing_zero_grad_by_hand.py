@@ -68,7 +68,7 @@ _ALONG = 0.95
 on what is attacked, such as those of an image, turn a few back."""
 
 _ALIKE = 0.75
-"""The part of those that must have moved by the same distance. Chosen: others met a bound halfway."""
+"""The part of those that must have moved by one distance. Chosen: others met a bound halfway."""
 
 _NAMES_SHOWN = 5
 """Names of parameters in a finding. Chosen, for length."""
