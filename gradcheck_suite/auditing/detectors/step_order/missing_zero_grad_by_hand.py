@@ -147,6 +147,7 @@ class MissingZeroGradByHandDetector:
         self._names = names
         self._followed: dict[int, _Followed] = {}
         self._reached: list[weakref.ref[torch.Tensor]] = []
+        self._any = False
         self._backward: CallSite | None = None
         self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
@@ -159,7 +160,9 @@ class MissingZeroGradByHandDetector:
         return self._occurrences.findings(_finding)
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        if event.number >= _LOOKED_AT:
+        known = self._recorder.optimizers.any_known
+        # Where optimizers own all that the first backwards reach, there is nothing to follow.
+        if event.number >= (ALWAYS_WALKED if known and not self._any else _LOOKED_AT):
             self._followed.clear()
             self._reached = []
             return Attention.ASLEEP
@@ -167,14 +170,15 @@ class MissingZeroGradByHandDetector:
         if event.accumulates and not dispatch_mode_is_active():
             if self._followed:
                 without_user_modes(self._look_at_updates, event)
-            owned = {
-                id(each)
-                for optimizer in self._recorder.optimizers.known()
-                for each in parameters_of(optimizer)
-            }
-            leaves = _leaves_under(event)
-            self._reached = [weakref.ref(leaf) for leaf in leaves if id(leaf) not in owned]
+            self._reached = [weakref.ref(leaf) for leaf in self._unowned(_leaves_under(event))]
+            self._any = self._any or bool(self._reached)
         return None
+
+    def _unowned(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the leaves that no optimizer owns."""
+        optimizers = self._recorder.optimizers.known()
+        owned = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
+        return [leaf for leaf in leaves if id(leaf) not in owned]
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if event.number >= _LOOKED_AT:

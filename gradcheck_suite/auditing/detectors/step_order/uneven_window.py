@@ -201,7 +201,8 @@ def _departing(
     extra = [site for key, site in zip(other, kind.sites, strict=True) if key not in shape]
     if not other:
         # The very first may come before any backward, to begin a schedule.
-        if not is_first and kind.count * _ENOUGH <= usual.count:
+        goes_on = usual.latest > kind.latest
+        if not is_first and goes_on and kind.count * _ENOUGH <= usual.count:
             yield _idle(steps, usual, kind)
     elif is_first and len(other) > len(shape) and (extra or len(shape) == 1):
         yield _left_before(steps, usual, kind, extra[0] if extra else kind.sites[0])
