@@ -39,8 +39,10 @@ ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module
+DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
+AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
@@ -77,10 +79,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention",
+    "AutocastEntered",
     "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
     "Detector",
+    "DropoutRanInEval",
     "Event",
     "ForwardFinished",
     "GradModeChanged",
@@ -336,6 +340,18 @@ class NonLeafGradientRead(NamedTuple):
     site: CallSite
 
 
+class DropoutRanInEval(NamedTuple):
+    """Functional dropout is on, and the module that calls it is in evaluation mode.
+
+    ``is_given``: whether the call says ``training=...``.
+    """
+
+    function: str
+    module: nn.Module
+    is_given: bool
+    site: CallSite | None
+
+
 class LegacyFunctionCalled(NamedTuple):
     """An instance of a custom Function is called, as in old torch; this one refuses."""
 
@@ -361,6 +377,13 @@ class ForwardFinished(NamedTuple):
     inference: bool
     site: CallSite | None
     given: tuple[Any, ...] = ()
+
+
+class AutocastEntered(NamedTuple):
+    """Autocast is on from here, for this type of device; it was off before."""
+
+    device: str
+    site: CallSite | None
 
 
 class GradModeChanged(NamedTuple):
@@ -463,6 +486,8 @@ Event: TypeAlias = (
     | LegacyFunctionCalled
     | NonLeafGradientRead
     | NonLeafRefused
+    | AutocastEntered
+    | DropoutRanInEval
     | GradModeChanged
     | Written
     | IndexedAssigned

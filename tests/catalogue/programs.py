@@ -279,6 +279,10 @@ def _two_optimizers(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, batches()))
 
 
+def _evaluated(names: ModuleType) -> None:
+    names.evaluate(names.Network(4), torch.randn(2, 4))
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -422,6 +426,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS311": (_accumulated,),
     "GCS312": (_two_optimizers,),
     "GCS313": (_warmed_up,),
+    "GCS314": (_train_optimizer,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),
@@ -452,4 +457,5 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS612": (_widened,),
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
+    "GCS703": (lambda names: audited(lambda: _evaluated(names)),),
 }

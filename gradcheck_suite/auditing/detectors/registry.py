@@ -33,6 +33,7 @@ from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetect
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
+from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import DropoutIgnoresEvalDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
@@ -51,6 +52,9 @@ from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLo
 from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
+    StepInsideAutocastDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
     StepWithoutBackwardDetector,
@@ -100,9 +104,11 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(windows),
         StuckInEvalDetector(recorder, windows),
+        DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),
+        StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite.auditing.instrumentation.autocast import AutocastSource
 from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
 from gradcheck_suite.auditing.instrumentation.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.instrumentation.clipping import ClippingSource
+from gradcheck_suite.auditing.instrumentation.functional_dropout import FunctionalDropoutSource
 from gradcheck_suite.auditing.instrumentation.grad_mode import GradModeSource
 from gradcheck_suite.auditing.instrumentation.hook_regions import HookRegions
 from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunctionSource
@@ -41,6 +43,8 @@ _SOURCES: Sequence[type[EventSource]] = (
     SchedulerSource,
     ModeSource,
     ForwardSource,
+    AutocastSource,
+    FunctionalDropoutSource,
     GradModeSource,
     TorchWarningSource,
     LegacyFunctionSource,
