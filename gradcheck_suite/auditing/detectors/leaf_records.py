@@ -38,15 +38,11 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Finding
 
-__all__ = ["LeafRecord", "LeafRecords", "is_looked_at", "next_forwards", "variable_of"]
+__all__ = ["LeafRecord", "LeafRecords", "is_looked_at", "variable_of"]
 
 _FIRST_STEPS = 4
 """In so many first steps each is looked at; after those, powers of two. A bound on cost: each look
 reads all gradients once."""
-
-_FORWARDS_OF_FIRST_STEPS = 8
-"""In so many first steps each forward is looked at, and after those in each step that this divides.
-A bound on cost, as with graphs (``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``)."""
 
 _MOST_LEAVES = 50_000
 """Leaves that are remembered at most. A bound on memory: each takes half a kilobyte."""
@@ -66,16 +62,6 @@ def is_looked_at(step: int) -> bool:
     [0, 1, 2, 3, 4, 8, 16, 32]
     """
     return step < _FIRST_STEPS or not step & (step - 1)
-
-
-def next_forwards(step: int) -> int | None:
-    """Return the step before which forwards need not be looked at; None if they are in this.
-
-    >>> [next_forwards(step) for step in (0, 7, 9, 16)]
-    [None, None, 16, None]
-    """
-    every = _FORWARDS_OF_FIRST_STEPS
-    return None if step < every or step % every == 0 else (step // every + 1) * every
 
 
 class LeafRecord:
@@ -243,10 +229,7 @@ class LeafRecords:
             if record is not None:
                 record.reach(state.iteration, event.site)
 
-    def _end_forward(self, event: ForwardFinished) -> int | None:
-        later = next_forwards(self._recorder.state.iteration)
-        if later is not None:
-            return later
+    def _end_forward(self, event: ForwardFinished) -> None:
         module = event.module
         known = self._modules.get(id(module))
         if known is None or known() is not module:
@@ -254,7 +237,6 @@ class LeafRecords:
             called = variable_of(module) or type(module).__name__
             for name, parameter in module.named_parameters():
                 self.note(parameter, f"{called}.{name}")
-        return None
 
     def _begin_step(self, event: StepStarted) -> None:
         step = self._recorder.state.step

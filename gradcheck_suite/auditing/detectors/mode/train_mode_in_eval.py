@@ -13,6 +13,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["TrainModeInEvalDetector", "names_of", "node_of", "sensitive_layers"]
 
@@ -169,8 +171,10 @@ class _PassGraph:
 class TrainModeInEvalDetector:
     """Reports train-mode-in-eval (GCS701) and, in training mode, eval-with-graph (GCS204)."""
 
-    def __init__(self, windows: AccumulationWindows) -> None:
+    def __init__(self, recorder: Recorder, windows: AccumulationWindows) -> None:
+        self._recorder = recorder
         self._windows = windows
+        self._classes: set[type[nn.Module]] = set()
         self._models: dict[int, _Model] = {}
         self._passes: dict[_Line, _Passes] = {}
         # Since the last backward: the calls that recorded, and those whose use nobody knows yet.
@@ -187,7 +191,7 @@ class TrainModeInEvalDetector:
         """Follow models from call to backward."""
         return {
             ModeChanged: self._change,
-            ForwardFinished: self._end_forward,
+            ForwardFinished: self._meet,
             BackwardStarted: self._begin_backward,
             OptimizerConstructed: self._begin_anew,
             ParameterGroupAdded: self._begin_anew,
@@ -221,6 +225,21 @@ class TrainModeInEvalDetector:
             trainer = None if found is None else weakref.ref(found)
             known = self._models[id(module)] = _Model(weakref.ref(module), trainer, layers)
         return known
+
+    def _meet(self, event: ForwardFinished) -> None:
+        """Ask for each call of the models of a class that is new, from now on."""
+        kind = type(event.module)
+        is_new = kind not in self._classes and not isinstance(event.module, torch.jit.ScriptModule)
+        if is_new and self._model_of(event.module).trainer is not None:
+            self._classes.add(kind)
+            self._recorder.module_calls.listen_to_models(kind, self._after_call)
+            self._end_forward(event)
+
+    def _after_call(self, module: nn.Module, output: Any, given: tuple[Any, ...]) -> None:
+        if self._recorder.state.running:
+            recording, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            event = ForwardFinished(module, output, recording, inference, None, given)
+            self._end_forward(event)
 
     def _end_forward(self, event: ForwardFinished) -> None:
         module = event.module

@@ -137,7 +137,9 @@ def test_what_moves_or_may_yet_is_not_told_of(audited, loop):
 
 
 def test_the_beginning_of_a_schedule_is_a_note(audited):
-    (finding,) = [each for each in audited(the_beginning_of_a_warm_up).findings if each.code == CODE]
+    (finding,) = [
+        each for each in audited(the_beginning_of_a_warm_up).findings if each.code == CODE
+    ]
     assert finding.severity.value == "note"
     assert finding.evidence["lowered"] == ("its schedule may begin with a rate of 0",)
 
