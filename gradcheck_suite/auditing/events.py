@@ -38,7 +38,7 @@ ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
-ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
+ForwardFinished            after the outermost call of a module, in the first 8 steps
 DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read

@@ -75,6 +75,7 @@ class Installation:
                 if placed is None:
                     placed = self._placed[kind] = kind(self._idle or recorder)
                     placed.acting = placed
+                    placed.is_kept = self._idle is not None
                     placed.install(self._patches)
                 placed.acting = kind(recorder)
         if recorder.options.name_writers:
