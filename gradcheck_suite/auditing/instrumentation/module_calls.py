@@ -96,7 +96,7 @@ class ModuleCalls:
         @functools.wraps(kind.__call__)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # Looked up each time: torch.fx replaces what this class inherits while it traces.
-            inherited = super(kind, module).__call__ if own is None else own.__get__(module)
+            inherited = super(kind, module).__call__ if own is None else own.__get__(module)  # type: ignore[misc]  # a Module has one
             if self._inside or is_compiling():
                 return inherited(*args, **kwargs)
             self._inside += 1

@@ -9,6 +9,7 @@ unless the first came after the first step and the last after the last.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, node_metadata
-from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames
+from gradcheck_suite.auditing.call_sites import CallSite, kind_of_file, location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
 from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import MOST_NODES, nodes_of
@@ -34,6 +35,8 @@ from gradcheck_suite.auditing.events import (
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
@@ -181,6 +184,7 @@ class TrainModeInEvalDetector:
         self._calls = 0
         self._open: list[weakref.ref[_PassGraph]] = []
         self._row: list[_Line] = []
+        self._unsettled = False
         self._walks = 0
         self._backwards = 0
         self._resumed = False
@@ -211,7 +215,7 @@ class TrainModeInEvalDetector:
     def _change(self, event: ModeChanged) -> None:
         if event.training:
             model = self._model_of(event.module)
-            window = None if model is None or model.trainer is None else model.trainer()
+            window = None if model.trainer is None else model.trainer()
             steps = 0 if window is None else window.steps
             self._trained[id(event.module)] = (weakref.ref(event.module), steps)
 
@@ -251,20 +255,22 @@ class TrainModeInEvalDetector:
         self._calls += node is not None
         if not module.training:
             return
-        frames = [frame for frame, _ in zip(user_frames(), range(_FRAMES), strict=False)]
-        # By identity: the hash of a code object goes through all its constants.
-        line = (id(module), node is None, *(x for f in frames for x in (id(f.f_code), f.f_lasti)))
+        places = _user_places()
+        line: _Line = (id(module), node is None)
+        for code, offset in places:
+            # By identity: the hash of a code object goes through all its constants.
+            line += (id(code), offset)
         if len(self._row) < _MOST_LINES:
             self._row.append(line)
         passes = self._passes.get(line)
         if passes is None:
             if len(self._passes) >= _MOST_LINES:
                 return
-            places = tuple((frame.f_code, frame.f_lasti) for frame in frames)
             passes = self._passes[line] = self._new(module, model, window, places)
             passes.recorded = node is not None
         if passes.used:
             return
+        self._unsettled = True
         self._count(passes, window, event)
         if node is not None:
             graph = _PassGraph(passes)
@@ -330,6 +336,10 @@ class TrainModeInEvalDetector:
     def _begin_backward(self, event: BackwardStarted) -> None:
         self._backwards += 1
         row, self._row = self._row, []
+        if not self._unsettled:  # nearly always: each call is on a line that trains
+            self._calls = 0
+            return
+        self._unsettled = False
         self._note_followers(row)
         waiting, self._open = self._open, []
         calls, self._calls = self._calls, 0
@@ -349,6 +359,7 @@ class TrainModeInEvalDetector:
         # A later backward may come for them.
         self._open = [weakref.ref(graph) for graph in graphs if not graph.passes.used]
         self._calls = len(self._open)
+        self._unsettled = bool(self._open)
 
     def _note_followers(self, row: list[_Line]) -> None:
         """Note which calls before a backward no other call of the same model has followed."""
@@ -369,7 +380,7 @@ class TrainModeInEvalDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line that calls a model so."""
-        used = {passes.places[0][:2] for passes in self._passes.values() if passes.used}
+        used: set[CallSite] = {passes.places[0] for passes in self._passes.values() if passes.used}
         trained = {line[0] for line, passes in self._passes.items() if passes.used}
         found: dict[object, Finding] = {}
         for line, passes in self._passes.items():
@@ -380,6 +391,19 @@ class TrainModeInEvalDetector:
             if finding is not None:
                 found.setdefault((finding.code, finding.location), finding)
         return list(found.values())
+
+
+def _user_places() -> tuple[tuple[CodeType, int], ...]:
+    """Return the innermost of the user's lines that are running."""
+    # Without generators: this runs in each call of a model.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as `call_site` does
+    kinds = kind_of_file
+    found: tuple[tuple[CodeType, int], ...] = ()
+    while frame is not None and len(found) < _FRAMES:
+        if not kinds[frame.f_code.co_filename]:  # the user's own
+            found += ((frame.f_code, frame.f_lasti),)
+        frame = frame.f_back
+    return found
 
 
 def sensitive_layers(model: nn.Module) -> list[nn.Module]:

@@ -101,9 +101,7 @@ class UnevenWindowDetector:
         self._windows = windows
         self._leaves = leaves
         self._without = without
-        self._steps: weakref.WeakKeyDictionary[AccumulationWindow, _Steps] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._steps: dict[int, tuple[weakref.ref[AccumulationWindow], _Steps]] = {}
         self._all: list[_Steps] = []
 
     def subscriptions(self) -> Subscriptions:
@@ -111,11 +109,11 @@ class UnevenWindowDetector:
         return {BackwardStarted: self._begin_backward, StepFinished: self._end_step}
 
     def _of(self, window: AccumulationWindow) -> _Steps:
-        known = self._steps.get(window)
-        if known is None:
-            known = self._steps[window] = _Steps()
-            self._all.append(known)
-        return known
+        found = self._steps.get(id(window))
+        if found is None or found[0]() is not window:
+            found = self._steps[id(window)] = (weakref.ref(window), _Steps())
+            self._all.append(found[1])
+        return found[1]
 
     def _begin_backward(self, event: BackwardStarted) -> Attention | None:
         waiting = [window for window in self._windows.all() if not window.steps]
