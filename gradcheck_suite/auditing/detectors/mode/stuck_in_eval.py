@@ -22,7 +22,13 @@ from gradcheck_suite.auditing.detectors.accumulation_windows import Accumulation
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import names_of, sensitive_layers
-from gradcheck_suite.auditing.events import Attention, ForwardFinished, ModeChanged, StepFinished
+from gradcheck_suite.auditing.events import (
+    Attention,
+    ForwardFinished,
+    ModeChanged,
+    SessionEnded,
+    StepFinished,
+)
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -125,7 +131,12 @@ class StuckInEvalDetector:
             ModeChanged: self._change,
             ForwardFinished: self._end_forward,
             StepFinished: self._end_step,
+            SessionEnded: self._end,
         }
+
+    def _end(self, _event: SessionEnded) -> None:
+        for each in self._evaluated:
+            each.end()
 
     def _change(self, event: ModeChanged) -> Attention | None:
         if event.training:

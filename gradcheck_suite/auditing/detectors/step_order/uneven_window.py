@@ -225,7 +225,10 @@ def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None
         detector="audit",
         doubts=doubts,
         location=location_of(site),
-        related=related((location_of(kind.step_site), "this step applied both")),
+        related=related(
+            (location_of(usual.sites[-1]), "this backward added to them"),
+            (location_of(kind.step_site), "this step applied both"),
+        ),
         hint="call zero_grad() after this backward(), or before each backward() of the loop",
         evidence={
             "count": 1,
