@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
+from gradcheck_suite._torch_compat import function_mode_is_active, without_torch_function
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -105,7 +107,12 @@ class ModuleCalls:
             finally:
                 self._inside -= 1
             try:
-                listener(module, result, (*args, *kwargs.values()))
+                # What is asked of tensors is none of the business of a user's modes.
+                if function_mode_is_active():
+                    with without_torch_function():
+                        listener(module, result, (*args, *kwargs.values()))
+                else:
+                    listener(module, result, (*args, *kwargs.values()))
             except Exception as error:  # noqa: BLE001 - the user's program goes on
                 self._note_failure("module call", error)
             return result
