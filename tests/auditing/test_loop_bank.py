@@ -20,6 +20,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     scaling,
     schedules,
     surroundings,
+    terms,
 )
 from tests.auditing.loops.bank import BUGGY, CLEAN
 
@@ -78,6 +79,9 @@ def test_the_bank_is_large_enough():
 
 
 WORDS = {
+    "penalty_as_a_number": ("warning", "`0.1 * penalty` adds to the value of the loss and nothing"),
+    "divergence_without_recording": ("warning", "recording is off where it is computed"),
+    "rate_that_is_rounded": ("warning", "the slope of `torch.round(...)` is zero everywhere"),
     "zero_between": ("error", "cleared before SGD.step() could use them, so that it found none, 8"),
     "zero_on_each_micro_batch": ("warning", "the last of 4 backward() calls"),
     "zero_on_each_micro_batch_of_two_losses": ("warning", "the last 2 of 8 backward() calls"),

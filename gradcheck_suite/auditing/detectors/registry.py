@@ -6,6 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
+    ConstantLossTermDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
     FrozenParameterDetector,
@@ -89,6 +92,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     scaled = ScaledLosses(windows)
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     contract = FunctionContractDetector(recorder)
+    without_gradient = ParameterWithoutGradientDetector(recorder, names)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -116,7 +120,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenStatisticsDetector(names),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
-        ParameterWithoutGradientDetector(recorder, names),
+        without_gradient,
+        ConstantLossTermDetector(without_gradient),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
