@@ -66,6 +66,7 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_backward import 
 from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
@@ -89,6 +90,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     contract = FunctionContractDetector(recorder)
     without_gradient = ParameterWithoutGradientDetector(recorder, names)
     return (
@@ -100,13 +102,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
-        StepWithoutBackwardDetector(windows, recorder.optimizers),
+        without_backward,
+        UnevenWindowDetector(windows, leaves, without_backward),
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
-        SchedulerBeforeStepDetector(windows),
+        SchedulerBeforeStepDetector(recorder, windows),
         LeftoverGradientDetector(windows),
-        TrainModeInEvalDetector(windows),
-        StuckInEvalDetector(windows),
+        TrainModeInEvalDetector(recorder, windows),
+        StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows),
         ParameterInTwoOptimizersDetector(windows, names),

@@ -16,7 +16,6 @@ from gradcheck_suite.auditing.instrumentation.hook_regions import HookRegions
 from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunctionSource
 from gradcheck_suite.auditing.instrumentation.modules import (
     ForwardSource,
-    ModeLayerSource,
     ModeSource,
 )
 from gradcheck_suite.auditing.instrumentation.optimizers import OptimizerSource, SchedulerSource
@@ -43,7 +42,6 @@ _SOURCES: Sequence[type[EventSource]] = (
     ScalingSource,
     SchedulerSource,
     ModeSource,
-    ModeLayerSource,
     ForwardSource,
     AutocastSource,
     FunctionalDropoutSource,
