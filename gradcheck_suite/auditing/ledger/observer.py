@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, variable_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -36,6 +35,7 @@ from gradcheck_suite.auditing.ledger.facts import (
     ParameterFacts,
     Place,
 )
+from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -165,7 +165,7 @@ class LedgerObserver:
                 return
             known = self._backwards[event.site, event.accumulates] = _Backward()
         known.count += 1
-        if is_looked_at(self._recorder.state.iteration):
+        if self._leaves.looks_at(self._recorder.state.iteration):
             known.reached = max(known.reached, len(reachable_graph(event).leaves))
 
     def _end_forward(self, event: ForwardFinished) -> None:
@@ -184,7 +184,7 @@ class LedgerObserver:
         summary = self._windows.of(event.optimizer).summary
         known.backwards[-1 if summary is None else len(summary.fills)] += 1
         step = self._recorder.state.step
-        if is_looked_at(step):
+        if self._leaves.looks_at(step):
             self._alive[step] = self._recorder.generations.living.count
             known.groups = tuple(map(_group_facts, event.optimizer.param_groups))
 

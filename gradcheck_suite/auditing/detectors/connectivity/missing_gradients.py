@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
@@ -37,7 +37,6 @@ __all__ = [
     "flat_finding",
     "frozen_finding",
     "is_conditional",
-    "is_registered",
     "look_again",
     "none_gradient",
     "under_no_grad",
@@ -312,8 +311,3 @@ def _switched_off_at(
         if isinstance(flow, Cut):
             return cut_place(flow, site, "its module is called here")
     return site, ()
-
-
-def is_registered(parameter: Tensor, holder: nn.Module) -> bool:
-    """Return whether a parameter is one of a module's own or of those in it."""
-    return any(parameter is each for each in holder.parameters())

@@ -31,7 +31,6 @@ from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     flat_finding,
     frozen_finding,
     is_conditional,
-    is_registered,
     look_again,
     none_gradient,
     under_no_grad,
@@ -57,7 +56,6 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.module_tree import (
     ModuleTree,
-    assignment_of,
     forced_at,
     forward_of,
 )
@@ -74,10 +72,10 @@ from gradcheck_suite.auditing.source_analysis.flow_cut import (
     only_flat_call,
 )
 from gradcheck_suite.auditing.source_analysis.source import span_at
-from gradcheck_suite.findings import Finding, Location, Related, Severity
+from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.events import Subscriptions
@@ -109,8 +107,7 @@ class ParameterWithoutGradientDetector:
         self._past: list[Finding] = []
         self._facts: dict[object, Finding] = {}
         self._walked = 0
-        self._unowned: dict[int, weakref.ref[Tensor]] = {}
-        self._looked_for_unowned = False
+        self._looked_for_flat = False
         self._sloped: set[int] = set()
         self._level: set[int] = set()
         self._owned: set[int] = set()
@@ -199,8 +196,7 @@ class ParameterWithoutGradientDetector:
         self._cut_short = self._cut_short or not found.complete
         self._compiled = self._compiled or found.compiled
         self._functions.update(found.functions)
-        for identity, leaf in found.leaves.items():
-            self._unowned[identity] = weakref.ref(leaf)
+        for identity in found.leaves:
             if identity not in found.sloped and found.complete:
                 self._level.add(identity)
 
@@ -337,9 +333,8 @@ class ParameterWithoutGradientDetector:
             self._asked += 1
             if self._asked <= _MOST_ASKED:
                 self._ask(watched)
-        if watched.steps == 2 and not self._looked_for_unowned:  # noqa: PLR2004 - once
-            self._looked_for_unowned = True
-            self._look_for_unregistered()
+        if watched.steps == 2 and not self._looked_for_flat:  # noqa: PLR2004 - once
+            self._looked_for_flat = True
             self._look_for_flat_call()
 
     def _look(self, watched: Watched, optimizer: Optimizer) -> None:
@@ -559,53 +554,3 @@ class ParameterWithoutGradientDetector:
 
     def _all_sites(self) -> list[CallSite]:
         return [site for stack in self._stacks for site in stack]
-
-    def _look_for_unregistered(self) -> None:
-        owned = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
-        unowned = {
-            identity
-            for identity, reference in self._unowned.items()
-            if identity not in owned
-            and (leaf := reference()) is not None
-            and isinstance(leaf, torch.nn.Parameter)
-            and leaf.grad is not None
-        }
-        self._unowned = {}
-        if not unowned:
-            return
-        tree = ModuleTree(self._recorder.heap)
-        for holder, name, container, item in tree.in_plain_containers():
-            inside = list(item.parameters()) if isinstance(item, torch.nn.Module) else [item]
-            hit = [parameter for parameter in inside if id(parameter) in unowned]
-            if not hit or not any(id(parameter) in owned for parameter in holder.parameters()):
-                continue
-            if isinstance(item, torch.nn.Module) and not item.training:
-                continue  # A loss network, hidden from the model on purpose.
-            if any(tree.owners(each) and is_registered(each, holder) for each in hit):
-                continue
-            self._note_unregistered(holder, name, container, hit)
-
-    def _note_unregistered(
-        self, holder: nn.Module, name: str, container: object, hit: list[Tensor]
-    ) -> None:
-        key = ("unregistered", type(holder), name)
-        kind = type(container).__name__
-        known = self._facts.get(key)
-        count = len(hit)
-        if known is not None:
-            before = known.evidence["parameters"]
-            count += before if isinstance(before, int) else 0
-        alone = len(container) == 1  # type: ignore[arg-type]  # a container
-        better = "ModuleDict" if kind == "dict" else "ModuleList"
-        self._facts[key] = Finding.of(
-            catalogue.UNREGISTERED_MODULE,
-            f"{count} parameters in the {kind} `{name}` of {type(holder).__name__} get gradients, "
-            "but a plain container is not registered: no optimizer owns them, and parameters() "
-            "and state_dict() miss them",
-            detector="audit",
-            # A module in a list of one is also how people hide a helper from the model.
-            severity=Severity.WARNING if alone else Severity.ERROR,
-            location=assignment_of(holder, name),
-            hint=f"self.{name} = nn.{better}(...)",
-            evidence={"attribute": name, "container": kind, "parameters": count},
-        )

@@ -1,0 +1,121 @@
+"""Which line of the source makes a leaf anew, freezes by a pattern, or sets a flag of no use."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from gradcheck_suite.auditing.call_sites import kind_of_file
+from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
+from gradcheck_suite.findings import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import CodeType
+
+__all__ = ["freezing_lines", "leaf_made_anew"]
+
+_MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
+
+
+def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
+    """Return the line that binds this name to a new leaf, in the files of what is running.
+
+    One in a function that runs comes before others; one in a constructor counts for the last.
+
+    Args:
+        name: of the variable, attribute or key, with the way to it: ``state["prompt"]``.
+        running: the user's functions, innermost first.
+    """
+    keys = re.findall(r"\w+", name)
+    if not keys:
+        return None
+    functions = {code.co_name for code in running}
+    files = dict.fromkeys(c.co_filename for c in running if not kind_of_file[c.co_filename])
+    found: list[tuple[int, Location]] = []
+    for path in files:
+        tree = tree_of(path)
+        for node in () if tree is None else ast.walk(tree):
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if not any(_last_key(each) == keys[-1] for each in targets):
+                continue
+            if not _MAKES_A_LEAF.search(ast.unparse(node.value)):
+                continue
+            function = function_at(path, node.lineno)
+            last = "" if function is None else function.rpartition(".")[2]
+            rank = 2 if last in functions else 0 if last in {"", "__init__", "build"} else 1
+            found.append((rank, Location(path=path, line=node.lineno, function=function)))
+    return max(found, key=lambda each: (each[0], each[1].line))[1] if found else None
+
+
+def _last_key(target: ast.expr) -> str | None:
+    if isinstance(target, ast.Name):
+        return target.id
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return str(target.slice.value)
+    return None
+
+
+def freezing_lines(paths: Iterable[str]) -> Iterator[tuple[Location, bool, str]]:
+    """Yield the lines that set requires_grad to False: where, whether under a pattern, of what.
+
+    Under a pattern is what depends on a string: ``if "layer1" in name:``. The line is then that of
+    the condition.
+    """
+    for path in paths:
+        tree = tree_of(path)
+        if tree is None:
+            continue
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        for node in ast.walk(tree):
+            frozen = _frozen(node)
+            if frozen is None:
+                continue
+            test = _condition(node, parents)
+            line = node.lineno if test is None else test.lineno  # type: ignore[attr-defined]  # a statement or call
+            place = Location(path=path, line=line, function=function_at(path, line))
+            yield place, test is not None, ast.unparse(frozen)
+
+
+def _frozen(node: ast.AST) -> ast.expr | None:
+    """Return what a statement or call freezes; None where it does something else."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        value = node.value
+        off = isinstance(value, ast.Constant) and value.value is False
+        pattern = isinstance(value, (ast.Compare, ast.UnaryOp, ast.BoolOp, ast.Call))
+        if node.targets[0].attr == "requires_grad" and (off or pattern):
+            return node.targets[0].value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        given = node.args[0] if node.args else None
+        if node.func.attr == "requires_grad_" and isinstance(given, ast.Constant):
+            return node.func.value if given.value is False else None
+    return None
+
+
+def _condition(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.expr | None:
+    """Return the pattern that decides whether this statement runs."""
+    if isinstance(node, ast.Assign) and _is_pattern(node.value):
+        return node.value
+    while (up := parents.get(node)) is not None and not isinstance(
+        up, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+    ):
+        if isinstance(up, ast.If) and _is_pattern(up.test):
+            return up.test
+        node = up
+    return None
+
+
+def _is_pattern(test: ast.expr) -> bool:
+    return any(
+        (isinstance(each, ast.Compare) and isinstance(each.ops[0], (ast.In, ast.NotIn)))
+        or (
+            isinstance(each, ast.Attribute)
+            and each.attr in {"startswith", "endswith", "match", "search", "fullmatch", "find"}
+        )
+        for each in ast.walk(test)
+    )
