@@ -11,6 +11,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     FrozenParameterDetector,
     FrozenStatisticsDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import FrozenLeavesDetector
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
@@ -103,6 +104,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
+        FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
         ParameterWithoutGradientDetector(recorder, names),

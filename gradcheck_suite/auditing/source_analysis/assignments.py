@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.call_sites import kind_of_file
@@ -14,9 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import CodeType
 
-__all__ = ["freezing_lines", "leaf_made_anew"]
+__all__ = ["FreezingLine", "freezing_lines", "leaf_made_anew"]
 
 _MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
+
+
+@dataclass(frozen=True, slots=True)
+class FreezingLine:
+    """A line that sets requires_grad to False.
+
+    Attributes:
+        location: where; the condition, for what depends on a string: ``if "layer1" in name:``.
+        target: what is frozen, as the source has it.
+        under_pattern: whether it depends on a string.
+        is_flag: whether it assigns the attribute.
+    """
+
+    location: Location
+    target: str
+    under_pattern: bool
+    is_flag: bool
 
 
 def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
@@ -61,12 +79,8 @@ def _last_key(target: ast.expr) -> str | None:
     return None
 
 
-def freezing_lines(paths: Iterable[str]) -> Iterator[tuple[Location, bool, str]]:
-    """Yield the lines that set requires_grad to False: where, whether under a pattern, of what.
-
-    Under a pattern is what depends on a string: ``if "layer1" in name:``. The line is then that of
-    the condition.
-    """
+def freezing_lines(paths: Iterable[str]) -> Iterator[FreezingLine]:
+    """Yield the lines of these files that freeze."""
     for path in paths:
         tree = tree_of(path)
         if tree is None:
@@ -77,9 +91,10 @@ def freezing_lines(paths: Iterable[str]) -> Iterator[tuple[Location, bool, str]]
             if frozen is None:
                 continue
             test = _condition(node, parents)
-            line = node.lineno if test is None else test.lineno  # type: ignore[attr-defined]  # a statement or call
+            line = frozen.lineno if test is None else test.lineno
             place = Location(path=path, line=line, function=function_at(path, line))
-            yield place, test is not None, ast.unparse(frozen)
+            is_flag = isinstance(node, ast.Assign)
+            yield FreezingLine(place, ast.unparse(frozen), test is not None, is_flag)
 
 
 def _frozen(node: ast.AST) -> ast.expr | None:

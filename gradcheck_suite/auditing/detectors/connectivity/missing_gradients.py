@@ -100,6 +100,7 @@ class Verdict:
     hint: str
     severity: Severity | None = Severity.WARNING
     related: tuple[Related, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -118,10 +119,10 @@ def is_conditional(watched: Watched, place: Place) -> bool:
 
 
 def called(place: Place) -> str:
-    """Return words for the module of a parameter: the name of a layer in a list is but a number."""
+    """Return words for the module of a parameter: a layer in a list has but a number."""
     if place.module is None:
         return "its module"
-    if place.module.rpartition(".")[2].isdigit():
+    if place.module.endswith("]"):
         return f"the {place.kind} `{place.module}`"
     return f"`{place.module}`"
 
@@ -219,6 +220,7 @@ def finding_of(watched: Watched, group: Group) -> Finding:
         f"{'s' if watched.steps == 1 else ''} {'them' if many else 'it'}: {verdict.reason}",
         detector="audit",
         severity=verdict.severity,
+        doubts=verdict.doubts,
         location=verdict.location,
         related=verdict.related,
         hint=verdict.hint,

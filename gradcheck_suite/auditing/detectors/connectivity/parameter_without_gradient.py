@@ -9,6 +9,7 @@ ran, where the way to the loss ends.
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -90,6 +91,10 @@ through all that Python keeps, which takes a tenth of a second."""
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
 
 
+_STAND_IN = "nothing that its optimizer owns is a module's or reached: it may be a stand-in"
+_SECOND_ORDER = "the loss is made of gradients (create_graph), in which a bias may have no part"
+
+
 class ParameterWithoutGradientDetector:
     """Reports GCS401 to GCS406 and GCS408.
 
@@ -115,7 +120,7 @@ class ParameterWithoutGradientDetector:
         self._flat_at: Flow = "unknown"
         self._functions: dict[int, type] = {}
         self._forced: tuple[CallSite, ...] = ()
-        self._is_forced = False
+        self._is_forced = self._is_second_order = False
         self._any_missing = False
         self._cut_short = self._compiled = False
         self._asked = self._failures = 0
@@ -202,6 +207,7 @@ class ParameterWithoutGradientDetector:
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         forced, self._forced = self._forced, ()
+        self._is_second_order = self._is_second_order or event.creates_graph
         if forced and not event.failed and not event.created and not event.accumulated:
             self._note_forced(forced)
         if self._any_missing:
@@ -361,6 +367,8 @@ class ParameterWithoutGradientDetector:
     def _ask(self, watched: Watched) -> None:
         """Find out whose the parameters without gradients are, and watch those modules."""
         tree = ModuleTree(self._recorder.heap)
+        optimizer = watched.optimizer()
+        asked = [] if optimizer is None else parameters_of(optimizer)
         modules: dict[int, nn.Module] = {}
         for identity, reference in watched.missing.items():
             parameter = reference()
@@ -372,9 +380,9 @@ class ParameterWithoutGradientDetector:
             if owners:
                 module, own_name = owners[0]
                 self._recorder.optimizers.parameter_modules.note(parameter, module)
-                path = tree.path(module)
+                path = tree.name(module)
                 up = tree.parent(module)
-                name = own_name if up is None else f"{path}.{own_name}"
+                name = f"{path}.{own_name}"
                 siblings = frozenset(
                     id(each) for other in tree.siblings(module) for each in other.parameters()
                 )
@@ -393,7 +401,8 @@ class ParameterWithoutGradientDetector:
                 )
             else:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
-                place = Place(name, None, "", (), True, frozenset(), None)
+                alike = frozenset(id(each) for each in asked if each.shape == parameter.shape)
+                place = Place(name, None, "", (), True, alike, None)
             watched.places[identity] = place
         watched.watch = ModuleWatch(modules.values(), self._recorder.module_calls)
 
@@ -415,8 +424,10 @@ class ParameterWithoutGradientDetector:
                 continue
             verdict = self._verdict(watched, identity, place)
             is_unreached = verdict.entry is catalogue.PARAMETER_WITHOUT_GRADIENT
-            if is_unreached and (often_failed or not place.modules):
-                continue  # A tensor of no module's, on no way that was cut: a stand-in.
+            if is_unreached and often_failed:
+                continue
+            if is_unreached and not place.modules and nothing_trains:
+                verdict = replace(verdict, doubts=(_STAND_IN,))
             key = (verdict.entry.code, verdict.location, verdict.reason)
             groups.setdefault(key, Group(verdict)).places.append(place)
         return [finding_of(watched, group) for group in groups.values()]
@@ -445,6 +456,7 @@ class ParameterWithoutGradientDetector:
                 place.forward or site,
                 "its module is called, and does not use it for the loss",
                 "use the parameter in forward, or leave it out",
+                doubts=(_SECOND_ORDER,) if self._is_second_order else (),
             )
         if all(call.in_checkpoint and not call.recording for call in calls):
             return Verdict(
