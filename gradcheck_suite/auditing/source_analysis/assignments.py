@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
-from gradcheck_suite.auditing.call_sites import kind_of_file
+from gradcheck_suite.auditing.call_sites import kind_of_file, user_files_with
 from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
 from gradcheck_suite.findings import Location
 
@@ -46,27 +46,35 @@ def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
         name: of the variable, attribute or key, with the way to it: ``state["prompt"]``.
         running: the user's functions, innermost first.
     """
-    keys = re.findall(r"\w+", name)
-    if not keys:
+    way = re.search(r"(\.|\[)?\W?(\w+)\W*$", name)
+    if way is None:
         return None
+    wanted = {".": ast.Attribute, "[": ast.Subscript}.get(way[1], ast.Name), way[2]
     functions = {code.co_name for code in running}
-    files = dict.fromkeys(c.co_filename for c in running if not kind_of_file[c.co_filename])
+    files = [code.co_filename for code in running if not kind_of_file[code.co_filename]]
     found: list[tuple[int, Location]] = []
-    for path in files:
+    for path in dict.fromkeys([*files, *user_files_with(way[2])]):
         tree = tree_of(path)
         for node in () if tree is None else ast.walk(tree):
-            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-                continue
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if not any(_last_key(each) == keys[-1] for each in targets):
-                continue
-            if not _MAKES_A_LEAF.search(ast.unparse(node.value)):
+            if not _binds(node, wanted):
                 continue
             function = function_at(path, node.lineno)
             last = "" if function is None else function.rpartition(".")[2]
-            rank = 2 if last in functions else 0 if last in {"", "__init__", "build"} else 1
+            rank = 2 if last in functions else 0 if last in {"", "__init__"} else 1
             found.append((rank, Location(path=path, line=node.lineno, function=function)))
+        if found:
+            break
     return max(found, key=lambda each: (each[0], each[1].line))[1] if found else None
+
+
+def _binds(node: ast.AST, wanted: tuple[type[ast.expr], str]) -> TypeGuard[ast.stmt]:
+    """Return whether this assigns a new leaf to a name, attribute or key."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    kind, key = wanted
+    is_it = any(isinstance(each, kind) and _last_key(each) == key for each in targets)
+    return is_it and bool(_MAKES_A_LEAF.search(ast.unparse(node.value)))
 
 
 def _last_key(target: ast.expr) -> str | None:
