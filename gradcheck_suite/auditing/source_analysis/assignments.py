@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
 from gradcheck_suite.auditing.call_sites import kind_of_file, user_files_with
-from gradcheck_suite.auditing.source_analysis.source import function_at, tree_of
+from gradcheck_suite.auditing.source_analysis.flow_cut import Cut
+from gradcheck_suite.auditing.source_analysis.source import function_at, innermost, tree_of
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import CodeType
 
-__all__ = ["FreezingLine", "freezing_lines", "leaf_made_anew"]
+__all__ = ["FreezingLine", "cut_of", "freezing_lines", "leaf_made_anew"]
 
 _MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
 
@@ -85,6 +86,41 @@ def _last_key(target: ast.expr) -> str | None:
     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
         return str(target.slice.value)
     return None
+
+
+def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
+    """Return where one of these functions detaches the tensor of this name, if any does.
+
+    Args:
+        name: of the variable or attribute, with the way to it: ``model.scale``.
+        places: lines in the functions that are looked into.
+    """
+    keys = re.findall(r"\w+", name)
+    for place in places:
+        tree = tree_of(place.path)
+        scope = None if tree is None else innermost(tree, place.line)
+        for node in () if scope is None else ast.walk(scope):
+            if isinstance(node, ast.Attribute) and node.attr in {"detach", "data"}:
+                writes = isinstance(node.ctx, ast.Store) or _is_written_through(node, scope)
+                if keys and _last_key(node.value) == keys[-1] and not writes:
+                    what = "`.detach()`" if node.attr == "detach" else "`.data`"
+                    return Cut(place.path, node.lineno, what)
+    return None
+
+
+def _is_written_through(data: ast.Attribute, scope: ast.AST) -> bool:
+    """Return whether this is but the target of a write: ``x.data.clamp_(0)``, ``x.data[0] = 1``."""
+    if data.attr != "data":
+        return False
+    return any(
+        (isinstance(each, ast.Attribute) and each.value is data and each.attr.endswith("_"))
+        or (
+            isinstance(each, ast.Subscript)
+            and each.value is data
+            and isinstance(each.ctx, ast.Store)
+        )
+        for each in ast.walk(scope)
+    )
 
 
 def freezing_lines(paths: Iterable[str]) -> Iterator[FreezingLine]:

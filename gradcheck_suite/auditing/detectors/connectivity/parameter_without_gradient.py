@@ -62,6 +62,7 @@ from gradcheck_suite.auditing.object_names.module_tree import (
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import local_name
+from gradcheck_suite.auditing.source_analysis.assignments import cut_of
 from gradcheck_suite.auditing.source_analysis.flow_cut import (
     Cut,
     Flow,
@@ -440,7 +441,7 @@ class ParameterWithoutGradientDetector:
             for module in place.modules:
                 calls.extend(watched.watch.calls.get(module, ()))
         if not place.modules:
-            return self._functional(watched)
+            return self._functional(watched, place)
         if not calls:
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
@@ -451,6 +452,9 @@ class ParameterWithoutGradientDetector:
         first = calls[0]
         site = location_of(first.sites[0]) if first.sites else None
         if not place.whole:
+            cut = None if place.forward is None else cut_of(place.name, [place.forward])
+            if cut is not None:
+                return broken(cut, None)
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
                 place.forward or site,
@@ -525,7 +529,11 @@ class ParameterWithoutGradientDetector:
             "use its output for the loss, with its graph, or leave the module out",
         )
 
-    def _functional(self, watched: Watched) -> Verdict:
+    def _functional(self, watched: Watched, place: Place) -> Verdict:
+        running = [at for site in self._all_sites() if (at := location_of(site)) is not None]
+        cut = cut_of(place.name, running)
+        if cut is not None:
+            return broken(cut, None)
         for stack in self._stacks:
             flow = cut_before(stack)
             if isinstance(flow, Cut):

@@ -336,18 +336,75 @@ def bare_tensor_cut_off():
     model, scale = mlp(), torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.05)
     for x, y in batches():
-        update(optimizer, F.cross_entropy(model(x) * scale.detach(), y))
+        logits = model(x) * scale.detach()  # <- here
+        update(optimizer, F.cross_entropy(logits, y))
     return scale
 
 
+class Detached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale = mlp(), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.body(x) * self.scale.data  # <- here
+
+
+def parameter_of_a_module_cut_off():
+    model = Detached()
+    optimizer = sgd(model)
+    for x, y in batches():
+        update(optimizer, F.cross_entropy(model(x), y))
+
+
 @pytest.mark.parametrize(
-    ("loop", "name"),
-    [(bare_parameter_that_no_loss_depends_on, "bias"), (bare_tensor_cut_off, "scale")],
+    ("loop", "place", "name"),
+    [
+        (bare_parameter_that_no_loss_depends_on, None, "bias"),
+        (bare_tensor_cut_off, bare_tensor_cut_off, "scale"),
+        (parameter_of_a_module_cut_off, Detached, "model.scale"),
+    ],
 )
-def test_a_leaf_of_no_module_that_an_optimizer_owns_in_vain_is_told(audited, loop, name):
+def test_a_leaf_that_an_optimizer_owns_in_vain_is_told(audited, line_of, loop, place, name):
     (finding,) = audited(loop).report.at_least(Severity.WARNING)
-    assert finding.code in {"GCS401", "GCS403"}
+    assert finding.code == ("GCS403" if place is None else "GCS401")
     assert f"`{name}` got no gradient" in finding.message
+    if place is not None:
+        assert finding.location.line == line_of(place)
+
+
+def adversaries(*, of_both):
+    generator, critic = nn.Linear(3, 4), mlp(out=1)
+    own = list(generator.parameters())
+    both = [*own, *critic.parameters()] if of_both else own
+    of_generator = torch.optim.SGD(both, lr=0.05)  # <- here
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.05)
+    for x, _ in batches():
+        fake = generator(torch.randn(6, 3))
+        wrong, right = torch.zeros(6, 1), torch.ones(6, 1)
+        judged = F.binary_cross_entropy_with_logits(critic(fake.detach()), wrong)
+        update(of_critic, judged + F.binary_cross_entropy_with_logits(critic(x), right))
+        update(of_generator, F.binary_cross_entropy_with_logits(critic(fake), right))
+
+
+def test_an_optimizer_that_owns_the_opponent_as_well_is_told(audited, line_of):
+    session = audited(lambda: adversaries(of_both=True))
+    (finding,) = [each for each in session.findings if each.code == "GCS312"]
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == line_of(adversaries)
+    assert "point against each other" in finding.message
+    assert not audited(lambda: adversaries(of_both=False)).findings
+
+
+def encoder_with_an_optimizer_of_its_own():
+    encoder, head = nn.Linear(4, 8), nn.Linear(8, 3)
+    decoder = nn.Linear(8, 4)
+    first, second = sgd(encoder, head), sgd(encoder, decoder)
+    of_encoder = sgd(encoder)
+    for x, y in batches():
+        update(first, F.cross_entropy(head(encoder(x).tanh()), y))
+        update(second, F.mse_loss(decoder(encoder(x).tanh()), x))
+        update(of_encoder, 0.01 * encoder(x).square().mean())
 
 
 def features_of_a_fixed_network():
@@ -510,6 +567,7 @@ LOOK_ALIKES = [
     stand_in_for_a_schedule,
     norms_frozen_between_layers,
     penalty_on_slopes_alone,
+    encoder_with_an_optimizer_of_its_own,
 ]
 
 
@@ -517,4 +575,4 @@ LOOK_ALIKES = [
 def test_what_only_looks_like_it_is_a_note_at_most(audited, loop):
     report = audited(loop).report
     assert not report.at_least(Severity.WARNING)
-    assert len(report.findings) <= 1
+    assert len(report.findings) <= 2
