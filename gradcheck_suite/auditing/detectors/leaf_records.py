@@ -85,19 +85,22 @@ class FreshLeaves:
         steps: in how many of the steps looked at there was one.
         step: the last of them.
         last: the last such leaf.
+        are_parameters: whether each was an ``nn.Parameter``.
         site: the line of its backward.
     """
 
-    __slots__ = ("last", "site", "step", "steps")
+    __slots__ = ("are_parameters", "last", "site", "step", "steps")
 
     def __init__(self) -> None:
         self.steps, self.step = 0, -1
+        self.are_parameters = True
         self.last: weakref.ref[Tensor] | None = None
         self.site: CallSite | None = None
 
     def note(self, leaf: Tensor, step: int, site: CallSite | None) -> None:
         """Note one."""
         self.steps += step != self.step
+        self.are_parameters = self.are_parameters and isinstance(leaf, nn.Parameter)
         self.step, self.last, self.site = step, weakref.ref(leaf), site
 
 

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
+from torch import nn
+
 from gradcheck_suite.auditing.call_sites import kind_of_file, user_files_with
 from gradcheck_suite.auditing.source_analysis.flow_cut import Cut
 from gradcheck_suite.auditing.source_analysis.source import function_at, innermost, tree_of
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import CodeType
 
-__all__ = ["FreezingLine", "cut_of", "freezing_lines", "leaf_made_anew"]
+__all__ = ["FreezingLine", "cut_of", "freezing_lines", "layers_made_in_forward", "leaf_made_anew"]
 
 _MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
 
@@ -76,6 +78,28 @@ def _binds(node: ast.AST, wanted: tuple[type[ast.expr], str]) -> TypeGuard[ast.s
     kind, key = wanted
     is_it = any(isinstance(each, kind) and _last_key(each) == key for each in targets)
     return is_it and bool(_MAKES_A_LEAF.search(ast.unparse(node.value)))
+
+
+def layers_made_in_forward(running: Iterable[str]) -> list[Location]:
+    """Return the lines, in these files or others that define a forward, that make a layer there."""
+    found = []
+    for path in dict.fromkeys([*running, *user_files_with("def forward")]):
+        tree = tree_of(path)
+        for scope in () if tree is None else ast.walk(tree):
+            if not isinstance(scope, ast.FunctionDef) or scope.name != "forward":
+                continue
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call) and _is_a_layer(node.func):
+                    function = function_at(path, node.lineno)
+                    found.append(Location(path=path, line=node.lineno, function=function))
+    return found
+
+
+def _is_a_layer(function: ast.expr) -> bool:
+    name = ast.unparse(function)
+    return bool(re.fullmatch(r"((torch\.)?nn\.)?[A-Z]\w*", name)) and (
+        hasattr(nn, name.rpartition(".")[2])
+    )
 
 
 def _last_key(target: ast.expr) -> str | None:

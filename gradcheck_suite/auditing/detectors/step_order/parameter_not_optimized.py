@@ -17,6 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_frames
 from gradcheck_suite.auditing.detectors.base import related
@@ -31,7 +33,10 @@ from gradcheck_suite.auditing.object_names.leaf_places import LeafPlace, places_
 from gradcheck_suite.auditing.object_names.module_tree import ModuleTree
 from gradcheck_suite.auditing.object_names.referrers import RunningFrames, owner_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed
-from gradcheck_suite.auditing.source_analysis.assignments import leaf_made_anew
+from gradcheck_suite.auditing.source_analysis.assignments import (
+    layers_made_in_forward,
+    leaf_made_anew,
+)
 from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
@@ -94,6 +99,7 @@ _BELOW = "nothing that is trained comes before it, as where a head is fine-tuned
 _APART = "nothing that is trained takes part in the losses that reach it"
 _INPUT = "what the optimizers own is no module's: an input is optimized"
 _VARIABLE = "it is no attribute of a module, and may be an input whose gradient is wanted"
+_COPIES = "an optimizer owns parameters of the same shapes: these may be copies"
 _HIDDEN = "a list of one is also how a helper is hidden from a model"
 
 
@@ -121,8 +127,10 @@ class _Unowned:
         maker: the optimizer that would own it.
         beside_trained: whether others of its model are trained.
         beside_modules: whether anything that an optimizer owns is a module's.
+        beside_plain: whether any of that is a tensor and no ``nn.Parameter``.
         replaced: whether the optimizer owns what it has replaced.
         emptied: whether the optimizer has a group without parameters.
+        doubled: whether two optimizers own just the same.
     """
 
     record: LeafRecord
@@ -131,8 +139,10 @@ class _Unowned:
     maker: _Maker
     beside_trained: bool
     beside_modules: bool
+    beside_plain: bool
     replaced: bool = False
     emptied: bool = False
+    doubled: bool = False
 
     @property
     def is_thawed(self) -> bool:
@@ -144,7 +154,7 @@ class _Unowned:
         if self.replaced:
             return ()
         if place is None:
-            return () if record.is_parameter else (_VARIABLE,)
+            return () if record.is_parameter or self.beside_plain else (_VARIABLE,)
         doubts = []
         if not place.training:
             doubts.append(_EVALUATION)
@@ -154,7 +164,7 @@ class _Unowned:
             return tuple(doubts)
         if not self.beside_modules:
             doubts.append(_INPUT)
-        is_meant = place.kind == "computed" or self.is_thawed or self.emptied
+        is_meant = place.kind == "computed" or self.is_thawed or self.emptied or self.doubled
         if not record.after_owned and not is_meant:
             doubts.append(_BELOW if self.beside_trained else _APART)
         return tuple(doubts)
@@ -165,6 +175,14 @@ class _Stale:
     maker: _Maker
     count: int
     step: int
+
+
+@dataclass(slots=True)
+class _Passing:
+    shape: tuple[int, ...]
+    steps: int
+    backward: CallSite | None
+    is_as_owned: bool
 
 
 @dataclass(slots=True)
@@ -190,6 +208,7 @@ class ParameterNotOptimizedDetector:
         self._told: set[int] = set()
         self._stale: list[_Stale] = []
         self._made_anew: list[_MadeAnew] = []
+        self._passing: dict[tuple[int, ...], _Passing] = {}
         self._emptied: dict[_Maker, int] = {}
         # By the line of a backward: an optimizer whose step came next, and that it does not reach.
         self._next: dict[CallSite | None, _Maker] = {}
@@ -314,8 +333,16 @@ class ParameterNotOptimizedDetector:
             and id(leaf) not in self._told
         ]
         known = self._recorder.optimizers.parameter_modules
-        if forgotten or not all(map(known.has, never)):
-            self._scan(window, event, forgotten, never)
+        passing = [
+            each
+            for shape, each in self._leaves.fresh.items()
+            if each.are_parameters
+            and each.steps >= _STEPS_TO_BE_SURE
+            and shape not in self._passing
+        ]
+        if forgotten or passing or not all(map(known.has, never)):
+            tree = self._scan(window, event, forgotten, never)
+            self._tell_of_passing(passing, tree)
         elif never:
             self._scans += 1  # All are at home: a search would say no more.
 
@@ -325,17 +352,30 @@ class ParameterNotOptimizedDetector:
         event: StepFinished,
         forgotten: list[LeafRecord],
         never: list[Tensor],
-    ) -> None:
+    ) -> ModuleTree:
         """Ask once who holds what; this takes about a tenth of a second."""
         self._scans += 1
         tree = ModuleTree(self._recorder.heap)
         if not tree.is_whole:
-            return
+            return tree
         for unused in never:
             for module, _ in tree.owners(unused)[:1]:
                 self._recorder.optimizers.parameter_modules.note(unused, module)
         lost = self._place(window, event, forgotten, tree)
         self._tell_of_stale(window, event, never, lost, tree)
+        return tree
+
+    def _tell_of_passing(self, passing: list[FreshLeaves], tree: ModuleTree) -> None:
+        """Tell of parameters that come anew in each step, and that nothing has but the graph."""
+        for fresh in passing if tree.is_whole else ():
+            leaf = None if fresh.last is None else fresh.last()
+            if leaf is None or id(leaf) in tree.owned or tree.owners(leaf):
+                continue
+            shape = tuple(leaf.shape)
+            if not _names_of([leaf], self._recorder):
+                owned = (tuple(each.shape) for each in self._recorder.optimizers.parameters())
+                passing_by = _Passing(shape, fresh.steps, fresh.site, shape in owned)
+                self._passing[shape] = passing_by
 
     def _place(
         self,
@@ -357,12 +397,16 @@ class ParameterNotOptimizedDetector:
             id(root): set(map(id, root.parameters()))
             for root in {id(each): tree.outermost(each) for each in tree.modules}.values()
         }
-        beside_modules = any(tree.owners(each) for each in self._recorder.optimizers.parameters())
+        owned = self._recorder.optimizers.parameters()
+        beside_modules = any(map(tree.owners, owned))
+        beside_plain = not all(isinstance(each, nn.Parameter) for each in owned)
+        windows = self._windows.all()
+        doubled = len({each.ids for each in windows}) < len(windows)
         found = []
         for leaf in leaves:
             place = places.get(id(leaf))
             mine = set() if place is None else trained.get(place.root, set())
-            owner = max(self._windows.all(), key=lambda each: len(mine & each.ids), default=window)
+            owner = max(windows, key=lambda each: len(mine & each.ids), default=window)
             beside = bool(mine & owner.ids)
             maker = _maker(owner, event.site) if beside else _maker(window, event.site)
             name = elsewhere.get(id(leaf)) if place is None else place.name
@@ -371,11 +415,10 @@ class ParameterNotOptimizedDetector:
             optimizer = owner.optimizer() if beside else event.optimizer
             groups = [] if optimizer is None else optimizer.param_groups
             emptied = any(not group["params"] for group in groups)
-            found.append(
-                _Unowned(
-                    living[id(leaf)], place, name, maker, beside, beside_modules, emptied=emptied
-                )
-            )
+            record = living[id(leaf)]
+            each = _Unowned(record, place, name, maker, beside, beside_modules, beside_plain)
+            each.emptied, each.doubled = emptied, doubled
+            found.append(each)
         self._unowned.update((id(each.record), each) for each in found)
         return found
 
@@ -461,6 +504,7 @@ class ParameterNotOptimizedDetector:
             *map(_stale_finding, self._stale),
             *found,
             *map(_anew_finding, self._made_anew),
+            *_passing_findings(list(self._passing.values())),
             *(self._wasted_finding(site, group) for site, group in wasted.items()),
             *(
                 _empty_finding(maker, step)
@@ -670,6 +714,34 @@ def _anew_finding(anew: _MadeAnew) -> Finding:
     )
 
 
+def _passing_findings(passing: list[_Passing]) -> list[Finding]:
+    """Return one finding for all parameters that pass by."""
+    if not passing:
+        return []
+    backward = location_of(passing[0].backward)
+    files = [] if backward is None else [backward.path]
+    made = layers_made_in_forward(files)
+    where = made[0] if made else backward
+    shapes = ", ".join("x".join(map(str, each.shape)) or "a scalar" for each in passing)
+    number, _ = _counted(len(passing))
+    are = "is" if len(passing) == 1 else "are"
+    return [
+        Finding.of(
+            catalogue.PARAMETER_NOT_OPTIMIZED,
+            f"{number} ({shapes}) {are} made anew in each step: backward() gives them gradients, "
+            "and nothing but the graph has them, so that no optimizer can own them; expected layers "
+            "that are made once, in the constructor",
+            detector="audit",
+            severity=Severity.WARNING,
+            doubts=[_COPIES] if all(each.is_as_owned for each in passing) else [],
+            location=where,
+            related=related((backward, "this backward fills them"), apart_from=where),
+            hint="make the layer in __init__, as an attribute",
+            evidence={"count": len(passing), "names": [], "steps": passing[0].steps},
+        )
+    ]
+
+
 def _empty_finding(maker: _Maker, step: int) -> Finding:
     return Finding.of(
         catalogue.PARAMETER_NOT_OPTIMIZED,
@@ -731,6 +803,8 @@ def _reason(first: _Unowned, count: int) -> tuple[str, str]:
         why, hint = f"; {kind} still owns what {have} replaced", complete
     elif first.emptied:
         why, hint = f", and a group of {kind} has no parameters at all", _USED_UP
+    elif first.doubled:
+        why, hint = ", and two optimizers own just the same", "give each its own network"
     elif first.is_thawed:
         were = "it was" if count == 1 else "they were"
         why = f": {were} frozen when {kind} was made, and thawed later"

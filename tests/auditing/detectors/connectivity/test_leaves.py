@@ -204,7 +204,50 @@ def parameter_of_an_object_that_is_no_module():
         agent.learn(x)
 
 
+class MadeInForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(out=5)
+
+    def forward(self, x):
+        return nn.Linear(5, 3)(self.body(x))  # <- here
+
+
+def layer_made_in_forward():
+    model = MadeInForward()
+    optimizer = sgd(model)
+    for x, y in batches():
+        update(optimizer, F.cross_entropy(model(x), y))
+
+
+def bias_left_out_of_plain_tensors():
+    first, second = torch.randn(4, 8, requires_grad=True), torch.randn(8, 3, requires_grad=True)
+    bias = torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.SGD([first, second], lr=0.05)  # <- here
+    for x, y in batches():
+        update(optimizer, F.cross_entropy((x @ first).tanh() @ second + bias, y))
+
+
+def generator_whose_optimizer_has_the_critics_parameters():
+    generator, critic = nn.Linear(3, 4), mlp(out=1)
+    of_critic = torch.optim.Adam(critic.parameters())
+    of_generator = torch.optim.Adam(critic.parameters())
+    for x, _ in batches():
+        fake = generator(torch.randn(6, 3))
+        update(of_critic, critic(fake.detach()).mean() - critic(x).mean())
+        update(of_generator, -critic(fake).mean())
+
+
+def test_a_generator_that_nobody_owns_is_told(audited):
+    session = audited(generator_whose_optimizer_has_the_critics_parameters)
+    (finding,) = session.report.at_least(Severity.WARNING)
+    assert finding.code == "GCS307"
+    assert "and two optimizers own just the same" in finding.message
+
+
 UNOWNED = [
+    (layer_made_in_forward, MadeInForward, "2 parameters (3x5, 3) are made anew in each step"),
+    (bias_left_out_of_plain_tensors, None, "a tensor (`bias`)"),
     (loss_module_outside_of_the_model, None, "`criterion.centers`"),
     (weights_of_two_losses, None, "`log_vars`"),
     (layer_between_teacher_and_student, None, "`regressor.weight`, `regressor.bias`"),
@@ -441,6 +484,24 @@ def points_as_an_attribute():
         update(optimizer, equation())
 
 
+def gradients_of_copies_in_a_function():
+    model = mlp()
+    optimizer = sgd(model)
+
+    def of_a_copy(x, y):
+        worker = copy.deepcopy(model)
+        loss = F.cross_entropy(worker(x), y)
+        loss.backward()
+        return loss, [each.grad for each in worker.parameters()]
+
+    for x, y in batches():
+        loss, gradients = of_a_copy(x, y)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        assert loss.isfinite()
+
+
 def inputs_that_ask_for_gradients():
     model, x = mlp(), torch.randn(6, 4, requires_grad=True)
     optimizer = sgd(model)
@@ -557,6 +618,7 @@ LOOK_ALIKES = [
     features_of_a_fixed_network,
     points_of_an_equation,
     points_as_an_attribute,
+    gradients_of_copies_in_a_function,
     inputs_that_ask_for_gradients,
     image_optimized_through_a_network,
     thawed_and_added,
