@@ -729,7 +729,7 @@ def _passing_findings(passing: list[_Passing]) -> list[Finding]:
         Finding.of(
             catalogue.PARAMETER_NOT_OPTIMIZED,
             f"{number} ({shapes}) {are} made anew in each step: backward() gives them gradients, "
-            "and nothing but the graph has them, so that no optimizer can own them; expected layers "
+            "and nothing but the graph has them, so that no optimizer owns them; expected layers "
             "that are made once, in the constructor",
             detector="audit",
             severity=Severity.WARNING,
