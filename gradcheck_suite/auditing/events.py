@@ -42,6 +42,7 @@ ForwardFinished            after the outermost call of a module; in the first 8 
 LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
+AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention",
+    "AutocastEntered",
     "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
@@ -379,6 +381,13 @@ class LayerRanInTrainingMode(NamedTuple):
     site: CallSite | None
 
 
+class AutocastEntered(NamedTuple):
+    """Autocast is on from here, for this type of device; it was off before."""
+
+    device: str
+    site: CallSite | None
+
+
 class GradModeChanged(NamedTuple):
     """Grad mode was entered, left or set; ``enabled`` is what holds from here on."""
 
@@ -480,6 +489,7 @@ Event: TypeAlias = (
     | LegacyFunctionCalled
     | NonLeafGradientRead
     | NonLeafRefused
+    | AutocastEntered
     | GradModeChanged
     | Written
     | IndexedAssigned

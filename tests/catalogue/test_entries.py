@@ -51,6 +51,7 @@ FROZEN = {
     "GCS311": "accumulation-mismatch",
     "GCS312": "parameter-in-two-optimizers",
     "GCS313": "step-without-effect",
+    "GCS314": "step-inside-autocast",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -97,7 +98,7 @@ WARNINGS = {
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409"),
+    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS314", "GCS403", "GCS409"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
 ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901", "GCS902", "GCS903"}

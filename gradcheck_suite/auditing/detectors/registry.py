@@ -53,6 +53,9 @@ from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMi
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
+    StepInsideAutocastDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
     StepWithoutBackwardDetector,
 )
@@ -101,6 +104,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),
+        StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite.auditing.instrumentation.autocast import AutocastSource
 from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
 from gradcheck_suite.auditing.instrumentation.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.instrumentation.clipping import ClippingSource
@@ -43,6 +44,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     ModeSource,
     ModeLayerSource,
     ForwardSource,
+    AutocastSource,
     GradModeSource,
     TorchWarningSource,
     LegacyFunctionSource,
