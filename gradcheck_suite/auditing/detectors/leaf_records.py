@@ -9,6 +9,7 @@ device then costs one wait.
 from __future__ import annotations
 
 import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -200,7 +201,13 @@ class LeafRecord:
 
 
 class LeafRecords:
-    """Takes down what becomes of leaves; what reads it comes after it."""
+    """Takes down what becomes of leaves; what reads it comes after it.
+
+    Attributes:
+        fresh: by shape, leaves that come anew.
+        unowned: those in the graph of the backward that was looked at last which nobody owns.
+        stepped: those that the optimizer owns whose step was looked at last.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -214,6 +221,8 @@ class LeafRecords:
         self._until = -1
         self._frozen: list[LeafRecord] = []
         self.fresh: dict[tuple[int, ...], FreshLeaves] = {}
+        self.unowned: list[LeafRecord] = []
+        self.stepped: list[LeafRecord] = []
 
     def subscriptions(self) -> Subscriptions:
         """Follow leaves from the backwards that reach them to the steps that change them."""
@@ -256,7 +265,7 @@ class LeafRecords:
 
     def all(self) -> list[LeafRecord]:
         """Return the records, in the order in which the leaves were first seen."""
-        return sorted((*self._gone, *self._living.values()), key=lambda each: each.first_seen)
+        return sorted((*self._gone, *self._living.values()), key=attrgetter("first_seen"))
 
     def of(self, tensor: Tensor) -> LeafRecord | None:
         """Return the record of a leaf, if it was seen."""
@@ -303,11 +312,14 @@ class LeafRecords:
         state = self._recorder.state
         if not self.looks_at(state.iteration):
             return
+        self.unowned = []
         for leaf in reachable_graph(event).leaves.values():
-            is_new = self.of(leaf) is None
             record = self.note(leaf)
             if record is None:
                 continue
+            is_new = not record.owners and record.first_seen == state.step and not record.reached
+            if not record.owners:
+                self.unowned.append(record)
             if not event.accumulates:
                 record.returned = True
                 continue
@@ -332,6 +344,8 @@ class LeafRecords:
             return
         self._looked_at.add(step)
         self._own(event)
+        turns = self.turns
+        self.stepped = []
         asked: list[tuple[LeafRecord, Tensor]] = []
         owned = set(map(id, parameters_of(event.optimizer)))
         for key, record in self._living.items():
@@ -341,6 +355,8 @@ class LeafRecords:
             tensor = record.reference()
             if tensor is None:
                 continue
+            if key in owned:
+                self.stepped.append(record)
             record.steps += 1
             record.ask(tensor.requires_grad, step)
             if tensor.grad is not None:
@@ -353,7 +369,7 @@ class LeafRecords:
                 record.with_zeros += 1
             else:
                 record.with_gradient += 1
-            is_reached = record.reached_last is not None and record.reached_last > step - self.turns
+            is_reached = record.reached_last is not None and record.reached_last > step - turns
             record.missed = record.missed + 1 if is_zero and not is_reached else 0
         frozen = [each for each in self._living.values() if not each.asked_last]
         # From all over: what is thawed is mostly a part.

@@ -75,10 +75,10 @@ def places_of(leaves: Iterable[Tensor], tree: ModuleTree) -> dict[int, LeafPlace
     if len(found) < len(wanted):
         for module in tree.modules:
             for name, tensor in _unregistered(module):
-                leaf = _leaf_under(tensor)
-                if leaf is not None and id(leaf) in wanted and id(leaf) not in found:
-                    kind: _Kind = "attribute" if leaf is tensor else "computed"
-                    found[id(leaf)] = _place(tree, names, (module, name), kind)
+                under = _leaf_under(tensor)
+                if under is not None and id(under) in wanted and id(under) not in found:
+                    kind: _Kind = "attribute" if under is tensor else "computed"
+                    found[id(under)] = _place(tree, names, (module, name), kind)
     return found
 
 

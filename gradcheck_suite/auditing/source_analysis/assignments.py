@@ -123,7 +123,9 @@ def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
     for place in places:
         tree = tree_of(place.path)
         scope = None if tree is None else innermost(tree, place.line)
-        for node in () if scope is None else ast.walk(scope):
+        if scope is None:
+            continue
+        for node in ast.walk(scope):
             if isinstance(node, ast.Attribute) and node.attr in {"detach", "data"}:
                 writes = isinstance(node.ctx, ast.Store) or _is_written_through(node, scope)
                 if keys and _last_key(node.value) == keys[-1] and not writes:

@@ -143,6 +143,7 @@ class FrozenLeavesDetector:
         self._leaves = leaves
         self._all_frozen: dict[object, _AllFrozen] = {}
         self._flags: dict[str, _Flag] = {}
+        self._looked_through: set[int] = set()
         self._siblings: list[Finding] = []
         self._files: dict[str, None] = {}
 
@@ -160,9 +161,7 @@ class FrozenLeavesDetector:
             self._look_for_siblings(window, event)
 
     def _look_for_all_frozen(self, window: AccumulationWindow, event: StepFinished) -> None:
-        records = [
-            record for each in window.parameters() if (record := self._leaves.of(each)) is not None
-        ]
+        records = self._leaves.stepped
         key = (window.constructed_at, event.site)
         turned = [each.turned for each in records if each.turned is not None]
         if not turned or any(each.asked_last or not each.missed for each in records):
@@ -182,6 +181,9 @@ class FrozenLeavesDetector:
 
     def _look_for_flags(self, event: StepFinished) -> None:
         for model in self._leaves.modules():
+            if id(model) in self._looked_through:
+                continue
+            self._looked_through.add(id(model))
             for path, module in model.named_modules():
                 if vars(module).get("requires_grad") is not False:
                     continue
@@ -260,7 +262,7 @@ class FrozenLeavesDetector:
             related=related((made, "the optimizer is made here"), apart_from=where),
             hint="compare whole names, with the dot: name.startswith('layer1.')",
             evidence={
-                "layers": few,
+                "layers": tuple(few),
                 "of_layers": len(few) + len(many),
                 "by_a_pattern": by_pattern,
             },

@@ -23,7 +23,6 @@ from gradcheck_suite.auditing.detectors.reachable_parameters import (
     MOST_NODES,
     in_order,
     leaves_after,
-    reachable_graph,
 )
 from gradcheck_suite.auditing.detectors.step_order.unowned_leaves import (
     MadeAnew,
@@ -184,8 +183,7 @@ class ParameterNotOptimizedDetector:
         self._backward = event.site
         if self._orders == _MOST_ORDERS:
             return
-        records = map(self._leaves.of, reachable_graph(event).leaves.values())
-        if any(each is not None and _may_be_forgotten(each) for each in records):
+        if any(map(_may_be_forgotten, self._leaves.unowned)):
             self._orders += 1
             self._look_below(event)
 
@@ -212,9 +210,7 @@ class ParameterNotOptimizedDetector:
         if not self._leaves.looks_at(event.number):
             return
         window = self._windows.stepped
-        records = [
-            record for each in window.parameters() if (record := self._leaves.of(each)) is not None
-        ]
+        records = self._leaves.stepped
         if backward is not None and all(each.reached_last != event.number for each in records):
             self._next.setdefault(backward, _maker(window, event.site))
         if any(not group["params"] for group in event.optimizer.param_groups):
@@ -228,7 +224,7 @@ class ParameterNotOptimizedDetector:
         forgotten = [
             each
             for each in self._leaves.all()
-            if id(each) not in self._unowned and _is_forgotten(each)
+            if not each.owners and id(each) not in self._unowned and _is_forgotten(each)
         ]
         never = [
             leaf

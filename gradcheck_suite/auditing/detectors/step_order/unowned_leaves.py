@@ -171,7 +171,7 @@ def wasted_finding(site: CallSite | None, group: list[Unowned], maker: Maker | N
         location=where,
         related=related((place, "this backward fills them"), apart_from=where),
         hint="give their optimizer the parameters of this model",
-        evidence={"count": len(names), "names": names},
+        evidence={"count": len(names), "names": tuple(names)},
     )
 
 
@@ -296,7 +296,7 @@ def finding_of(group: list[Unowned]) -> Finding:
             "count": len(group),
             "step": first.record.first_seen,
             "optimizer": maker.kind,
-            "names": names,
+            "names": tuple(names),
         },
     )
 
