@@ -38,8 +38,9 @@ ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
-ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
+ForwardFinished            after the outermost call of a module, in the first 8 steps
 LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
+DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 AutocastEntered            when autocast is entered where it was off
@@ -84,6 +85,7 @@ __all__ = [
     "BackwardFinished",
     "BackwardStarted",
     "Detector",
+    "DropoutRanInEval",
     "Event",
     "ForwardFinished",
     "GradModeChanged",
@@ -340,6 +342,18 @@ class NonLeafGradientRead(NamedTuple):
     site: CallSite
 
 
+class DropoutRanInEval(NamedTuple):
+    """Functional dropout is on, and the module that calls it is in evaluation mode.
+
+    ``is_given``: whether the call says ``training=...``.
+    """
+
+    function: str
+    module: nn.Module
+    is_given: bool
+    site: CallSite | None
+
+
 class LegacyFunctionCalled(NamedTuple):
     """An instance of a custom Function is called, as in old torch; this one refuses."""
 
@@ -490,6 +504,7 @@ Event: TypeAlias = (
     | NonLeafGradientRead
     | NonLeafRefused
     | AutocastEntered
+    | DropoutRanInEval
     | GradModeChanged
     | Written
     | IndexedAssigned

@@ -279,6 +279,10 @@ def _two_optimizers(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, batches()))
 
 
+def _evaluated(names: ModuleType) -> None:
+    names.evaluate(names.Network(4), torch.randn(2, 4))
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -453,4 +457,5 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS612": (_widened,),
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
+    "GCS703": (lambda names: audited(lambda: _evaluated(names)),),
 }

@@ -34,6 +34,7 @@ from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetect
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
+from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import DropoutIgnoresEvalDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
@@ -101,6 +102,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(windows),
         StuckInEvalDetector(windows),
+        DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),

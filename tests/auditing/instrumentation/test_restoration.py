@@ -27,6 +27,7 @@ NAMES = [
     *engine_entry_points(),
     (torch.autograd.graph, "disable_saved_tensors_hooks"),
     (torch.autocast, "__enter__"),
+    (torch.nn.functional, "dropout"),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     (torch.optim.lr_scheduler, "warnings"),
     (BaseProcess, "start"),

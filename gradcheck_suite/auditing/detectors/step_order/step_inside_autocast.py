@@ -6,6 +6,7 @@ optimizer that steps inside the region changes the parameter and not the copy.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -66,8 +67,8 @@ class StepInsideAutocastDetector:
                 continue
             self._steps[device] += 1
             if self._steps[device] > 1:
-                seen = _Seen(entered, event.site, type(event.optimizer).__name__)
-                self._seen.note((entered, event.site), lambda seen=seen: seen)
+                key = entered, event.site
+                self._seen.note(key, partial(_Seen, *key, type(event.optimizer).__name__))
 
     def findings(self) -> Sequence[Finding]:
         """Return one finding for each region and step."""
