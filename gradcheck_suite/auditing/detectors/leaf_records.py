@@ -207,6 +207,8 @@ class LeafRecords:
         fresh: by shape, leaves that come anew.
         unowned: those in the graph of the backward that was looked at last which nobody owns.
         stepped: those that the optimizer owns whose step was looked at last.
+        is_looking: whether they are looked at in the step that is under way.
+        turns: the number of optimizers that take turns, as far as they are looked at.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -223,6 +225,7 @@ class LeafRecords:
         self.fresh: dict[tuple[int, ...], FreshLeaves] = {}
         self.unowned: list[LeafRecord] = []
         self.stepped: list[LeafRecord] = []
+        self.is_looking, self.turns = False, 1
 
     def subscriptions(self) -> Subscriptions:
         """Follow leaves from the backwards that reach them to the steps that change them."""
@@ -245,15 +248,6 @@ class LeafRecords:
     def steps_looked_at(self) -> int:
         """The number of steps in which leaves were looked at."""
         return len(self._looked_at)
-
-    def looks_at(self, step: int) -> bool:
-        """Return whether leaves are looked at in this step."""
-        return step <= self._until or is_looked_at(step, self.turns)
-
-    @property
-    def turns(self) -> int:
-        """The number of optimizers that take turns, as far as they are looked at."""
-        return max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
 
     def look_closely(self, turns: int) -> None:
         """Look at each step, until so many of each optimizer are done."""
@@ -310,7 +304,9 @@ class LeafRecords:
 
     def _begin_backward(self, event: BackwardStarted) -> None:
         state = self._recorder.state
-        if not self.looks_at(state.iteration):
+        iteration = state.iteration
+        self.is_looking = iteration <= self._until or is_looked_at(iteration, self.turns)
+        if not self.is_looking:
             return
         self.unowned = []
         for leaf in reachable_graph(event).leaves.values():
@@ -339,12 +335,14 @@ class LeafRecords:
 
     def _begin_step(self, event: StepStarted) -> None:
         step = self._recorder.state.step
-        if not self.looks_at(step):
-            self._look_for_thawed(step)
+        self.turns = max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
+        self.is_looking = step <= self._until or is_looked_at(step, self.turns)
+        if not self.is_looking:
+            if self._frozen:
+                self._look_for_thawed(step)
             return
         self._looked_at.add(step)
         self._own(event)
-        turns = self.turns
         self.stepped = []
         asked: list[tuple[LeafRecord, Tensor]] = []
         owned = set(map(id, parameters_of(event.optimizer)))
@@ -369,7 +367,7 @@ class LeafRecords:
                 record.with_zeros += 1
             else:
                 record.with_gradient += 1
-            is_reached = record.reached_last is not None and record.reached_last > step - turns
+            is_reached = record.reached_last is not None and record.reached_last > step - self.turns
             record.missed = record.missed + 1 if is_zero and not is_reached else 0
         frozen = [each for each in self._living.values() if not each.asked_last]
         # From all over: what is thawed is mostly a part.
@@ -393,7 +391,7 @@ class LeafRecords:
         return first is optimizer
 
     def _end_step(self, _event: StepFinished) -> None:
-        if self.looks_at(self._recorder.state.step):
+        if self.is_looking:
             self._look_for_changes()
 
     def _look_for_changes(self) -> None:

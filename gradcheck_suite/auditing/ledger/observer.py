@@ -174,7 +174,7 @@ class LedgerObserver:
                 return
             known = self._backwards[event.site, event.accumulates] = _Backward()
         known.count += 1
-        if self._leaves.looks_at(self._recorder.state.iteration):
+        if self._leaves.is_looking:
             known.reached = max(known.reached, len(reachable_graph(event).leaves))
 
     def _end_forward(self, event: ForwardFinished) -> None:
@@ -209,9 +209,8 @@ class LedgerObserver:
         known.note("stepped", event.site)
         summary = self._windows.of(event.optimizer).summary
         known.backwards[-1 if summary is None else len(summary.fills)] += 1
-        step = self._recorder.state.step
-        if self._leaves.looks_at(step):
-            self._alive[step] = self._recorder.generations.living.count
+        if self._leaves.is_looking:
+            self._alive[self._recorder.state.step] = self._recorder.generations.living.count
             known.groups = tuple(map(_group_facts, event.optimizer.param_groups))
 
     def ledger(self) -> Ledger:

@@ -151,14 +151,15 @@ class FrozenLeavesDetector:
         """Look at what is frozen in the steps in which leaves are looked at."""
         return {StepFinished: self._end_step}
 
-    def _end_step(self, event: StepFinished) -> None:
-        if not self._leaves.looks_at(event.number):
-            return
+    def _end_step(self, event: StepFinished) -> int | None:
+        if not self._leaves.is_looking:
+            return 1 << event.number.bit_length()  # the next step that is looked at
         window = self._windows.stepped
         self._look_for_all_frozen(window, event)
         if event.number + 1 >= _ENOUGH:
             self._look_for_flags(event)
             self._look_for_siblings(window, event)
+        return None
 
     def _look_for_all_frozen(self, window: AccumulationWindow, event: StepFinished) -> None:
         records = self._leaves.stepped

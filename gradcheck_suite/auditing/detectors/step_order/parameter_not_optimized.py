@@ -178,7 +178,7 @@ class ParameterNotOptimizedDetector:
             self._leaves.look_closely(_STEPS_IN_DOUBT + 1)
 
     def _before_backward(self, event: BackwardStarted) -> None:
-        if not event.accumulates or not self._leaves.looks_at(self._recorder.state.iteration):
+        if not event.accumulates or not self._leaves.is_looking:
             return
         self._backward = event.site
         if self._orders == _MOST_ORDERS:
@@ -207,7 +207,7 @@ class ParameterNotOptimizedDetector:
 
     def _end_step(self, event: StepFinished) -> None:
         backward, self._backward = self._backward, None
-        if not self._leaves.looks_at(event.number):
+        if not self._leaves.is_looking:
             return
         window = self._windows.stepped
         records = self._leaves.stepped
