@@ -76,7 +76,9 @@ def is_looked_at(step: int, turns: int = 1) -> bool:
     >>> [step for step in range(40) if is_looked_at(step, turns=2)]
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33]
     """
-    return step < _FIRST_STEPS * turns or step - (1 << (step.bit_length() - 1)) < turns
+    if step < _FIRST_STEPS * turns or not step & (step - 1):
+        return True
+    return turns > 1 and step - (1 << (step.bit_length() - 1)) < turns
 
 
 class FreshLeaves:
@@ -295,6 +297,7 @@ class LeafRecords:
 
     def _own_all(self, optimizer: Optimizer) -> None:
         self._met.add(id(optimizer))
+        self.turns = max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
         for parameter in parameters_of(optimizer):
             record = self.note(parameter)
             if record is not None:
@@ -335,7 +338,6 @@ class LeafRecords:
 
     def _begin_step(self, event: StepStarted) -> None:
         step = self._recorder.state.step
-        self.turns = max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
         self.is_looking = step <= self._until or is_looked_at(step, self.turns)
         if not self.is_looking:
             if self._frozen:
