@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.memory import is_readable
+from gradcheck_suite._torch_compat import dispatch_mode_is_active, jit_is_tracing
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -30,6 +31,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
+from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,7 +185,7 @@ class LeafRecord:
         self.missed = 0
         self.steps = self.with_gradient = self.with_zeros = 0
         self.changed: bool | None = None
-        self.sums = _sums(leaf)
+        self.sums = _sums(leaf) if _may_read() else None
         self.storage = _storage(leaf)
 
     def reach(self, step: int, site: CallSite | None) -> None:
@@ -276,7 +278,7 @@ class LeafRecords:
                 return None
             if known is not None and (known.owners or known.is_parameter):
                 self._gone.append(known)
-            known = LeafRecord(tensor, name, self._recorder.state.step)
+            known = without_user_modes(LeafRecord, tensor, name, self._recorder.state.step)
             self._living[id(tensor)] = known
         elif known.name is None:
             known.name = name
@@ -345,6 +347,9 @@ class LeafRecords:
             return
         self._looked_at.add(step)
         self._own(event)
+        without_user_modes(self._look_at_all, event, step)
+
+    def _look_at_all(self, event: StepStarted, step: int) -> None:
         self.stepped = []
         asked: list[tuple[LeafRecord, Tensor]] = []
         owned = set(map(id, parameters_of(event.optimizer)))
@@ -394,9 +399,11 @@ class LeafRecords:
 
     def _end_step(self, _event: StepFinished) -> None:
         if self.is_looking:
-            self._look_for_changes()
+            without_user_modes(self._look_for_changes)
 
     def _look_for_changes(self) -> None:
+        if not _may_read():
+            return
         asked = []
         for record in self._living.values():
             tensor = record.reference()
@@ -411,7 +418,7 @@ class LeafRecords:
                 record.sums = None
 
     def _end(self, _event: SessionEnded) -> None:
-        self._look_for_changes()
+        without_user_modes(self._look_for_changes)
 
 
 def _storage(tensor: Tensor) -> int | None:
@@ -419,6 +426,11 @@ def _storage(tensor: Tensor) -> int | None:
         return tensor.untyped_storage().data_ptr() or None
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def _may_read() -> bool:
+    """Return whether nobody would be told of an operator of ours, nor write it down."""
+    return not (dispatch_mode_is_active() or jit_is_tracing())
 
 
 def _sums(tensor: Tensor) -> Tensor | None:
@@ -440,6 +452,8 @@ def _differ(before: Tensor, now: Tensor) -> Tensor:
 
 def _are_zero(gradients: Sequence[Tensor]) -> list[bool]:
     """Return of each gradient whether it is known to be all zeros."""
+    if not _may_read():
+        return [False] * len(gradients)
     with torch.no_grad():
         asked = list(map(_is_all_zeros, gradients))
     read = iter(_read([each for each in asked if each is not None]))
