@@ -43,6 +43,7 @@ LayerRanInTrainingMode     before dropout or batch norm in training mode runs wi
 DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
+TorchWarned                at any other warning that is shown, recorded or logged
 AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 Written                    after an in-place call outside ``optimizer.step()``
@@ -118,6 +119,7 @@ __all__ = [
     "StepStarted",
     "StepSummarized",
     "Subscriptions",
+    "TorchWarned",
     "WatchResumed",
     "WriteRefused",
     "Written",
@@ -342,6 +344,20 @@ class NonLeafGradientRead(NamedTuple):
     site: CallSite
 
 
+class TorchWarned(NamedTuple):
+    """A warning has passed the program's filters, of torch or of anyone else.
+
+    Attributes:
+        text: its words.
+        from_torch: whether torch is seen to have raised it; some of its code can't be seen.
+        site: the innermost place in the user's code.
+    """
+
+    text: str
+    from_torch: bool
+    site: CallSite | None
+
+
 class DropoutRanInEval(NamedTuple):
     """Functional dropout is on, and the module that calls it is in evaluation mode.
 
@@ -470,9 +486,9 @@ class WatchResumed(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """The audit is over; ``failed`` says that an exception ended it."""
+    """The audit is over; ``error`` is the exception that ended it, if one did."""
 
-    failed: bool
+    error: BaseException | None
 
 
 Event: TypeAlias = (
@@ -502,6 +518,7 @@ Event: TypeAlias = (
     | LayerRanInTrainingMode
     | LegacyFunctionCalled
     | NonLeafGradientRead
+    | TorchWarned
     | NonLeafRefused
     | AutocastEntered
     | DropoutRanInEval
@@ -551,6 +568,8 @@ class Detector(Protocol):
         """Return what is certain by now."""
         ...
 
-    # Two more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
-    # could not look at, and ``is_following() -> bool``, whether it is at something that the steps
-    # to come have a part in, so that none may be passed over.
+    # Four more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
+    # could not look at; ``is_following() -> bool``, whether it is at something that the steps
+    # to come have a part in, so that none may be passed over; and ``findings_beside(found)``, what
+    # it tells beside the findings of those before it, in place of ``findings()``; and
+    # ``put_back()``, which takes away what it has replaced, however the audit ends.

@@ -38,6 +38,7 @@ FROZEN = {
     "GCS205": "tensor-on-ctx",
     "GCS206": "create-graph-cycle",
     "GCS207": "hook-keeps-graph",
+    "GCS208": "backward-twice",
     "GCS301": "missing-zero-grad",
     "GCS302": "zero-grad-misplaced",
     "GCS303": "step-without-backward",
@@ -61,6 +62,7 @@ FROZEN = {
     "GCS407": "grad-read-on-non-leaf",
     "GCS408": "checkpoint-cuts-graph",
     "GCS409": "frozen-but-changed",
+    "GCS410": "refused-by-torch",
     "GCS501": "backward-arity",
     "GCS502": "legacy-function",
     "GCS503": "missing-mark-dirty",
@@ -99,10 +101,11 @@ WARNINGS = {
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS311", "GCS312", "GCS313", "GCS314", "GCS403", "GCS409", "GCS703"),
+    *("GCS104", "GCS208", "GCS311", "GCS312", "GCS313", "GCS314", "GCS403", "GCS409", "GCS410"),
+    "GCS703",
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
-ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901", "GCS902", "GCS903"}
+ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901"}
 PLANNED = {"GCS801"}
 
 FILES = Path(catalogue.__file__).with_name("entries")

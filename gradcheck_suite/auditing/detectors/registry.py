@@ -37,6 +37,7 @@ from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphD
 from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import DropoutIgnoresEvalDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
+from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
@@ -86,6 +87,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    contract = FunctionContractDetector(recorder)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -117,8 +119,9 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
-        FunctionContractDetector(recorder),
-        FunctionCallDetector(recorder),
+        contract,
+        FunctionCallDetector(recorder, contract),
+        RefusedByTorchDetector(),
         LedgerObserver(recorder, windows, leaves),
     )
 
