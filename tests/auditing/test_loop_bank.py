@@ -91,7 +91,7 @@ WORDS = {
     "clip_each_micro_batch": ("warning", "clipped the running sum again and again"),
     "clip_without_unscale": ("error", "still multiplied by the loss scale, in 8 steps of SGD"),
     "scheduler_first": ("warning", "StepLR.step() ran before the first SGD.step()"),
-    "head_replaced": ("error", "(`2.weight`, `2.bias`) that no optimizer owns"),
+    "head_replaced": ("error", "(`model[2].weight`, `model[2].bias`) that no optimizer owns"),
     "layer_added_late": ("warning", "though Adam trains other parameters of the same model"),
     "model_built_again": ("warning", "SGD owns 4 parameters that no loss depends on"),
     "generator_first": ("warning", "which SGD had stepped on, left in its gradients"),

@@ -9,6 +9,7 @@ device then costs one wait.
 from __future__ import annotations
 
 import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.memory import is_readable
-from gradcheck_suite.auditing.call_sites import user_frames, variables_of
+from gradcheck_suite._torch_compat import dispatch_mode_is_active, jit_is_tracing
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -29,6 +30,8 @@ from gradcheck_suite.auditing.events import (
     StepStarted,
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
+from gradcheck_suite.auditing.object_names.tensor_names import variable_of
+from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.findings import Finding
 
-__all__ = ["LeafRecord", "LeafRecords", "is_looked_at", "variable_of"]
+__all__ = ["FreshLeaves", "LeafRecord", "LeafRecords", "is_looked_at"]
 
 _FIRST_STEPS = 4
 """In so many first steps each is looked at; after those, powers of two. A bound on cost: each look
@@ -50,18 +53,60 @@ _MOST_LEAVES = 50_000
 _MOST_SITES = 8
 """Lines whose backwards have reached a leaf that are remembered. A bound on memory."""
 
-_FRAMES = 4
-"""The user's frames, from the innermost, whose variables are asked for a module's name. A bound on
-cost: a module is mostly called by who knows it."""
+_MOST_TURNS = 8
+"""Optimizers whose steps are looked at one after the other. A bound on cost."""
+
+_MOST_SHAPES = 64
+"""Shapes of leaves that come anew in each step. A bound on memory."""
+
+_MOST_FROZEN = 16
+"""Frozen leaves that are asked in each step whether they were thawed. A bound on cost: what thaws
+one of a module mostly thaws all of it."""
+
+_CLOSELY = 4
+"""Turns of all optimizers that are looked at after a leaf was thawed. Chosen: those that it takes
+to see that it gets gradients and stays as it is."""
 
 
-def is_looked_at(step: int) -> bool:
+def is_looked_at(step: int, turns: int = 1) -> bool:
     """Return whether leaves are looked at in this step, counted from 0.
+
+    Where several optimizers take turns, each of them is looked at.
 
     >>> [step for step in range(40) if is_looked_at(step)]
     [0, 1, 2, 3, 4, 8, 16, 32]
+    >>> [step for step in range(40) if is_looked_at(step, turns=2)]
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33]
     """
-    return step < _FIRST_STEPS or not step & (step - 1)
+    if step < _FIRST_STEPS * turns or not step & (step - 1):
+        return True
+    return turns > 1 and step - (1 << (step.bit_length() - 1)) < turns
+
+
+class FreshLeaves:
+    """Leaves of one shape that nobody owns, and that a backward reached in their first step.
+
+    Attributes:
+        steps: in how many of the steps looked at there was one.
+        step: the last of them.
+        last: the last such leaf.
+        are_parameters: whether each was an ``nn.Parameter``.
+        site: the line of its backward.
+    """
+
+    __slots__ = ("are_parameters", "last", "site", "step", "steps")
+
+    def __init__(self) -> None:
+        self.steps, self.step = 0, -1
+        self.are_parameters = True
+        self.last: weakref.ref[Tensor] | None = None
+        self.site: CallSite | None = None
+
+    def note(self, leaf: Tensor, step: int, site: CallSite | None) -> None:
+        """Note one."""
+        self.steps += step != self.step
+        self.are_parameters = self.are_parameters and isinstance(leaf, nn.Parameter)
+        self.step, self.last, self.site = step, weakref.ref(leaf), site
 
 
 class LeafRecord:
@@ -78,10 +123,16 @@ class LeafRecord:
         asked: whether gradients were asked for when it was first seen.
         asked_last: and when it was last looked at.
         first_seen: the step in which it was first seen.
-        reached: in how many of the steps looked at a backward has reached it.
+        turned: the step since which gradients are asked for, or no longer; None where that never
+            changed.
+        reached: in how many of the steps looked at a backward that fills ``.grad`` has reached it.
         reached_first: the first step looked at in which one has; None for none.
         reached_last: the last such step.
         sites: the lines of those backwards.
+        returned: whether ``autograd.grad`` has gone through a graph with it.
+        after_owned: whether, in such a graph, it meets what owned leaves have made; None where
+            nobody has asked.
+        missed: in how many looks at a step, one after the other up to the last, it had no gradient.
         steps: in how many steps it was looked at before an optimizer's step.
         with_gradient: in how many of them it had a gradient other than zeros.
         with_zeros: in how many one of zeros alone.
@@ -90,11 +141,13 @@ class LeafRecord:
     """
 
     __slots__ = (
+        "after_owned",
         "asked",
         "asked_last",
         "changed",
         "first_seen",
         "is_parameter",
+        "missed",
         "name",
         "owned_since",
         "owners",
@@ -102,11 +155,13 @@ class LeafRecord:
         "reached_first",
         "reached_last",
         "reference",
+        "returned",
         "shape",
         "sites",
         "steps",
         "storage",
         "sums",
+        "turned",
         "with_gradient",
         "with_zeros",
     )
@@ -124,9 +179,13 @@ class LeafRecord:
         self.reached_first: int | None = None
         self.reached_last: int | None = None
         self.sites: list[CallSite | None] = []
+        self.turned: int | None = None
+        self.after_owned: bool | None = None
+        self.returned = False
+        self.missed = 0
         self.steps = self.with_gradient = self.with_zeros = 0
         self.changed: bool | None = None
-        self.sums = _sums(leaf)
+        self.sums = _sums(leaf) if _may_read() else None
         self.storage = _storage(leaf)
 
     def reach(self, step: int, site: CallSite | None) -> None:
@@ -139,9 +198,22 @@ class LeafRecord:
         if site not in self.sites and len(self.sites) < _MOST_SITES:
             self.sites.append(site)
 
+    def ask(self, requires_grad: bool, step: int) -> None:
+        """Note whether gradients are asked for now."""
+        if requires_grad is not self.asked_last:
+            self.asked_last, self.turned = requires_grad, step
+
 
 class LeafRecords:
-    """Takes down what becomes of leaves; what reads it comes after it."""
+    """Takes down what becomes of leaves; what reads it comes after it.
+
+    Attributes:
+        fresh: by shape, leaves that come anew.
+        unowned: those in the graph of the backward that was looked at last which nobody owns.
+        stepped: those that the optimizer owns whose step was looked at last.
+        is_looking: whether they are looked at in the step that is under way.
+        turns: the number of optimizers that take turns, as far as they are looked at.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -152,6 +224,12 @@ class LeafRecords:
         self._looked_at: set[int] = set()
         self._met: set[int] = set()
         self._looking_for: weakref.ref[Optimizer] | None = None
+        self._until = -1
+        self._frozen: list[LeafRecord] = []
+        self.fresh: dict[tuple[int, ...], FreshLeaves] = {}
+        self.unowned: list[LeafRecord] = []
+        self.stepped: list[LeafRecord] = []
+        self.is_looking, self.turns = False, 1
 
     def subscriptions(self) -> Subscriptions:
         """Follow leaves from the backwards that reach them to the steps that change them."""
@@ -175,9 +253,17 @@ class LeafRecords:
         """The number of steps in which leaves were looked at."""
         return len(self._looked_at)
 
+    def look_closely(self, turns: int) -> None:
+        """Look at each step, until so many of each optimizer are done."""
+        self._until = max(self._until, self._recorder.state.step + turns * self.turns)
+
+    def modules(self) -> list[nn.Module]:
+        """Return the modules that were called from outside of all modules, and live."""
+        return [each for known in self._modules.values() if (each := known()) is not None]
+
     def all(self) -> list[LeafRecord]:
         """Return the records, in the order in which the leaves were first seen."""
-        return sorted((*self._gone, *self._living.values()), key=lambda each: each.first_seen)
+        return sorted((*self._gone, *self._living.values()), key=attrgetter("first_seen"))
 
     def of(self, tensor: Tensor) -> LeafRecord | None:
         """Return the record of a leaf, if it was seen."""
@@ -192,7 +278,7 @@ class LeafRecords:
                 return None
             if known is not None and (known.owners or known.is_parameter):
                 self._gone.append(known)
-            known = LeafRecord(tensor, name, self._recorder.state.step)
+            known = without_user_modes(LeafRecord, tensor, name, self._recorder.state.step)
             self._living[id(tensor)] = known
         elif known.name is None:
             known.name = name
@@ -213,6 +299,7 @@ class LeafRecords:
 
     def _own_all(self, optimizer: Optimizer) -> None:
         self._met.add(id(optimizer))
+        self.turns = max(1, min(self._recorder.optimizers.count, _MOST_TURNS))
         for parameter in parameters_of(optimizer):
             record = self.note(parameter)
             if record is not None:
@@ -222,12 +309,25 @@ class LeafRecords:
 
     def _begin_backward(self, event: BackwardStarted) -> None:
         state = self._recorder.state
-        if not is_looked_at(state.iteration):
+        iteration = state.iteration
+        self.is_looking = iteration <= self._until or is_looked_at(iteration, self.turns)
+        if not self.is_looking:
             return
+        self.unowned = []
         for leaf in reachable_graph(event).leaves.values():
             record = self.note(leaf)
-            if record is not None:
-                record.reach(state.iteration, event.site)
+            if record is None:
+                continue
+            is_new = not record.owners and record.first_seen == state.step and not record.reached
+            if not record.owners:
+                self.unowned.append(record)
+            if not event.accumulates:
+                record.returned = True
+                continue
+            record.reach(state.step, event.site)
+            if is_new and (record.shape in self.fresh or len(self.fresh) < _MOST_SHAPES):
+                fresh = self.fresh.setdefault(record.shape, FreshLeaves())
+                fresh.note(leaf, state.step, event.site)
 
     def _end_forward(self, event: ForwardFinished) -> None:
         module = event.module
@@ -240,10 +340,17 @@ class LeafRecords:
 
     def _begin_step(self, event: StepStarted) -> None:
         step = self._recorder.state.step
-        if not is_looked_at(step):
+        self.is_looking = step <= self._until or is_looked_at(step, self.turns)
+        if not self.is_looking:
+            if self._frozen:
+                self._look_for_thawed(step)
             return
         self._looked_at.add(step)
         self._own(event)
+        without_user_modes(self._look_at_all, event, step)
+
+    def _look_at_all(self, event: StepStarted, step: int) -> None:
+        self.stepped = []
         asked: list[tuple[LeafRecord, Tensor]] = []
         owned = set(map(id, parameters_of(event.optimizer)))
         for key, record in self._living.items():
@@ -253,16 +360,35 @@ class LeafRecords:
             tensor = record.reference()
             if tensor is None:
                 continue
+            if key in owned:
+                self.stepped.append(record)
             record.steps += 1
-            record.asked_last = tensor.requires_grad
+            record.ask(tensor.requires_grad, step)
             if tensor.grad is not None:
                 asked.append((record, tensor.grad))
+            else:
+                record.missed += 1
         are_zero = _are_zero([gradient for _, gradient in asked])
         for (record, _), is_zero in zip(asked, are_zero, strict=True):
             if is_zero:
                 record.with_zeros += 1
             else:
                 record.with_gradient += 1
+            is_reached = record.reached_last is not None and record.reached_last > step - self.turns
+            record.missed = record.missed + 1 if is_zero and not is_reached else 0
+        frozen = [each for each in self._living.values() if not each.asked_last]
+        # From all over: what is thawed is mostly a part.
+        self._frozen = frozen[:: -(-len(frozen) // _MOST_FROZEN)] if frozen else []
+
+    def _look_for_thawed(self, step: int) -> None:
+        """Look closely as soon as a frozen leaf asks for gradients, long after the first steps."""
+        for record in self._frozen:
+            tensor = record.reference()
+            if tensor is not None and tensor.requires_grad:
+                record.ask(True, step)
+                self._frozen = []
+                self.look_closely(_CLOSELY)
+                return
 
     def _is_first(self, optimizer: Optimizer) -> bool:
         first = None if self._looking_for is None else self._looking_for()
@@ -272,10 +398,12 @@ class LeafRecords:
         return first is optimizer
 
     def _end_step(self, _event: StepFinished) -> None:
-        if is_looked_at(self._recorder.state.step):
-            self._look_for_changes()
+        if self.is_looking:
+            without_user_modes(self._look_for_changes)
 
     def _look_for_changes(self) -> None:
+        if not _may_read():
+            return
         asked = []
         for record in self._living.values():
             tensor = record.reference()
@@ -290,21 +418,7 @@ class LeafRecords:
                 record.sums = None
 
     def _end(self, _event: SessionEnded) -> None:
-        self._look_for_changes()
-
-
-def variable_of(module: nn.Module) -> str | None:
-    """Return the variable, or attribute of ``self``, that a running function has the module in."""
-    for number, frame in enumerate(user_frames()):
-        if number >= _FRAMES:
-            return None
-        variables = variables_of(frame)
-        inside = getattr(variables.get("self"), "__dict__", {})
-        for names in (variables, inside, inside.get("_modules", {}), frame.f_globals):
-            for name, value in names.items():
-                if value is module and name != "self":
-                    return str(name)
-    return None
+        without_user_modes(self._look_for_changes)
 
 
 def _storage(tensor: Tensor) -> int | None:
@@ -312,6 +426,11 @@ def _storage(tensor: Tensor) -> int | None:
         return tensor.untyped_storage().data_ptr() or None
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def _may_read() -> bool:
+    """Return whether nobody would be told of an operator of ours, nor write it down."""
+    return not (dispatch_mode_is_active() or jit_is_tracing())
 
 
 def _sums(tensor: Tensor) -> Tensor | None:
@@ -333,6 +452,8 @@ def _differ(before: Tensor, now: Tensor) -> Tensor:
 
 def _are_zero(gradients: Sequence[Tensor]) -> list[bool]:
     """Return of each gradient whether it is known to be all zeros."""
+    if not _may_read():
+        return [False] * len(gradients)
     with torch.no_grad():
         asked = list(map(_is_all_zeros, gradients))
     read = iter(_read([each for each in asked if each is not None]))

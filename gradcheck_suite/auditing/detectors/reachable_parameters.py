@@ -20,6 +20,8 @@ __all__ = [
     "ALWAYS_WALKED",
     "MOST_NODES",
     "ReachableGraph",
+    "in_order",
+    "leaves_after",
     "nodes_of",
     "nodes_under",
     "reachable_graph",
@@ -152,3 +154,47 @@ def _note_custom(found: ReachableGraph, node: Node, custom: type, following: Fol
         direct = getattr(function, "variable", None)
         if direct is not None:
             found.functions[id(direct)] = custom
+
+
+def in_order(roots: list[Node]) -> list[Node] | None:
+    """Return the nodes of these graphs, each after those that it depends on; None if too many."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    waiting: list[tuple[Node, bool]] = [(root, False) for root in roots]
+    while waiting:
+        node, done = waiting.pop()
+        if done:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MOST_NODES:
+            return None
+        waiting.append((node, True))
+        waiting.extend((child, False) for child, _ in node.next_functions if child is not None)
+    return order
+
+
+def leaves_after(order: list[Node], owned: set[int]) -> set[int]:
+    """Return the leaves that meet, where they are used, what owned parameters have made."""
+    trained: set[Node] = set()
+    # What is nothing but a leaf under another name: a transposed weight.
+    alias: dict[Node, int] = {}
+    found: set[int] = set()
+    for node in order:
+        children = [child for child, _ in node.next_functions if child is not None]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not children:
+            if id(leaf) in owned:
+                trained.add(node)
+            else:
+                alias[node] = id(leaf)
+            continue
+        if any(child in trained for child in children):
+            trained.add(node)
+            if "Compiled" not in type(node).__name__:
+                found.update(alias[child] for child in children if child in alias)
+        elif len(children) == 1 and children[0] in alias:
+            alias[node] = alias[children[0]]
+    return found

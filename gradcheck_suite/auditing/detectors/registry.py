@@ -14,6 +14,7 @@ from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     FrozenParameterDetector,
     FrozenStatisticsDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.frozen_leaves import FrozenLeavesDetector
 from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf import (
     GradReadOnNonLeafDetector,
 )
@@ -111,13 +112,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         TrainModeInEvalDetector(recorder, windows),
         StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
-        ParameterNotOptimizedDetector(recorder, windows),
+        ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),
         StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
+        FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
         without_gradient,

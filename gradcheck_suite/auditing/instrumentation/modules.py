@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradcheck_suite._torch_compat import jit_is_tracing
 from gradcheck_suite.auditing.call_sites import call_site
 from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
@@ -84,7 +85,8 @@ class ForwardSource(EventSource):
                 if not (self.is_kept or source.inside) and nn.Module.__call__ is call:
                     nn.Module.__call__ = original  # type: ignore[method-assign]
                 return original(module, *args, **kwargs)
-            if source.inside or not state.running or is_compiling():
+            # A trace would write down what is read of the module.
+            if source.inside or not state.running or is_compiling() or jit_is_tracing():
                 return original(module, *args, **kwargs)
             source.inside += 1
             try:

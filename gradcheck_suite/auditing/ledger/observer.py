@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
-from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, variable_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -39,6 +38,7 @@ from gradcheck_suite.auditing.ledger.facts import (
     ParameterFacts,
     Place,
 )
+from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -174,7 +174,7 @@ class LedgerObserver:
                 return
             known = self._backwards[event.site, event.accumulates] = _Backward()
         known.count += 1
-        if is_looked_at(self._recorder.state.iteration):
+        if self._leaves.is_looking:
             known.reached = max(known.reached, len(reachable_graph(event).leaves))
 
     def _end_forward(self, event: ForwardFinished) -> None:
@@ -209,9 +209,8 @@ class LedgerObserver:
         known.note("stepped", event.site)
         summary = self._windows.of(event.optimizer).summary
         known.backwards[-1 if summary is None else len(summary.fills)] += 1
-        step = self._recorder.state.step
-        if is_looked_at(step):
-            self._alive[step] = self._recorder.generations.living.count
+        if self._leaves.is_looking:
+            self._alive[self._recorder.state.step] = self._recorder.generations.living.count
             known.groups = tuple(map(_group_facts, event.optimizer.param_groups))
 
     def ledger(self) -> Ledger:

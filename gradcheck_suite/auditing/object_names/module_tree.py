@@ -10,10 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradcheck_suite._runtime.frames import definition_line
 from gradcheck_suite.auditing.call_sites import kind_of_file
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
+from gradcheck_suite.auditing.object_names.tensor_names import variable_of, written
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
@@ -33,12 +36,24 @@ class ModuleTree:
     """Every module that lives now, and which of them holds which. Keep it for one look only.
 
     Empty where there is no time left for searches.
+
+    Attributes:
+        modules: all of them.
+        owned: the identities of what any optimizer owns, known to the audit or not.
+        is_whole: whether there was time for the search.
     """
 
     def __init__(self, heap: Heap) -> None:
         self.modules: list[nn.Module] = []
+        self.owned: set[int] = set()
+        self.is_whole = False
         with suppress(SearchEndedError):
-            self.modules = heap.instances(nn.Module)
+            for thing in heap.instances(nn.Module, Optimizer):
+                if issubclass(type(thing), nn.Module):
+                    self.modules.append(thing)
+                elif "param_groups" in thing.__dict__:
+                    self.owned.update(map(id, parameters_of(thing)))
+            self.is_whole = True
         self._parents: dict[int, list[tuple[nn.Module, str]]] = {}
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in self.modules:
@@ -68,6 +83,20 @@ class ModuleTree:
             seen.add(id(current))
             names.append(up[1])
         return ".".join(reversed(names)) or type(module).__name__
+
+    def outermost(self, module: nn.Module) -> nn.Module:
+        """Return the module that this one is in and that is in no other."""
+        seen = {id(module)}
+        while (up := self.parent(module)) is not None and id(up[0]) not in seen:
+            module = up[0]
+            seen.add(id(module))
+        return module
+
+    def name(self, module: nn.Module) -> str:
+        """Return what the program calls a module: by a variable, if a running function has one."""
+        root = self.outermost(module)
+        start = variable_of(root) or type(root).__name__
+        return start if root is module else written(f"{start}.{self.path(module)}")
 
     def siblings(self, module: nn.Module) -> list[nn.Module]:
         """Return the others in the same list or dict of modules."""

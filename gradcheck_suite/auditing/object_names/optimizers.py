@@ -69,6 +69,11 @@ class Optimizers:
         """Return whether there is a model or an optimizer that the audit looks at."""
         return self._model is not None or bool(self._known)
 
+    @property
+    def count(self) -> int:
+        """The number of those that live."""
+        return len(self._known)
+
     def known(self) -> list[Optimizer]:
         """Return the optimizers that live, in the order in which they were first seen."""
         known = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ParameterNames", "listed", "local_name", "operation_words"]
+__all__ = ["ParameterNames", "listed", "local_name", "operation_words", "variable_of", "written"]
 
 _LISTED = 5
 """Names that are listed before the dots. Chosen, for length."""
@@ -22,6 +23,10 @@ _LISTED = 5
 _FRAMES = 12
 """Frames of the user's, from the innermost out, whose variables are looked at, and items of a list
 or tuple there. A bound on cost; a tensor is mostly named in the innermost."""
+
+_CALLERS = 4
+"""The user's frames, from the innermost, whose variables are asked for a module's name. A bound on
+cost: a module is mostly called by who knows it."""
 
 _WORDS = {
     "__iadd__": "+=",
@@ -90,6 +95,37 @@ def listed(names: Sequence[str]) -> str:
     """
     shown = ", ".join(f"`{name}`" for name in names[:_LISTED])
     return shown if len(names) <= _LISTED else f"{shown}, ..."
+
+
+def written(path: str) -> str:
+    """Return the name of a parameter as a program would write it.
+
+    >>> written("model.layers.0.weight"), written("model._orig_mod.head.bias")
+    ('model.layers[0].weight', 'model.head.bias')
+    """
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path.replace("._orig_mod", ""))
+
+
+def variable_of(module: nn.Module) -> str | None:
+    """Return the variable that a running function has the module in.
+
+    That may be an attribute of ``self``, or an entry of a dict.
+    """
+    for number, frame in enumerate(user_frames()):
+        if number >= _CALLERS:
+            return None
+        variables = variables_of(frame)
+        inside = getattr(variables.get("self"), "__dict__", {})
+        for names in (variables, inside, inside.get("_modules", {}), frame.f_globals):
+            for name, value in list(names.items()):
+                if value is module and name != "self":
+                    return str(name)
+        for name, value in variables.items():
+            if type(value) is dict and len(value) <= _FRAMES:
+                for key, item in list(value.items()):
+                    if item is module:
+                        return f"{name}[{key!r}]".replace("'", '"')
+    return None
 
 
 def local_name(tensor: Tensor) -> str | None:

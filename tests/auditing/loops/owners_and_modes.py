@@ -47,11 +47,11 @@ def decoder_left_out():
 def critic_whose_optimizer_has_the_generators_parameters():
     generator, critic = nn.Linear(3, 4), net()
     of_generator = torch.optim.Adam(generator.parameters())
-    of_critic = torch.optim.Adam(generator.parameters())
+    of_critic = torch.optim.Adam(generator.parameters())  # <- here
     for x, _ in data():
         of_critic.zero_grad()
         fake = generator(torch.randn(len(x), 3))
-        (critic(fake.detach()).mean() - critic(x).mean()).backward()  # <- here
+        (critic(fake.detach()).mean() - critic(x).mean()).backward()
         of_critic.step()
         of_generator.zero_grad()
         critic.requires_grad_(False)

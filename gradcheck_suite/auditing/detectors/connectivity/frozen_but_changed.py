@@ -21,7 +21,12 @@ from gradcheck_suite.auditing.events import (
     StepFinished,
     StepStarted,
 )
-from gradcheck_suite.auditing.object_names.tensor_names import listed, operation_words
+from gradcheck_suite.auditing.object_names.tensor_names import (
+    listed,
+    operation_words,
+    variable_of,
+    written,
+)
 from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint, fingerprint, same_content
 from gradcheck_suite.findings import Finding, Severity
 from gradcheck_suite.reporting.text import plural
@@ -386,8 +391,9 @@ class FrozenStatisticsDetector:
             return
         names = [name for name, layer in frozen if self._has_drifted(layer, event.number)]
         if names:
-            name = type(model).__name__
-            self._occurrences[event.site] = _Drifting(name, event.site, names, event.number)
+            name = variable_of(model) or type(model).__name__
+            named = [written(f"{name}.{each}") if each else name for each in names]
+            self._occurrences[event.site] = _Drifting(name, event.site, named, event.number)
 
     def _has_drifted(self, layer: _NormBase, step: int) -> bool:
         """Return whether its statistics are others than some steps before, and nothing else."""
@@ -428,7 +434,7 @@ def _drifting_finding(occurrence: _Drifting) -> Finding:
     layers = f"{plural(len(occurrence.names), 'frozen layer')} ({listed(occurrence.names)})"
     return Finding.of(
         catalogue.FROZEN_BUT_CHANGED,
-        f"the running statistics of {layers} of {occurrence.model} change in training mode, while "
+        f"the running statistics of {layers} change in training mode, while "
         "their parameters stay the same and others are trained; expected frozen layers in "
         "evaluation mode",
         detector="audit",

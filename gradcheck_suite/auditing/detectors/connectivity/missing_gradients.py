@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gradcheck_suite import catalogue
@@ -37,7 +37,6 @@ __all__ = [
     "flat_finding",
     "frozen_finding",
     "is_conditional",
-    "is_registered",
     "look_again",
     "none_gradient",
     "under_no_grad",
@@ -101,6 +100,7 @@ class Verdict:
     hint: str
     severity: Severity | None = Severity.WARNING
     related: tuple[Related, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -119,10 +119,10 @@ def is_conditional(watched: Watched, place: Place) -> bool:
 
 
 def called(place: Place) -> str:
-    """Return words for the module of a parameter: the name of a layer in a list is but a number."""
+    """Return words for the module of a parameter: a layer in a list has but a number."""
     if place.module is None:
         return "its module"
-    if place.module.rpartition(".")[2].isdigit():
+    if place.module.endswith("]"):
         return f"the {place.kind} `{place.module}`"
     return f"`{place.module}`"
 
@@ -220,6 +220,7 @@ def finding_of(watched: Watched, group: Group) -> Finding:
         f"{'s' if watched.steps == 1 else ''} {'them' if many else 'it'}: {verdict.reason}",
         detector="audit",
         severity=verdict.severity,
+        doubts=verdict.doubts,
         location=verdict.location,
         related=verdict.related,
         hint=verdict.hint,
@@ -312,8 +313,3 @@ def _switched_off_at(
         if isinstance(flow, Cut):
             return cut_place(flow, site, "its module is called here")
     return site, ()
-
-
-def is_registered(parameter: Tensor, holder: nn.Module) -> bool:
-    """Return whether a parameter is one of a module's own or of those in it."""
-    return any(parameter is each for each in holder.parameters())

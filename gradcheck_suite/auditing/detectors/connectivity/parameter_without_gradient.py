@@ -9,6 +9,7 @@ ran, where the way to the loss ends.
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,6 @@ from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     flat_finding,
     frozen_finding,
     is_conditional,
-    is_registered,
     look_again,
     none_gradient,
     under_no_grad,
@@ -57,12 +57,12 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.module_tree import (
     ModuleTree,
-    assignment_of,
     forced_at,
     forward_of,
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import local_name
+from gradcheck_suite.auditing.source_analysis.assignments import cut_of
 from gradcheck_suite.auditing.source_analysis.flow_cut import (
     Cut,
     Flow,
@@ -74,10 +74,10 @@ from gradcheck_suite.auditing.source_analysis.flow_cut import (
     only_flat_call,
 )
 from gradcheck_suite.auditing.source_analysis.source import span_at
-from gradcheck_suite.findings import Finding, Location, Related, Severity
+from gradcheck_suite.findings import Finding, Location, Related
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.events import Subscriptions
@@ -90,6 +90,10 @@ _MOST_ASKED = 16
 """For so many optimizers the modules of parameters without gradients are looked up: each look goes
 through all that Python keeps, which takes a tenth of a second."""
 _NO_GRAPH = "does not require grad and does not have a grad_fn"
+
+
+_STAND_IN = "nothing that its optimizer owns is a module's or reached: it may be a stand-in"
+_SECOND_ORDER = "the loss is made of gradients (create_graph), in which a bias may have no part"
 
 
 class ParameterWithoutGradientDetector:
@@ -109,8 +113,7 @@ class ParameterWithoutGradientDetector:
         self._past: list[Finding] = []
         self._facts: dict[object, Finding] = {}
         self._walked = 0
-        self._unowned: dict[int, weakref.ref[Tensor]] = {}
-        self._looked_for_unowned = False
+        self._looked_for_flat = False
         self._sloped: set[int] = set()
         self._level: set[int] = set()
         self._owned: set[int] = set()
@@ -118,7 +121,7 @@ class ParameterWithoutGradientDetector:
         self._flat_at: Flow = "unknown"
         self._functions: dict[int, type] = {}
         self._forced: tuple[CallSite, ...] = ()
-        self._is_forced = False
+        self._is_forced = self._is_second_order = False
         self._any_missing = False
         self._cut_short = self._compiled = False
         self._asked = self._failures = 0
@@ -199,13 +202,13 @@ class ParameterWithoutGradientDetector:
         self._cut_short = self._cut_short or not found.complete
         self._compiled = self._compiled or found.compiled
         self._functions.update(found.functions)
-        for identity, leaf in found.leaves.items():
-            self._unowned[identity] = weakref.ref(leaf)
+        for identity in found.leaves:
             if identity not in found.sloped and found.complete:
                 self._level.add(identity)
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         forced, self._forced = self._forced, ()
+        self._is_second_order = self._is_second_order or event.creates_graph
         if forced and not event.failed and not event.created and not event.accumulated:
             self._note_forced(forced)
         if self._any_missing:
@@ -337,9 +340,8 @@ class ParameterWithoutGradientDetector:
             self._asked += 1
             if self._asked <= _MOST_ASKED:
                 self._ask(watched)
-        if watched.steps == 2 and not self._looked_for_unowned:  # noqa: PLR2004 - once
-            self._looked_for_unowned = True
-            self._look_for_unregistered()
+        if watched.steps == 2 and not self._looked_for_flat:  # noqa: PLR2004 - once
+            self._looked_for_flat = True
             self._look_for_flat_call()
 
     def _look(self, watched: Watched, optimizer: Optimizer) -> None:
@@ -366,6 +368,8 @@ class ParameterWithoutGradientDetector:
     def _ask(self, watched: Watched) -> None:
         """Find out whose the parameters without gradients are, and watch those modules."""
         tree = ModuleTree(self._recorder.heap)
+        optimizer = watched.optimizer()
+        asked = [] if optimizer is None else parameters_of(optimizer)
         modules: dict[int, nn.Module] = {}
         for identity, reference in watched.missing.items():
             parameter = reference()
@@ -377,9 +381,9 @@ class ParameterWithoutGradientDetector:
             if owners:
                 module, own_name = owners[0]
                 self._recorder.optimizers.parameter_modules.note(parameter, module)
-                path = tree.path(module)
+                path = tree.name(module)
                 up = tree.parent(module)
-                name = own_name if up is None else f"{path}.{own_name}"
+                name = f"{path}.{own_name}"
                 siblings = frozenset(
                     id(each) for other in tree.siblings(module) for each in other.parameters()
                 )
@@ -398,7 +402,8 @@ class ParameterWithoutGradientDetector:
                 )
             else:
                 name = self._names.of(parameter) or local_name(parameter) or "a tensor"
-                place = Place(name, None, "", (), True, frozenset(), None)
+                alike = frozenset(id(each) for each in asked if each.shape == parameter.shape)
+                place = Place(name, None, "", (), True, alike, None)
             watched.places[identity] = place
         watched.watch = ModuleWatch(modules.values(), self._recorder.module_calls)
 
@@ -420,8 +425,10 @@ class ParameterWithoutGradientDetector:
                 continue
             verdict = self._verdict(watched, identity, place)
             is_unreached = verdict.entry is catalogue.PARAMETER_WITHOUT_GRADIENT
-            if is_unreached and (often_failed or not place.modules):
-                continue  # A tensor of no module's, on no way that was cut: a stand-in.
+            if is_unreached and often_failed:
+                continue
+            if is_unreached and not place.modules and nothing_trains:
+                verdict = replace(verdict, doubts=(_STAND_IN,))
             key = (verdict.entry.code, verdict.location, verdict.reason)
             groups.setdefault(key, Group(verdict)).places.append(place)
         return [finding_of(watched, group) for group in groups.values()]
@@ -434,7 +441,7 @@ class ParameterWithoutGradientDetector:
             for module in place.modules:
                 calls.extend(watched.watch.calls.get(module, ()))
         if not place.modules:
-            return self._functional(watched)
+            return self._functional(watched, place)
         if not calls:
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
@@ -445,11 +452,15 @@ class ParameterWithoutGradientDetector:
         first = calls[0]
         site = location_of(first.sites[0]) if first.sites else None
         if not place.whole:
+            cut = None if place.forward is None else cut_of(place.name, [place.forward])
+            if cut is not None:
+                return broken(cut, None)
             return Verdict(
                 catalogue.PARAMETER_WITHOUT_GRADIENT,
                 place.forward or site,
                 "its module is called, and does not use it for the loss",
                 "use the parameter in forward, or leave it out",
+                doubts=(_SECOND_ORDER,) if self._is_second_order else (),
             )
         if all(call.in_checkpoint and not call.recording for call in calls):
             return Verdict(
@@ -518,7 +529,11 @@ class ParameterWithoutGradientDetector:
             "use its output for the loss, with its graph, or leave the module out",
         )
 
-    def _functional(self, watched: Watched) -> Verdict:
+    def _functional(self, watched: Watched, place: Place) -> Verdict:
+        running = [at for site in self._all_sites() if (at := location_of(site)) is not None]
+        cut = cut_of(place.name, running)
+        if cut is not None:
+            return broken(cut, None)
         for stack in self._stacks:
             flow = cut_before(stack)
             if isinstance(flow, Cut):
@@ -559,53 +574,3 @@ class ParameterWithoutGradientDetector:
 
     def _all_sites(self) -> list[CallSite]:
         return [site for stack in self._stacks for site in stack]
-
-    def _look_for_unregistered(self) -> None:
-        owned = {id(parameter) for parameter in self._recorder.optimizers.parameters()}
-        unowned = {
-            identity
-            for identity, reference in self._unowned.items()
-            if identity not in owned
-            and (leaf := reference()) is not None
-            and isinstance(leaf, torch.nn.Parameter)
-            and leaf.grad is not None
-        }
-        self._unowned = {}
-        if not unowned:
-            return
-        tree = ModuleTree(self._recorder.heap)
-        for holder, name, container, item in tree.in_plain_containers():
-            inside = list(item.parameters()) if isinstance(item, torch.nn.Module) else [item]
-            hit = [parameter for parameter in inside if id(parameter) in unowned]
-            if not hit or not any(id(parameter) in owned for parameter in holder.parameters()):
-                continue
-            if isinstance(item, torch.nn.Module) and not item.training:
-                continue  # A loss network, hidden from the model on purpose.
-            if any(tree.owners(each) and is_registered(each, holder) for each in hit):
-                continue
-            self._note_unregistered(holder, name, container, hit)
-
-    def _note_unregistered(
-        self, holder: nn.Module, name: str, container: object, hit: list[Tensor]
-    ) -> None:
-        key = ("unregistered", type(holder), name)
-        kind = type(container).__name__
-        known = self._facts.get(key)
-        count = len(hit)
-        if known is not None:
-            before = known.evidence["parameters"]
-            count += before if isinstance(before, int) else 0
-        alone = len(container) == 1  # type: ignore[arg-type]  # a container
-        better = "ModuleDict" if kind == "dict" else "ModuleList"
-        self._facts[key] = Finding.of(
-            catalogue.UNREGISTERED_MODULE,
-            f"{count} parameters in the {kind} `{name}` of {type(holder).__name__} get gradients, "
-            "but a plain container is not registered: no optimizer owns them, and parameters() "
-            "and state_dict() miss them",
-            detector="audit",
-            # A module in a list of one is also how people hide a helper from the model.
-            severity=Severity.WARNING if alone else Severity.ERROR,
-            location=assignment_of(holder, name),
-            hint=f"self.{name} = nn.{better}(...)",
-            evidence={"attribute": name, "container": kind, "parameters": count},
-        )

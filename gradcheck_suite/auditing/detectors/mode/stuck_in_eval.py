@@ -20,7 +20,6 @@ from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import names_of, sensitive_layers
 from gradcheck_suite.auditing.events import (
     Attention,
@@ -29,6 +28,7 @@ from gradcheck_suite.auditing.events import (
     SessionEnded,
     StepFinished,
 )
+from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, node_metadata
 from gradcheck_suite.auditing.call_sites import CallSite, kind_of_file, location_of
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
-from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import MOST_NODES, nodes_of
 from gradcheck_suite.auditing.events import (
     BackwardStarted,
@@ -32,6 +31,7 @@ from gradcheck_suite.auditing.events import (
     SessionEnded,
     WatchResumed,
 )
+from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:

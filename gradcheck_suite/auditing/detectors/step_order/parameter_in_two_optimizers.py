@@ -4,19 +4,25 @@ The step of one optimizer has used a gradient and moved the parameter. Another o
 which began after that one had ended, finds the very same gradient there, neither added to nor
 written to since, and moves the parameter again. Told once it has come about twice. An optimizer
 that wraps another one steps it inside of its own step, and that is none of this.
+
+Where one optimizer owns all that another does, and more, and both move it in turn, each on a loss
+of its own, that is a note; a warning where their gradients point against each other, so that the
+one undoes what the other does, as where a generator's optimizer has the critic's parameters too.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import version_of
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import Occurrences, related
-from gradcheck_suite.auditing.detectors.gradients import is_nonzero
+from gradcheck_suite.auditing.detectors.gradients import is_nonzero, sample_of
 from gradcheck_suite.auditing.events import (
     Attention,
     ParameterGroupAdded,
@@ -25,14 +31,17 @@ from gradcheck_suite.auditing.events import (
     WatchResumed,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import listed
-from gradcheck_suite.findings import Finding
+from gradcheck_suite.findings import Finding, Severity
 from gradcheck_suite.reporting.text import plural
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor  # noqa: TC004 - nobody asks for the types of the fields
     from torch.optim import Optimizer
 
-    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+    from gradcheck_suite.auditing.detectors.accumulation_windows import (
+        AccumulationWindow,
+        AccumulationWindows,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
 
@@ -41,6 +50,19 @@ __all__ = ["ParameterInTwoOptimizersDetector"]
 _ENOUGH = 2
 """Steps that have used a gradient again before it is told. Chosen: the least that shows it goes on;
 what happens once may be meant."""
+
+
+_MOST_COMPARED = 4
+"""Turns of two optimizers whose gradients are compared. A bound on cost."""
+
+_SAMPLED = 1024
+"""Elements of each gradient that are compared, at most. A bound on memory: these are kept from the
+step of one optimizer to that of the other."""
+
+_AGAINST = -0.1
+"""The cosine between the gradients of two losses below which one undoes what the other does.
+Chosen: those of losses that have nothing to do with each other scatter around zero, by 0.03 where a
+thousand elements are compared."""
 
 
 class _Use(NamedTuple):
@@ -73,6 +95,33 @@ class _Occurrence:
     step: int
 
 
+@dataclass(slots=True)
+class _Whole:
+    """An optimizer that owns all that another does, and more.
+
+    Attributes:
+        names: of the larger and the smaller.
+        made: where each was made.
+        site: where the larger has stepped last.
+        parameters: how many both own.
+        turns: how often the larger has moved what the smaller had moved before.
+        sampled: some elements of the gradients that the smaller has used last, by parameter.
+        cosines: between those and the gradients of the larger.
+    """
+
+    names: tuple[str, str]
+    made: tuple[CallSite | None, CallSite | None]
+    site: CallSite | None
+    parameters: int
+    turns: int = 0
+    sampled: dict[int, Tensor] | None = None
+    cosines: list[float] = field(default_factory=list)
+
+    @property
+    def points_against(self) -> bool:
+        return len(self.cosines) >= _ENOUGH and max(self.cosines) < _AGAINST
+
+
 class ParameterInTwoOptimizersDetector:
     """Reports parameter-in-two-optimizers (GCS312)."""
 
@@ -84,6 +133,7 @@ class ParameterInTwoOptimizersDetector:
         self._versions: dict[int, int] = {}
         self._again: list[Tensor] = []
         self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
+        self._whole: dict[object, _Whole] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at what each step uses, where optimizers share parameters."""
@@ -156,6 +206,8 @@ class ParameterInTwoOptimizersDetector:
         self._again = []
         if again:
             self._report(event, again)
+        elif moved:
+            self._compare(event, moved)
         reference = weakref.ref(event.optimizer)
         for parameter in moved:
             gradient = parameter.grad
@@ -164,6 +216,32 @@ class ParameterInTwoOptimizersDetector:
                     reference, weakref.ref(gradient), version_of(gradient), event.site
                 )
         return None
+
+    def _compare(self, event: StepFinished, moved: list[Tensor]) -> None:
+        """Compare what two optimizers make of the same parameters, where one owns all of them."""
+        stepped = self._windows.stepped
+        for other in self._windows.all():
+            if stepped.ids < other.ids:
+                whole = self._pair(other, stepped, event.site)
+                enough = len(whole.cosines) >= _MOST_COMPARED
+                whole.sampled = {} if enough else _samples(moved, other.ids)
+            elif other.ids < stepped.ids:
+                whole = self._pair(stepped, other, event.site)
+                whole.site = event.site
+                if whole.sampled is not None:
+                    whole.turns += 1
+                    now = _samples(moved, other.ids) if whole.sampled else {}
+                    cosine = _cosine(whole.sampled, now)
+                    whole.sampled = None
+                    if cosine is not None:
+                        whole.cosines.append(cosine)
+
+    def _pair(
+        self, large: AccumulationWindow, small: AccumulationWindow, site: CallSite | None
+    ) -> _Whole:
+        names = type(large.optimizer()).__name__, type(small.optimizer()).__name__
+        made = large.constructed_at, small.constructed_at
+        return self._whole.setdefault((names, made), _Whole(names, made, site, len(small.ids)))
 
     def _report(self, event: StepFinished, again: list[Tensor]) -> None:
         use = self._uses[id(again[0])]
@@ -188,8 +266,31 @@ class ParameterInTwoOptimizersDetector:
         )
 
     def findings(self) -> list[Finding]:
-        """Return one finding for each pair of lines of steps."""
-        return self._occurrences.findings(_finding, least=_ENOUGH)
+        """Return one finding for each pair of lines of steps, and of optimizers."""
+        twice = self._occurrences.findings(_finding, least=_ENOUGH)
+        whole = [] if twice else [x for x in self._whole.values() if x.turns > _ENOUGH]
+        return [*twice, *map(_whole_finding, whole)]
+
+
+def _samples(parameters: list[Tensor], wanted: frozenset[int]) -> dict[int, Tensor]:
+    found = {}
+    for parameter in parameters:
+        if id(parameter) in wanted and parameter.grad is not None:
+            sample = sample_of(parameter.grad, _SAMPLED)
+            if sample is not None:
+                found[id(parameter)] = sample
+    return found
+
+
+def _cosine(one: dict[int, Tensor], other: dict[int, Tensor]) -> float | None:
+    both = [key for key in one if key in other and one[key].device == other[key].device]
+    if not both:
+        return None
+    with torch.no_grad():
+        device = one[both[0]].device
+        first = torch.cat([one[key].to(device, torch.float32) for key in both])
+        second = torch.cat([other[key].to(device, torch.float32) for key in both])
+        return float(torch.nn.functional.cosine_similarity(first, second, dim=0))
 
 
 def _finding(occurrence: _Occurrence, count: int) -> Finding:
@@ -212,5 +313,38 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
             "optimizers": [occurrence.first, occurrence.second],
             "parameters": occurrence.parameters,
             "names": list(occurrence.names),
+        },
+    )
+
+
+def _whole_finding(whole: _Whole) -> Finding:
+    large, small = whole.names
+    both = f"the other {small}" if large == small else small
+    number = plural(whole.parameters, "parameter")
+    against = (
+        f"their gradients point against each other (cosine {max(whole.cosines):.2f} at most), so "
+        "that the one undoes what the other does"
+        if whole.points_against
+        else "each on a loss of its own"
+    )
+    where = location_of(whole.made[0]) or location_of(whole.site)
+    return Finding.of(
+        catalogue.PARAMETER_IN_TWO_OPTIMIZERS,
+        f"{large} owns all that {both} owns as well, {number}, and both move them in turn, "
+        f"{whole.turns} times: {against}; expected each parameter in one optimizer",
+        detector="audit",
+        severity=Severity.WARNING if whole.points_against else Severity.NOTE,
+        location=where,
+        related=related(
+            (location_of(whole.made[1]), f"{both} is made here"),
+            (location_of(whole.site), f"this step moves what {both} owns"),
+            apart_from=where,
+        ),
+        hint="leave the parameters that both have out of one of the optimizers",
+        evidence={
+            "count": whole.turns,
+            "optimizers": list(whole.names),
+            "parameters": whole.parameters,
+            "cosines": [round(each, 3) for each in whole.cosines],
         },
     )

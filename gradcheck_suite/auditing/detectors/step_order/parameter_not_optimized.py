@@ -1,81 +1,95 @@
-"""Parameters that backward fills and nobody owns, and those that an optimizer owns in vain.
+"""Leaves that backward fills and nobody owns, and those that an optimizer owns in vain.
 
-In the first steps, ever more rarely later, and once fewer parameters than before get gradients, the
-leaves of a backward's graph are compared with what the optimizers own. A module's parameter that
-nobody owns, gets a gradient and never changes, while an optimizer trains other parameters of the
-same model, was forgotten; unless everything that is trained comes after it, as where only the head
-is fine-tuned, or its module rests in evaluation mode, as a fixed feature extractor does. So was a
-whole model whose backward fills nothing else.
+Both are read from the records of leaves. One that gets gradients in step after step, is the same
+each time, belongs to no optimizer and never changes was forgotten: a head made after its optimizer,
+a loss module of its own, a tensor that no module has registered, a layer that was thawed later on.
+What may speak for intent (its module is in evaluation mode, all that is trained comes after it)
+lowers the severity and is told.
 
-A parameter that an optimizer owns, that no backward reaches, and that no module has any more, was
-replaced or removed, unless the program keeps it by itself, as a code for each image; so was a whole
-model whose twin gets the gradients.
+One that an optimizer owns, that no backward reaches any more, and that no module has, was replaced
+or removed, unless the program keeps it by itself, as a code for each image.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from gradcheck_suite import catalogue
-from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.step_order.wasted_backwards import WastedBackwards
+from gradcheck_suite.auditing.call_sites import CallSite, user_frames
+from gradcheck_suite.auditing.detectors.reachable_parameters import (
+    MOST_NODES,
+    in_order,
+    leaves_after,
+)
+from gradcheck_suite.auditing.detectors.step_order.unowned_leaves import (
+    MadeAnew,
+    Maker,
+    Passing,
+    Stale,
+    Unowned,
+    anew_finding,
+    empty_finding,
+    finding_of,
+    passing_findings,
+    stale_finding,
+    wasted_finding,
+)
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
     BackwardStarted,
-    OptimizerConstructed,
-    ParameterGroupAdded,
     StepFinished,
 )
-from gradcheck_suite.auditing.object_names.heap import SearchEndedError
-from gradcheck_suite.auditing.object_names.optimizers import parameters_of
+from gradcheck_suite.auditing.object_names.leaf_places import places_of
+from gradcheck_suite.auditing.object_names.module_tree import ModuleTree
 from gradcheck_suite.auditing.object_names.referrers import RunningFrames, owner_of
-from gradcheck_suite.auditing.object_names.tensor_names import listed
-from gradcheck_suite.auditing.saved_tensors.checksums import fingerprint, same_content
-from gradcheck_suite.findings import JSON, Finding, Severity
+from gradcheck_suite.auditing.source_analysis.assignments import (
+    leaf_made_anew,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from torch.autograd.graph import Node
+    from torch import Tensor
+    from torch.optim import Optimizer
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import (
         AccumulationWindow,
         AccumulationWindows,
     )
+    from gradcheck_suite.auditing.detectors.leaf_records import (
+        FreshLeaves,
+        LeafRecord,
+        LeafRecords,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.heap import Heap
     from gradcheck_suite.auditing.recorder import Recorder
-    from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint
+    from gradcheck_suite.findings import Finding
 
 __all__ = ["ParameterNotOptimizedDetector"]
 
-_FIRST_STEPS = 6
-"""In so many first steps of an optimizer each is looked at; after those, at powers of two. Chosen:
-twice the steps that it takes to be sure."""
-
-_MOST_NODES = 20_000
-"""Nodes of a graph that are put in order. A bound on cost, see ``MOST_NODES`` of
-``reachable_parameters``; the report says that larger graphs were left out."""
+_MOST_ORDERS = 12
+"""Graphs that are put in order, in all. A bound on cost; what is trained below a leaf shows in the
+first of each line."""
 
 _MOST_SCANS = 4
 """Searches for who holds what, in all. A bound on cost: each takes about a tenth of a second."""
 
 _STEPS_TO_BE_SURE = 3
-"""Steps in which a parameter gets a gradient and stays as it is before it is told. Chosen: an
-optimizer for it may come after the first step, and two may take turns."""
+"""Steps in which a leaf gets a gradient and stays as it is, or gets none, before it is told.
+Chosen: an optimizer for it may come after the first step, and two may take turns."""
+
+_STEPS_OF_A_LINE = 4
+"""Steps in which a line fills nothing but such leaves before it is told that it trains nothing.
+Chosen: one more, so that an optimizer made after the first steps is seen."""
 
 _STEPS_IN_DOUBT = 4
-"""Steps of an optimizer, since fewer parameters got gradients, after which it is looked at: those
-that it takes to be sure, and one whose backward gave rise to the doubt."""
+"""Steps of an optimizer, since fewer parameters got gradients, that are looked at: those that it
+takes to be sure, and one whose backward gave rise to the doubt."""
 
 _MOST_DOUBTS = 4
 """How often fewer gradients than before are looked into. A bound on cost for models that choose
@@ -86,51 +100,25 @@ _ASKED = 3
 each question is a search; what keeps codes in a list keeps all of them."""
 
 
-class _Orphan:
-    """A parameter that got a gradient and that no optimizer owns."""
-
-    __slots__ = ("after_owned", "backward", "content", "parameter", "step")
-
-    def __init__(self, parameter: Tensor, backward: CallSite | None, step: int) -> None:
-        self.parameter = weakref.ref(parameter)
-        self.content: Fingerprint | None = fingerprint(parameter)
-        self.backward = backward
-        self.step = step
-        self.after_owned = False
-
-
-@dataclass(slots=True)
-class _Occurrence:
-    stale: bool
-    kind: str
-    made: CallSite | None
-    stepped: CallSite | None
-    backward: CallSite | None
-    names: tuple[str, ...]
-    parameters: tuple[weakref.ref[Tensor], ...]
-    count: int
-    replaced: bool
-    emptied: bool
-    step: int
-
-    def is_owned_by(self, owned: frozenset[int]) -> bool:
-        """Return whether any of the parameters, by identity, is among these."""
-        living = (reference() for reference in self.parameters)
-        return any(id(each) in owned for each in living if each is not None)
-
-
 class ParameterNotOptimizedDetector:
-    """Reports parameter-not-optimized (GCS307) and stale-parameter (GCS308)."""
+    """Reports parameter-not-optimized, stale-parameter and unregistered-module (GCS404)."""
 
-    def __init__(self, recorder: Recorder, windows: AccumulationWindows) -> None:
+    def __init__(
+        self, recorder: Recorder, windows: AccumulationWindows, leaves: LeafRecords
+    ) -> None:
         self._recorder = recorder
         self._windows = windows
-        self._orphans: dict[int, _Orphan] = {}
-        self._reached: set[int] = set()
-        self._ran = False
-        self._scans = 0
+        self._leaves = leaves
+        self._unowned: dict[int, Unowned] = {}
         self._told: set[int] = set()
-        self._occurrences: list[_Occurrence] = []
+        self._stale: list[Stale] = []
+        self._made_anew: list[MadeAnew] = []
+        self._passing: dict[tuple[int, ...], Passing] = {}
+        self._emptied: dict[Maker, int] = {}
+        # By the line of a backward: an optimizer whose step came next, and that it does not reach.
+        self._next: dict[CallSite | None, Maker] = {}
+        self._backward: CallSite | None = None
+        self._scans = self._orders = 0
         self._cut_short = False
         # How many parameters got a gradient: by the line of a backward, the last time; by the
         # optimizer, at most and the last time.
@@ -139,16 +127,13 @@ class ParameterNotOptimizedDetector:
         self._filled = weakref.WeakKeyDictionary()
         self._unsettled = False
         self._doubts = 0
-        self._doubt_ends = 0
-        # The steps that each optimizer had done when the doubt began.
-        self._doubted: dict[AccumulationWindow, int] = {}
-        self._wasted = WastedBackwards(partial(_names_of_unowned, recorder.heap))
+        self._doubt_ends = -1
 
     def not_covered(self) -> list[str]:
         """Return what to say of graphs that were too large."""
         if not self._cut_short:
             return []
-        return [f"parameters that no optimizer owns, under graphs of over {_MOST_NODES:,} nodes"]
+        return [f"parameters that no optimizer owns, under graphs of over {MOST_NODES:,} nodes"]
 
     def subscriptions(self) -> Subscriptions:
         """Look at the graphs of some backwards and at the steps that follow."""
@@ -156,20 +141,7 @@ class ParameterNotOptimizedDetector:
             BackwardStarted: self._before_backward,
             StepFinished: self._end_step,
             BackwardFinished: self._end_backward,
-            OptimizerConstructed: self._take_up,
-            ParameterGroupAdded: self._take_up,
         }
-
-    def _take_up(self, event: OptimizerConstructed | ParameterGroupAdded) -> None:
-        """Take back what was said of parameters that an optimizer owns from now on."""
-        owned = self._windows.of(event.optimizer).ids
-        self._orphans = {key: each for key, each in self._orphans.items() if key not in owned}
-        self._wasted.take_up(owned)
-        self._occurrences = [
-            occurrence
-            for occurrence in self._occurrences
-            if occurrence.stale or not occurrence.is_owned_by(owned)
-        ]
 
     def _end_backward(self, event: BackwardFinished) -> Attention | None:
         """Begin to doubt where an optimizer's parameters get fewer gradients than they did."""
@@ -193,279 +165,318 @@ class ParameterNotOptimizedDetector:
                 continue
             fewer = fewer or filled < most
             self._filled[window] = filled, filled
-        return self._begin_to_doubt() if fewer else None
+        if fewer:
+            self._begin_to_doubt()
+        return None
 
-    def _begin_to_doubt(self) -> Attention | None:
+    def _begin_to_doubt(self) -> None:
         """Look closely for some steps: some parameters were replaced, or have no part this time."""
-        if self._is_in_doubt() or self._doubts == _MOST_DOUBTS or not self._ran:
-            return None
-        windows = self._windows.all()
-        self._doubts += 1
-        self._doubt_ends = self._recorder.state.step + len(windows) * (_STEPS_IN_DOUBT + 1)
-        self._doubted = {window: window.steps for window in windows}
-        # What the model that there was has reached may be reached no more.
-        self._reached.clear()
-        return Attention.AWAKE
-
-    def _is_in_doubt(self) -> bool:
-        return self._recorder.state.step <= self._doubt_ends
-
-    def _before_backward(self, event: BackwardStarted) -> int | None:
         step = self._recorder.state.step
-        if step & (step - 1) and not self._is_in_doubt():
-            return _next_power_of_two(step)
-        windows = self._windows.all()
-        if not windows:
-            return None
-        owned = set().union(*(window.ids for window in windows))
-        roots = [root.grad_fn for root in event.roots if root.grad_fn is not None]
-        order = _in_order(roots)
+        if step > self._doubt_ends and self._doubts < _MOST_DOUBTS:
+            self._doubts += 1
+            self._doubt_ends = step + self._leaves.turns * (_STEPS_IN_DOUBT + 1)
+            self._leaves.look_closely(_STEPS_IN_DOUBT + 1)
+
+    def _before_backward(self, event: BackwardStarted) -> None:
+        if not event.accumulates or not self._leaves.is_looking:
+            return
+        self._backward = event.site
+        if self._orders == _MOST_ORDERS:
+            return
+        if any(map(_may_be_forgotten, self._leaves.unowned)):
+            self._orders += 1
+            self._look_below(event)
+
+    def _look_below(self, event: BackwardStarted) -> None:
+        """Find out which leaves meet what owned ones have made."""
+        order = in_order([root.grad_fn for root in event.roots if root.grad_fn is not None])
         if order is None:
             self._cut_short = True
-            return None
-        leaves = [
-            leaf
+            return
+        leaves = {
+            id(leaf): leaf
             for node in order
             if not node.next_functions and (leaf := getattr(node, "variable", None)) is not None
-        ]
-        if not event.accumulates:
-            self._wasted.ask(leaves)
-            return None
-        self._ran = True
-        self._wasted.begin(event.site, leaves, owned, step)
-        if self._scans < _MOST_SCANS:
-            self._note_orphans(event, order, leaves, owned)
-        return None
+        }
+        records = {key: self._leaves.of(leaf) for key, leaf in leaves.items()}
+        owned = {key for key, each in records.items() if each is not None and each.owners}
+        after = leaves_after(order, owned)
+        for key, record in records.items():
+            if record is not None and not record.owners:
+                record.after_owned = bool(record.after_owned) or key in after
 
-    def _note_orphans(
-        self, event: BackwardStarted, order: list[Node], leaves: list[Tensor], owned: set[int]
-    ) -> None:
-        orphans = []
-        for leaf in leaves:
-            self._reached.add(id(leaf))
-            if id(leaf) in owned:
-                continue
-            if isinstance(leaf, nn.Parameter) and id(leaf) not in self._told:
-                orphans.append(leaf)
-        for leaf in orphans:
-            known = self._orphans.get(id(leaf))
-            if known is None or known.parameter() is not leaf:
-                self._orphans[id(leaf)] = _Orphan(leaf, event.site, self._recorder.state.step)
-        if orphans:
-            for identity in _after_owned(order, owned):
-                if identity in self._orphans:
-                    self._orphans[identity].after_owned = True
-
-    def _end_step(self, event: StepFinished) -> int | None:
-        if not self._ran or self._scans >= _MOST_SCANS:
-            return None
-        rare = event.number > _FIRST_STEPS and event.number & (event.number - 1)
-        if rare and not self._orphans and not self._is_in_doubt():
-            return _next_power_of_two(event.number)
-        self._look(event)
-        return None
-
-    def _look(self, event: StepFinished) -> None:
-        window = self._windows.stepped
-        steps = window.steps
-        in_doubt = self._is_in_doubt() and steps - self._doubted.get(window, steps) > 0
-        if in_doubt:
-            if steps - self._doubted[window] != _STEPS_IN_DOUBT:
-                return
-        elif steps < _STEPS_TO_BE_SURE or (steps > _FIRST_STEPS and (steps - 1) & (steps - 2)):
+    def _end_step(self, event: StepFinished) -> None:
+        backward, self._backward = self._backward, None
+        if not self._leaves.is_looking:
             return
-        orphans = [each for each in self._orphans.values() if self._is_untouched(each)]
-        never: list[Tensor] = [
-            parameter
-            for parameter in window.parameters()
-            if parameter.grad is None
-            and parameter.requires_grad
-            and isinstance(parameter, nn.Parameter)
-            and id(parameter) not in self._reached
-            and id(parameter) not in self._told
+        window = self._windows.stepped
+        records = self._leaves.stepped
+        if backward is not None and all(each.reached_last != event.number for each in records):
+            self._next.setdefault(backward, _maker(window, event.site))
+        if any(not group["params"] for group in event.optimizer.param_groups):
+            self._emptied.setdefault(_maker(window, event.site), event.number)
+        if self._scans < _MOST_SCANS and self._recorder.state.backwards:
+            self._look(window, event, records)
+
+    def _look(
+        self, window: AccumulationWindow, event: StepFinished, records: list[LeafRecord]
+    ) -> None:
+        forgotten = [
+            each
+            for each in self._leaves.all()
+            if not each.owners and id(each) not in self._unowned and _is_forgotten(each)
+        ]
+        never = [
+            leaf
+            for each in records
+            if each.missed >= _STEPS_TO_BE_SURE
+            and (leaf := each.reference()) is not None
+            and leaf.requires_grad
+            and id(leaf) not in self._told
         ]
         known = self._recorder.optimizers.parameter_modules
-        if orphans or not all(map(known.has, never)):
-            self._scan(window, event, orphans, never)
+        passing = [
+            each
+            for shape, each in self._leaves.fresh.items()
+            if each.are_parameters
+            and each.steps >= _STEPS_TO_BE_SURE
+            and shape not in self._passing
+        ]
+        if forgotten or passing or not all(map(known.has, never)):
+            tree = self._scan(window, event, forgotten, never)
+            self._tell_of_passing(passing, tree)
         elif never:
             self._scans += 1  # All are at home: a search would say no more.
-
-    def _is_untouched(self, orphan: _Orphan) -> bool:
-        parameter = orphan.parameter()
-        if parameter is None or parameter.grad is None or orphan.content is None:
-            return False
-        old = self._recorder.state.step - orphan.step >= _STEPS_TO_BE_SURE - 1
-        return old and same_content(orphan.content, parameter)
 
     def _scan(
         self,
         window: AccumulationWindow,
         event: StepFinished,
-        orphans: list[_Orphan],
+        forgotten: list[LeafRecord],
         never: list[Tensor],
-    ) -> None:
+    ) -> ModuleTree:
         """Ask once who holds what; this takes about a tenth of a second."""
         self._scans += 1
-        heap = self._recorder.heap
-        try:
-            modules, elsewhere = _modules_and_owned(heap)
-        except SearchEndedError:
-            return
-        modules_of = {
-            id(each): module
-            for module in modules
-            for each in module._parameters.values()  # noqa: SLF001 - this module's own, without those of its children
-        }
+        tree = ModuleTree(self._recorder.heap)
+        if not tree.is_whole:
+            return tree
         for unused in never:
-            if id(unused) in modules_of:
-                self._recorder.optimizers.parameter_modules.note(unused, modules_of[id(unused)])
-        lost = [
-            each for each in orphans if (p := each.parameter()) is not None and id(p) in modules_of
-        ]
-        lost = [each for each in lost if id(each.parameter()) not in elsewhere]
-        shapes = Counter(_shape(each.parameter()) for each in lost)
-        stale = [each for each in never if id(each) not in modules_of]
-        replaced = [each for each in stale if shapes[_shape(each)] > 0]
-        twins = Counter(map(_shape, never))
-        all_of_it = len(never) == len(window.ids)
-        if all_of_it and not twins - shapes:
-            stale = replaced = never
-        if stale and (replaced or not _are_held(stale, event.optimizer, heap)):
-            self._tell(window, event, stale, (), stale=True, replaced=bool(replaced))
-        trained = window.ids & self._reached
-        roots = _outermost(modules)
-        emptied = any(not group["params"] for group in event.optimizer.param_groups)
-        together: list[_Orphan] = []
-        for each in lost:
-            parameter = each.parameter()
-            if parameter is None:
-                continue
-            swapped = any(_shape(old)[1:] == _shape(parameter)[1:] for old in replaced)
-            owner = modules_of[id(parameter)]
-            same_model = any(
-                id(parameter) in mine and not mine.isdisjoint(trained) for mine in roots
-            )
-            if (replaced and (same_model or all_of_it)) or (
-                (same_model or emptied) and owner.training and (each.after_owned or swapped)
-            ):
-                together.append(each)
-        if together:
-            found = [p for each in together if (p := each.parameter()) is not None]
-            names = _names(modules, found)
-            self._tell(
-                window,
-                event,
-                found,
-                names,
-                stale=False,
-                replaced=bool(replaced),
-                emptied=emptied,
-                backward=together[0].backward,
-            )
+            for module, _ in tree.owners(unused)[:1]:
+                self._recorder.optimizers.parameter_modules.note(unused, module)
+        lost = self._place(window, event, forgotten, tree)
+        self._tell_of_stale(window, event, never, lost, tree)
+        return tree
 
-    def _tell(
+    def _tell_of_passing(self, passing: list[FreshLeaves], tree: ModuleTree) -> None:
+        """Tell of parameters that come anew in each step, and that nothing has but the graph."""
+        for fresh in passing if tree.is_whole else ():
+            leaf = None if fresh.last is None else fresh.last()
+            if leaf is None or id(leaf) in tree.owned or tree.owners(leaf):
+                continue
+            shape = tuple(leaf.shape)
+            if not _names_of([leaf], self._recorder):
+                owned = (tuple(each.shape) for each in self._recorder.optimizers.parameters())
+                passing_by = Passing(shape, fresh.steps, fresh.site, shape in owned)
+                self._passing[shape] = passing_by
+
+    def _place(
         self,
         window: AccumulationWindow,
         event: StepFinished,
-        parameters: Iterable[Tensor],
-        names: tuple[str, ...],
-        *,
-        stale: bool,
-        replaced: bool,
-        emptied: bool = False,
-        backward: CallSite | None = None,
+        forgotten: list[LeafRecord],
+        tree: ModuleTree,
+    ) -> list[Unowned]:
+        """Find out where forgotten leaves are kept, and which optimizer would own them."""
+        living = {id(leaf): each for each in forgotten if (leaf := each.reference()) is not None}
+        leaves = [
+            leaf
+            for key, each in living.items()
+            if key not in tree.owned and (leaf := each.reference()) is not None
+        ]
+        places = places_of(leaves, tree)
+        elsewhere = _names_of([leaf for leaf in leaves if id(leaf) not in places], self._recorder)
+        trained = {
+            id(root): set(map(id, root.parameters()))
+            for root in {id(each): tree.outermost(each) for each in tree.modules}.values()
+        }
+        owned = self._recorder.optimizers.parameters()
+        beside_modules = any(map(tree.owners, owned))
+        beside_plain = not all(isinstance(each, nn.Parameter) for each in owned)
+        windows = self._windows.all()
+        doubled = len({each.ids for each in windows}) < len(windows)
+        found = []
+        for leaf in leaves:
+            place = places.get(id(leaf))
+            mine = set() if place is None else trained.get(place.root, set())
+            owner = max(windows, key=lambda each: len(mine & each.ids), default=window)
+            beside = bool(mine & owner.ids)
+            maker = _maker(owner, event.site) if beside else _maker(window, event.site)
+            name = elsewhere.get(id(leaf)) if place is None else place.name
+            if name is None:
+                continue
+            optimizer = owner.optimizer() if beside else event.optimizer
+            groups = [] if optimizer is None else optimizer.param_groups
+            emptied = any(not group["params"] for group in groups)
+            record = living[id(leaf)]
+            each = Unowned(record, place, name, maker, beside, beside_modules, beside_plain)
+            each.emptied, each.doubled = emptied, doubled
+            found.append(each)
+        self._unowned.update((id(each.record), each) for each in found)
+        return found
+
+    def _tell_of_stale(
+        self,
+        window: AccumulationWindow,
+        event: StepFinished,
+        never: list[Tensor],
+        lost: list[Unowned],
+        tree: ModuleTree,
     ) -> None:
-        listed = tuple(parameters)
-        self._told.update(map(id, listed))
-        if stale:
-            self._recorder.optimizers.replaced.update(map(id, listed))
-        else:
-            self._wasted.leave_out(set(map(id, listed)))
-        for each in listed:
-            self._orphans.pop(id(each), None)
-        self._occurrences.append(
-            _Occurrence(
-                stale=stale,
-                kind=type(event.optimizer).__name__,
-                made=window.constructed_at,
-                stepped=event.site,
-                backward=backward,
-                names=names,
-                parameters=tuple(weakref.ref(each) for each in listed),
-                count=len(listed),
-                replaced=replaced,
-                emptied=emptied,
-                step=event.number,
+        shapes = Counter(each.record.shape for each in self._unowned.values())
+        stale = [each for each in never if not tree.owners(each)]
+        replaced = [each for each in stale if shapes[_shape(each)] > 0]
+        all_of_it = len(never) == len(window.ids)
+        if all_of_it and never and not Counter(map(_shape, never)) - shapes:
+            stale = replaced = never
+        if replaced:
+            for each in lost:
+                each.replaced = each.beside_trained or all_of_it
+        anew = [each for each in stale if self._is_made_anew(each)]
+        if anew and not replaced:
+            self._tell_of_one_made_anew(window, event, anew[0])
+            stale = [each for each in stale if not any(each is other for other in anew)]
+        heap = self._recorder.heap
+        if stale and (replaced or not _are_held(stale, event.optimizer, heap)):
+            self._told.update(map(id, stale))
+            self._recorder.optimizers.replaced.update(map(id, stale))
+            self._stale.append(Stale(_maker(window, event.site), len(stale), event.number))
+
+    def _is_made_anew(self, leaf: Tensor) -> bool:
+        """Return whether, since it is reached no more, another of its shape is in each step."""
+        fresh, record = self._leaves.fresh.get(_shape(leaf)), self._leaves.of(leaf)
+        if fresh is None or record is None:
+            return False
+        last = -1 if record.reached_last is None else record.reached_last
+        return fresh.steps >= _STEPS_TO_BE_SURE - 1 and fresh.step > last
+
+    def _tell_of_one_made_anew(
+        self, window: AccumulationWindow, event: StepFinished, leaf: Tensor
+    ) -> None:
+        fresh: FreshLeaves = self._leaves.fresh[_shape(leaf)]
+        record = self._leaves.of(leaf)
+        last = None if fresh.last is None else fresh.last()
+        self._told.add(id(leaf))
+        self._recorder.optimizers.replaced.add(id(leaf))
+        name = None
+        if last is not None:
+            name = _names_of([last], self._recorder).get(id(last))
+        location = None
+        if name is not None:
+            codes = [frame.f_code for frame in user_frames()]
+            location = leaf_made_anew(name, codes)
+        reached = None if record is None else record.reached_last
+        self._made_anew.append(
+            MadeAnew(
+                _maker(window, event.site),
+                name,
+                location,
+                fresh.site,
+                0 if reached is None else reached + 1,
+                fresh.steps,
             )
         )
 
     def findings(self) -> list[Finding]:
-        """Return one finding for each optimizer, unless another has taken the parameters up."""
+        """Return one finding for each model, attribute, line or optimizer."""
+        living = [each for each in self._unowned.values() if _is_forgotten(each.record)]
+        wasted, rest = self._wasted(living)
+        groups: dict[object, list[Unowned]] = {}
+        for each in rest:
+            place = each.place
+            if place is None:
+                key: object = each.name
+            elif place.kind == "registered":
+                key = (place.root, each.doubts(), each.replaced)
+            else:
+                key = (place.module, place.attribute)
+            groups.setdefault(key, []).append(each)
+        found = [finding_of(group) for group in groups.values()]
+        empty = {each.maker for each in living if each.emptied}
         return [
-            *(_finding(occurrence) for occurrence in self._occurrences),
-            *self._wasted.findings(),
+            *map(stale_finding, self._stale),
+            *found,
+            *map(anew_finding, self._made_anew),
+            *passing_findings(list(self._passing.values())),
+            *(wasted_finding(site, group, self._next.get(site)) for site, group in wasted.items()),
+            *(
+                empty_finding(maker, step)
+                for maker, step in self._emptied.items()
+                if maker not in empty
+            ),
         ]
 
+    def _wasted(
+        self, living: list[Unowned]
+    ) -> tuple[dict[CallSite | None, list[Unowned]], list[Unowned]]:
+        """Return the lines whose backwards fill only what nobody owns, and what others fill."""
+        forgotten = {
+            id(each.record): each
+            for each in living
+            if each.record.reached >= _STEPS_OF_A_LINE
+            and each.place is not None
+            and each.place.kind == "registered"
+            and not each.replaced
+        }
+        lines: dict[CallSite | None, list[Unowned] | None] = {}
+        for record in self._leaves.all():
+            each = forgotten.get(id(record))
+            for site in record.sites:
+                if each is None and not (record.returned and not record.is_parameter):
+                    lines[site] = None
+                group = lines.setdefault(site, [])
+                if each is not None and group is not None:
+                    group.append(each)
+        wasted = {site: group for site, group in lines.items() if group}
+        told = {id(each) for group in wasted.values() for each in group}
+        return wasted, [each for each in living if id(each) not in told]
 
-def _next_power_of_two(number: int) -> int:
-    return 1 << number.bit_length()
+
+def _maker(window: AccumulationWindow, stepped: CallSite | None) -> Maker:
+    return Maker(type(window.optimizer()).__name__, window.constructed_at, stepped)
 
 
-def _in_order(roots: list[Node]) -> list[Node] | None:
-    """Return the nodes of these graphs, each after those that it depends on; None if too many."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    waiting: list[tuple[Node, bool]] = [(root, False) for root in roots]
-    while waiting:
-        node, done = waiting.pop()
-        if done:
-            order.append(node)
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        if len(seen) > _MOST_NODES:
-            return None
-        waiting.append((node, True))
-        waiting.extend((child, False) for child, _ in node.next_functions if child is not None)
-    return order
+def _may_be_forgotten(record: LeafRecord) -> bool:
+    """Return whether a leaf may turn out to be, and nothing that is trained was seen below it."""
+    again = record.reached >= _STEPS_TO_BE_SURE - 1
+    return again and not record.owners and not record.changed and not record.after_owned
 
 
-def _after_owned(order: list[Node], owned: set[int]) -> set[int]:
-    """Return the leaves that meet, where they are used, what owned parameters have made."""
-    trained: set[Node] = set()
-    # What is nothing but a leaf under another name: a transposed weight.
-    alias: dict[Node, int] = {}
-    found: set[int] = set()
-    for node in order:
-        children = [child for child, _ in node.next_functions if child is not None]
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and not children:
-            if id(leaf) in owned:
-                trained.add(node)
-            else:
-                alias[node] = id(leaf)
-            continue
-        if any(child in trained for child in children):
-            trained.add(node)
-            if "Compiled" not in type(node).__name__:
-                found.update(alias[child] for child in children if child in alias)
-        elif len(children) == 1 and children[0] in alias:
-            alias[node] = alias[children[0]]
+def _is_forgotten(record: LeafRecord) -> bool:
+    """Return whether a leaf gets gradients in step after step, and nobody owns or changes it."""
+    return (
+        not record.owners
+        and record.reached >= _STEPS_TO_BE_SURE
+        and record.changed is False
+        and record.with_gradient + record.with_zeros > 0
+        and record.asked_last
+        # A tensor that `autograd.grad` goes through is an input.
+        and (record.is_parameter or not record.returned)
+    )
+
+
+def _names_of(leaves: Sequence[Tensor], recorder: Recorder) -> dict[int, str]:
+    """Return how the program reaches leaves that no module has, of the first few."""
+    found: dict[int, str] = {}
+    frames = RunningFrames()
+    skip = {id(leaves)}
+    try:
+        for leaf in leaves[:_ASKED]:
+            owner = owner_of(leaf, frames, recorder.heap, skip=skip)
+            if owner is not None:
+                found[id(leaf)] = owner.path or owner.name
+    finally:
+        frames.forget()
     return found
-
-
-def _modules_and_owned(heap: Heap) -> tuple[list[nn.Module], set[int]]:
-    """Return the modules there are, and what any optimizer owns, known to the audit or not."""
-    modules = []
-    owned: set[int] = set()
-    for thing in heap.instances(nn.Module, Optimizer):
-        if issubclass(type(thing), nn.Module):
-            if "_parameters" in thing.__dict__:
-                modules.append(thing)
-        elif "param_groups" in thing.__dict__:
-            owned.update(map(id, parameters_of(thing)))
-    return modules, owned
 
 
 def _are_held(parameters: Sequence[Tensor], optimizer: Optimizer, heap: Heap) -> bool:
@@ -485,80 +496,5 @@ def _are_held(parameters: Sequence[Tensor], optimizer: Optimizer, heap: Heap) ->
     return heap.is_exhausted
 
 
-def _names_of_unowned(heap: Heap, parameters: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return the names of parameters, none where one is no module's or is an optimizer's."""
-    try:
-        modules, owned = _modules_and_owned(heap)
-    except SearchEndedError:
-        return ()
-    if any(id(parameter) in owned for parameter in parameters):
-        return ()
-    names = _names(modules, parameters)
-    return names if len(names) == len(parameters) else ()
-
-
-def _outermost(modules: list[nn.Module]) -> list[set[int]]:
-    """Return the parameters of each module that is in no other."""
-    inner = {id(child) for module in modules for child in module.children()}
-    return [set(map(id, module.parameters())) for module in modules if id(module) not in inner]
-
-
-def _shape(tensor: Tensor | None) -> tuple[int, ...]:
-    return () if tensor is None else tuple(tensor.shape)
-
-
-def _names(modules: list[nn.Module], parameters: Sequence[Tensor]) -> tuple[str, ...]:
-    wanted = set(map(id, parameters))
-    inner = {id(child) for module in modules for child in module.children()}
-    for module in modules:
-        if id(module) not in inner:
-            names = [name for name, each in module.named_parameters() if id(each) in wanted]
-            if names:
-                return tuple(names)
-    return ()
-
-
-def _finding(occurrence: _Occurrence) -> Finding:
-    name, count = occurrence.kind, occurrence.count
-    number = f"{count} parameter" if count == 1 else f"{count} parameters"
-    site = occurrence.stepped if occurrence.made is None else occurrence.made
-    evidence: dict[str, JSON] = {
-        "count": count,
-        "step": occurrence.step,
-        "optimizer": name,
-        "names": list(occurrence.names),
-    }
-    they_were = "it was" if count == 1 else "they were"
-    they_have = "it has" if count == 1 else "they have"
-    if occurrence.stale:
-        return Finding.of(
-            catalogue.STALE_PARAMETER,
-            f"{name} owns {number} that no loss depends on and that the model that runs does not "
-            f"have: {they_were} replaced or removed after the optimizer was made; expected the "
-            "parameters of the model",
-            detector="audit",
-            location=location_of(site),
-            related=related((location_of(occurrence.stepped), "this step skips them")),
-            hint="make the optimizer after the model is complete",
-            evidence=evidence,
-        )
-    which = f" ({listed(occurrence.names)})" if occurrence.names else ""
-    hint = "make the optimizer after the model is complete, from all that is to be trained"
-    if occurrence.replaced:
-        why = f"; {name} still owns what {they_have} replaced"
-    elif occurrence.emptied:
-        why = f", and a group of {name} has no parameters at all"
-        hint = "give each group a list: an iterator such as model.parameters() serves once only"
-    else:
-        why = f", though {name} trains other parameters of the same model"
-    return Finding.of(
-        catalogue.PARAMETER_NOT_OPTIMIZED,
-        f"backward() gives gradients to {number}{which} that no optimizer owns and nothing "
-        f"changes{why}; expected an optimizer to own them, or requires_grad_(False)",
-        detector="audit",
-        severity=Severity.ERROR if occurrence.replaced else Severity.WARNING,
-        location=location_of(site),
-        related=related((location_of(occurrence.backward), "this backward fills them")),
-        hint=hint,
-        evidence=evidence,
-    )
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

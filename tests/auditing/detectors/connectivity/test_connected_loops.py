@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
+from gradcheck_suite.findings import Severity
 from tests.auditing.loops.connected import Checkpointed, Unused, data, fit, make_net, sgd, update
 
 
@@ -269,7 +270,7 @@ CLEAN = [
 
 @pytest.mark.parametrize("loop", CLEAN, ids=lambda loop: loop.__name__)
 def test_nothing_is_said_of_loops_that_train_what_they_own(audited, loop):
-    assert audited(loop).findings == ()
+    assert not audited(loop).report.at_least(Severity.WARNING)
 
 
 def test_nothing_is_left_on_modules_that_a_copy_or_a_file_would_keep(audited):

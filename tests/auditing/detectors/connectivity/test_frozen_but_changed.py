@@ -183,7 +183,7 @@ def test_statistics_of_a_frozen_layer_are_a_note(audited, only, line_of):
     session = audited(lambda: with_batch_norm(freeze_the_first_layers))
     finding = only(session, CODE)
     assert finding.severity is Severity.NOTE
-    assert "running statistics of 1 frozen layer (`1`) of Sequential" in finding.message
+    assert "running statistics of 1 frozen layer (`model[1]`) change" in finding.message
     assert finding.location.line == line_of(with_batch_norm)
 
 

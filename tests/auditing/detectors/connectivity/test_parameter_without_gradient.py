@@ -292,8 +292,8 @@ def test_a_layer_that_has_a_number_for_a_name_is_told_with_its_kind(audited, onl
             update(optimizer, F.cross_entropy(net(x), y))
 
     message = only(audited(loop), "GCS403").message
-    assert "`0.weight`, `0.bias` got no gradient" in message
-    assert message.endswith("the Linear `0` is never called")
+    assert "`net[0].weight`, `net[0].bias` got no gradient" in message
+    assert message.endswith("the Linear `net[0]` is never called")
 
 
 class Model(nn.Module):

@@ -1,0 +1,206 @@
+"""Which line of the source makes a leaf anew, freezes by a pattern, or sets a flag of no use."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
+
+from torch import nn
+
+from gradcheck_suite.auditing.call_sites import kind_of_file, user_files_with
+from gradcheck_suite.auditing.source_analysis.flow_cut import Cut
+from gradcheck_suite.auditing.source_analysis.source import function_at, innermost, tree_of
+from gradcheck_suite.findings import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import CodeType
+
+__all__ = ["FreezingLine", "cut_of", "freezing_lines", "layers_made_in_forward", "leaf_made_anew"]
+
+_MAKES_A_LEAF = re.compile(r"requires_grad_\(|requires_grad=True|\bParameter\(|\bVariable\(")
+
+
+@dataclass(frozen=True, slots=True)
+class FreezingLine:
+    """A line that sets requires_grad to False.
+
+    Attributes:
+        location: where; the condition, for what depends on a string: ``if "layer1" in name:``.
+        target: what is frozen, as the source has it.
+        under_pattern: whether it depends on a string.
+        is_flag: whether it assigns the attribute.
+    """
+
+    location: Location
+    target: str
+    under_pattern: bool
+    is_flag: bool
+
+
+def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
+    """Return the line that binds this name to a new leaf, in the files of what is running.
+
+    One in a function that runs comes before others; one in a constructor counts for the last.
+
+    Args:
+        name: of the variable, attribute or key, with the way to it: ``state["prompt"]``.
+        running: the user's functions, innermost first.
+    """
+    way = re.search(r"(\.|\[)?\W?(\w+)\W*$", name)
+    if way is None:
+        return None
+    wanted = {".": ast.Attribute, "[": ast.Subscript}.get(way[1], ast.Name), way[2]
+    functions = {code.co_name for code in running}
+    files = [code.co_filename for code in running if not kind_of_file[code.co_filename]]
+    found: list[tuple[int, Location]] = []
+    for path in dict.fromkeys([*files, *user_files_with(way[2])]):
+        tree = tree_of(path)
+        for node in () if tree is None else ast.walk(tree):
+            if not _binds(node, wanted):
+                continue
+            function = function_at(path, node.lineno)
+            last = "" if function is None else function.rpartition(".")[2]
+            rank = 2 if last in functions else 0 if last in {"", "__init__"} else 1
+            found.append((rank, Location(path=path, line=node.lineno, function=function)))
+        if found:
+            break
+    return max(found, key=lambda each: (each[0], each[1].line))[1] if found else None
+
+
+def _binds(node: ast.AST, wanted: tuple[type[ast.expr], str]) -> TypeGuard[ast.stmt]:
+    """Return whether this assigns a new leaf to a name, attribute or key."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    kind, key = wanted
+    is_it = any(isinstance(each, kind) and _last_key(each) == key for each in targets)
+    return is_it and bool(_MAKES_A_LEAF.search(ast.unparse(node.value)))
+
+
+def layers_made_in_forward(running: Iterable[str]) -> list[Location]:
+    """Return the lines, in these files or others that define a forward, that make a layer there."""
+    found = []
+    for path in dict.fromkeys([*running, *user_files_with("def forward")]):
+        tree = tree_of(path)
+        for scope in () if tree is None else ast.walk(tree):
+            if not isinstance(scope, ast.FunctionDef) or scope.name != "forward":
+                continue
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call) and _is_a_layer(node.func):
+                    function = function_at(path, node.lineno)
+                    found.append(Location(path=path, line=node.lineno, function=function))
+    return found
+
+
+def _is_a_layer(function: ast.expr) -> bool:
+    name = ast.unparse(function)
+    return bool(re.fullmatch(r"((torch\.)?nn\.)?[A-Z]\w*", name)) and (
+        hasattr(nn, name.rpartition(".")[2])
+    )
+
+
+def _last_key(target: ast.expr) -> str | None:
+    if isinstance(target, ast.Name):
+        return target.id
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return str(target.slice.value)
+    return None
+
+
+def cut_of(name: str, places: Iterable[Location]) -> Cut | None:
+    """Return where one of these functions detaches the tensor of this name, if any does.
+
+    Args:
+        name: of the variable or attribute, with the way to it: ``model.scale``.
+        places: lines in the functions that are looked into.
+    """
+    keys = re.findall(r"\w+", name)
+    for place in places:
+        tree = tree_of(place.path)
+        scope = None if tree is None else innermost(tree, place.line)
+        if scope is None:
+            continue
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Attribute) and node.attr in {"detach", "data"}:
+                writes = isinstance(node.ctx, ast.Store) or _is_written_through(node, scope)
+                if keys and _last_key(node.value) == keys[-1] and not writes:
+                    what = "`.detach()`" if node.attr == "detach" else "`.data`"
+                    return Cut(place.path, node.lineno, what)
+    return None
+
+
+def _is_written_through(data: ast.Attribute, scope: ast.AST) -> bool:
+    """Return whether this is but the target of a write: ``x.data.clamp_(0)``, ``x.data[0] = 1``."""
+    if data.attr != "data":
+        return False
+    return any(
+        (isinstance(each, ast.Attribute) and each.value is data and each.attr.endswith("_"))
+        or (
+            isinstance(each, ast.Subscript)
+            and each.value is data
+            and isinstance(each.ctx, ast.Store)
+        )
+        for each in ast.walk(scope)
+    )
+
+
+def freezing_lines(paths: Iterable[str]) -> Iterator[FreezingLine]:
+    """Yield the lines of these files that freeze."""
+    for path in paths:
+        tree = tree_of(path)
+        if tree is None:
+            continue
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        for node in ast.walk(tree):
+            frozen = _frozen(node)
+            if frozen is None:
+                continue
+            test = _condition(node, parents)
+            line = frozen.lineno if test is None else test.lineno
+            place = Location(path=path, line=line, function=function_at(path, line))
+            is_flag = isinstance(node, ast.Assign)
+            yield FreezingLine(place, ast.unparse(frozen), test is not None, is_flag)
+
+
+def _frozen(node: ast.AST) -> ast.expr | None:
+    """Return what a statement or call freezes; None where it does something else."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        value = node.value
+        off = isinstance(value, ast.Constant) and value.value is False
+        pattern = isinstance(value, (ast.Compare, ast.UnaryOp, ast.BoolOp, ast.Call))
+        if node.targets[0].attr == "requires_grad" and (off or pattern):
+            return node.targets[0].value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        given = node.args[0] if node.args else None
+        if node.func.attr == "requires_grad_" and isinstance(given, ast.Constant):
+            return node.func.value if given.value is False else None
+    return None
+
+
+def _condition(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.expr | None:
+    """Return the pattern that decides whether this statement runs."""
+    if isinstance(node, ast.Assign) and _is_pattern(node.value):
+        return node.value
+    while (up := parents.get(node)) is not None and not isinstance(
+        up, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+    ):
+        if isinstance(up, ast.If) and _is_pattern(up.test):
+            return up.test
+        node = up
+    return None
+
+
+def _is_pattern(test: ast.expr) -> bool:
+    return any(
+        (isinstance(each, ast.Compare) and isinstance(each.ops[0], (ast.In, ast.NotIn)))
+        or (
+            isinstance(each, ast.Attribute)
+            and each.attr in {"startswith", "endswith", "match", "search", "fullmatch", "find"}
+        )
+        for each in ast.walk(test)
+    )
