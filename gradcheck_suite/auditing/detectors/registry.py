@@ -30,6 +30,9 @@ from gradcheck_suite.auditing.detectors.functions.function_calls import Function
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
 from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
+from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
+    GraphWithoutBackwardDetector,
+)
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
@@ -105,6 +108,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenStatisticsDetector(names),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
+        GraphWithoutBackwardDetector(recorder),
         ParameterWithoutGradientDetector(recorder, names),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),

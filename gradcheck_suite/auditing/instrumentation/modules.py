@@ -30,6 +30,10 @@ _FIRST_STEPS = 8
 _EVERY = 8
 """After those, the forwards of each step that this divides, as with graphs. A bound on cost."""
 
+_MANY_BIRTHS = 64
+"""Calls whose graphs all live, from which on each is told of in any step. Chosen, above the calls
+of a usual step; a phase that records without a backward gets there."""
+
 
 class ModeSource(EventSource):
     """Replaces ``Module.train``, which ``eval`` calls too."""
@@ -66,7 +70,10 @@ class ModeSource(EventSource):
 
 
 class ForwardSource(EventSource):
-    """Replaces ``Module.__call__`` while a step is looked at: the first ones, and each eighth."""
+    """Replaces ``Module.__call__``, and tells of calls in the first steps and in each eighth.
+
+    Each begins a birth, by which graphs are told apart that no backward goes through.
+    """
 
     kinds = (ForwardFinished,)
 
@@ -83,19 +90,19 @@ class ForwardSource(EventSource):
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source: ForwardSource = self.acting
             state = source.state
-            step = state.step
-            if (
-                source.inside
-                or not state.running
-                or (step >= _FIRST_STEPS and step % _EVERY)
-                or is_compiling()
-            ):
+            if source.inside or not state.running or is_compiling():
                 return original(module, *args, **kwargs)
+            generations = source.recorder.generations
+            generations.begin_call(state.saved)
             source.inside += 1
             try:
                 result = original(module, *args, **kwargs)
             finally:
                 source.inside -= 1
+            step = state.step
+            untold = step >= _FIRST_STEPS and step % _EVERY
+            if untold and generations.births.count <= _MANY_BIRTHS:
+                return result
             source.recorder.bus.emit(
                 ForwardFinished(
                     module,
