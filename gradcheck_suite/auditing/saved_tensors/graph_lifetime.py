@@ -277,6 +277,10 @@ class Generations:
         """Return the parts of the time since the last backward of which a saved tensor lives."""
         return [birth for each in self._new_births if (birth := each()) is not None]
 
+    def retained(self) -> list[Generation]:
+        """Return the living generations whose buffers no backward has freed, oldest first."""
+        return [each for each in self._all_living() if each.freed_by is None]
+
     def _all_living(self) -> list[Generation]:
         living = []
         kept = []

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.function import BackwardCFunction
 
 from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import custom_function_class
@@ -127,7 +127,7 @@ class GraphWithoutBackwardDetector:
             return  # the graphs of backwards are asked for them
         counts: dict[tuple[type, str], int] = {}
         with suppress(SearchEndedError):
-            for node in self._recorder.heap.instances(Node):
+            for node in self._recorder.heap.instances(BackwardCFunction):
                 function = custom_function_class(node)
                 if function is None or not is_the_users(function):
                     continue

@@ -87,6 +87,10 @@ class Graphs(Protocol):
         """Return what a search asks which of these graphs a tensor leads to."""
         ...
 
+    def is_used(self, held: HeldGraphs) -> bool:
+        """Return whether a holder's graphs are gone through again and again."""
+        ...
+
 
 class Group(Protocol):
     """The graphs of one backward, or of one time between two."""
@@ -135,6 +139,10 @@ class Freed:
         """Return what tells of a tensor which of these freed graphs it leads to."""
         return FreedGraphs(groups)
 
+    def is_used(self, _held: HeldGraphs) -> bool:
+        """Return False: they can't be."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class _Time:
@@ -149,7 +157,7 @@ class _Time:
 class Unused:
     """Graphs of earlier steps that still wait for a backward."""
 
-    noun, unusable, certain = "steps", "no backward has gone through them", False
+    noun, unusable, certain = "steps", "no backward has freed them", False
     told_at = CERTAIN
 
     def __init__(self, recorder: Recorder) -> None:
@@ -171,6 +179,11 @@ class Unused:
     def wanted(self, groups: Sequence[_Time]) -> Wanted:
         """Return what tells of a tensor in which of these times its graph was recorded."""
         return UnusedGraphs({each.birth: each.index for each in groups})
+
+    def is_used(self, held: HeldGraphs) -> bool:
+        """Return whether it is a state through which backwards go that retain what they use."""
+        retained = {each.index for each in self._generations.retained()}
+        return held.container == "tensor" and not retained.isdisjoint(held.generations)
 
 
 class UnusedCalls(Unused):
@@ -410,6 +423,7 @@ class KeptGraphs:
         if len(self._kept) < _MOST_FINDINGS:
             held = self._search(alive)
             self.nobody = not held
+        held = tuple(each for each in held if not self._graphs.is_used(each))
         endless = tuple(each for each in held if each.bound is None or each.bound > _LARGE)
         if not endless:
             # Nobody in particular, or a deque that can't grow on: ask again at twice as many.
@@ -454,7 +468,8 @@ class KeptGraphs:
         if suspect is None:
             return
         self._threshold = max(self._threshold, 2 * suspect.most)
-        if self._graphs.certain and suspect.most >= LIKELY:
+        # Where nothing steps, a part of a graph may have been freed, and the rest used since.
+        if self._graphs.certain and self.stepped and suspect.most >= LIKELY:
             self._report(suspect, ["they were let go of later", "it may be a window"])
 
     def _report(self, suspect: _Suspect, doubts: Sequence[str] = ()) -> None:
@@ -470,6 +485,8 @@ class KeptGraphs:
                 continue
             count = max(len(held.generations), suspect.most if alone else 0)
             growth = _with_any_site(_growth_of(held.owner), held.owner)
+            if growth.shrinks and count < LIKELY and held.container not in _ENDLESS:
+                continue  # a small window: nothing speaks for a leak
             hook = None if growth.site is None else hook_around(growth.site, self._recorder.heap)
             against = [*doubts, *self._doubts(held, growth, count)]
             kept = _Kept(self._graphs, held, suspect, growth, hook, count, against)
@@ -487,11 +504,9 @@ class KeptGraphs:
         found = []
         if growth.shrinks and count < CERTAIN:
             found.append("the source takes things out of it, or begins it anew")
-            if count < LIKELY:
-                found.append("it holds few so far")
-        if not self._graphs.certain and held.owner is not None and held.owner.kind == "local":
-            if held.owner.direct:
-                found.append("it is a variable of a function that runs, which may yet use it")
+        owner = held.owner
+        if not self._graphs.certain and owner is not None and owner.kind == "local" and owner.direct:
+            found.append("it is a variable of a function that runs, which may yet use it")
         return found
 
 
