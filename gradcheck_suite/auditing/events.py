@@ -43,6 +43,8 @@ LayerRanInTrainingMode     before dropout or batch norm in training mode runs wi
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
+StateTaken                 after the outermost ``module.state_dict()``
+CopiedOntoItself           after ``copy_`` from the very memory that it writes
 Written                    after an in-place call outside ``optimizer.step()``
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
@@ -81,6 +83,7 @@ __all__ = [
     "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
+    "CopiedOntoItself",
     "Detector",
     "Event",
     "ForwardFinished",
@@ -109,6 +112,7 @@ __all__ = [
     "ScalerUpdated",
     "SchedulerStepped",
     "SessionEnded",
+    "StateTaken",
     "StepFinished",
     "StepMarked",
     "StepStarted",
@@ -388,6 +392,22 @@ class GradModeChanged(NamedTuple):
     site: CallSite | None
 
 
+class StateTaken(NamedTuple):
+    """A module has given out its state, whose tensors share the memory of its own."""
+
+    module: nn.Module
+    state: Mapping[str, Any]
+    site: CallSite | None
+
+
+class CopiedOntoItself(NamedTuple):
+    """A tensor was copied onto memory that is its own, so that nothing has changed."""
+
+    target: Tensor
+    source: Tensor
+    site: CallSite | None
+
+
 class Written(NamedTuple):
     """An in-place function has written into ``tensor``."""
 
@@ -481,6 +501,8 @@ Event: TypeAlias = (
     | NonLeafGradientRead
     | NonLeafRefused
     | GradModeChanged
+    | StateTaken
+    | CopiedOntoItself
     | Written
     | IndexedAssigned
     | WriteRefused

@@ -17,6 +17,7 @@ from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf impor
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
@@ -88,6 +89,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
+        CopyOntoItselfDetector(recorder, names),
         MissingZeroGradDetector(recorder, names),
         MissingZeroGradByHandDetector(recorder, names),
         windows,

@@ -16,6 +16,7 @@ from gradcheck_suite.auditing.instrumentation.modules import (
     ForwardSource,
     ModeLayerSource,
     ModeSource,
+    StateSource,
 )
 from gradcheck_suite.auditing.instrumentation.optimizers import OptimizerSource, SchedulerSource
 from gradcheck_suite.auditing.instrumentation.replacements import InPlaceReplacements
@@ -41,6 +42,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     ScalingSource,
     SchedulerSource,
     ModeSource,
+    StateSource,
     ModeLayerSource,
     ForwardSource,
     GradModeSource,

@@ -11,7 +11,12 @@ from torch import nn
 
 from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, module_call_frames
 from gradcheck_suite.auditing.call_sites import call_site, variables_of
-from gradcheck_suite.auditing.events import ForwardFinished, LayerRanInTrainingMode, ModeChanged
+from gradcheck_suite.auditing.events import (
+    ForwardFinished,
+    LayerRanInTrainingMode,
+    ModeChanged,
+    StateTaken,
+)
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["ForwardSource", "ModeLayerSource", "ModeSource"]
+__all__ = ["ForwardSource", "ModeLayerSource", "ModeSource", "StateSource"]
 
 _FIRST_STEPS = 8
 """In so many first steps each forward is told of: those in which each graph is looked through
@@ -67,6 +72,35 @@ class ModeSource(EventSource):
             return result
 
         return train
+
+
+class StateSource(EventSource):
+    """Replaces ``Module.state_dict``, which calls that of each child."""
+
+    kinds = (StateTaken,)
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.inside = 0
+
+    def install(self, patches: Patches) -> None:
+        """Replace the method."""
+        patches.replace(nn.Module, "state_dict", self._taking(nn.Module.state_dict))
+
+    def _taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            source: StateSource = self.acting
+            source.inside += 1
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                source.inside -= 1
+            if not source.inside and source.state.running and not is_compiling():
+                source.recorder.bus.emit(StateTaken(module, result, call_site()))
+            return result
+
+        return state_dict
 
 
 class ForwardSource(EventSource):
