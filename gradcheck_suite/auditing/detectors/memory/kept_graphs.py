@@ -20,7 +20,12 @@ from gradcheck_suite.auditing.object_names.retention import (
     find_holders,
     hook_around,
 )
-from gradcheck_suite.auditing.source_analysis.container_growth import Growth, growth_of
+from gradcheck_suite.auditing.source_analysis.container_growth import (
+    Growth,
+    growth_of,
+    passed_from,
+    put_under,
+)
 from gradcheck_suite.findings import Finding, Related, Severity
 from gradcheck_suite.reporting.text import byte_count
 
@@ -235,8 +240,8 @@ class _Kept:
         self._doubts = doubts
         self.count = count
         self._held_at = None if held.owner is None else held.owner.location
-        made = made_where(growth, held, self._recorded)
-        places = [*made, *growth.sites, self._recorded, self._backward, self._held_at]
+        made = _made_at(growth, held, self._recorded)
+        places = [made, *growth.sites, self._recorded, self._backward, self._held_at]
         self.location = next((each for each in places if each is not None), None)
         self._added = growth.sites
 
@@ -510,11 +515,22 @@ class KeptGraphs:
         return found
 
 
-def made_where(
-    growth: Growth, held: HeldGraphs, recorded: Location | None
-) -> list[Location | None]:
-    """Return better places than where a thing grows, the best first."""
-    return []
+def _made_at(growth: Growth, held: HeldGraphs, recorded: Location | None) -> Location | None:
+    """Return the line to change, where that is not the one that adds to the holder."""
+    if held.key is not None:
+        made = put_under(held.key, user_files_with(held.key))
+        if made is not None:
+            return made
+    site = growth.site
+    if site is None:
+        return None
+    base = None if held.owner is None or held.owner.grows is None else held.owner.grows.base
+    files = user_files_with(f"{(site.function or '').rpartition('.')[2]}(")
+    passed = passed_from(site, files, base)
+    if passed is None or recorded is None or recorded.path != passed.path:
+        return passed
+    # A graph that nothing goes through is best not recorded where it is passed on.
+    return recorded if recorded.function == passed.function else passed
 
 
 def _is_certain(held: HeldGraphs) -> bool:
