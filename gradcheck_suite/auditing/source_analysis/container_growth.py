@@ -461,12 +461,11 @@ def _argument_added(site: Location) -> tuple[str, int | None, str] | None:
         return None
     function = max(around, key=lambda each: each.lineno)
     used = {
-        part.id
+        part
         for statement in ast.walk(function)
         if isinstance(statement, ast.stmt) and statement.lineno == site.line
         for added in _added_and_where(statement)[0]
-        for part in ast.walk(added)
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+        for part in _passed_on(added)
     }
     given = function.args
     names = [each.arg for each in (*given.posonlyargs, *given.args)]
@@ -480,6 +479,16 @@ def _argument_added(site: Location) -> tuple[str, int | None, str] | None:
         if name in used:
             return function.name, place, name
     return None
+
+
+def _passed_on(node: ast.expr) -> Iterator[str]:
+    """Yield the names whose own value is a part of an expression's, not that of an attribute."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif not isinstance(node, ast.Attribute):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                yield from _passed_on(child)
 
 
 def _given(call: ast.Call, place: int | None, name: str) -> list[ast.expr]:
