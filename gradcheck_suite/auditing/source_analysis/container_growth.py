@@ -12,7 +12,7 @@ from gradcheck_suite.findings import Location
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Growth", "growth_of", "passed_from", "put_under"]
+__all__ = ["Growth", "argument_added", "growth_of", "passed_from", "put_under"]
 
 _ADDING_METHODS = frozenset(
     {"add", "append", "appendleft", "extend", "extendleft", "insert", "put", "put_nowait"}
@@ -406,13 +406,15 @@ def _own_parts(statement: ast.stmt | ast.expr) -> Iterator[ast.AST]:
         )
 
 
-def passed_from(site: Location, files: Iterable[str], base: str | None) -> Location | None:
+def passed_from(
+    argument: tuple[str, int | None, str], files: Iterable[str], base: str | None
+) -> Location | None:
     """Return the call that passes what a statement adds, where that is an argument given to it.
 
     A meter or a buffer adds what it is given: the line to change is the one that gives it a graph.
 
     Args:
-        site: the statement that adds.
+        argument: the function, place and name, as ``argument_added`` has it.
         files: where calls are looked for.
         base: what the program calls the object, as ``losses`` in ``losses.update(loss)``: of
             several calls, the one of that name is told.
@@ -420,10 +422,7 @@ def passed_from(site: Location, files: Iterable[str], base: str | None) -> Locat
     Returns:
         The one call that may have passed a graph; None if there are several, or none.
     """
-    found = _argument_added(site)
-    if found is None:
-        return None
-    function, place, name = found
+    function, place, name = argument
     calls = [
         (file, each, call)
         for file in files
@@ -448,7 +447,7 @@ def _parsed(file: str) -> ast.AST:
         return ast.Module([], [])
 
 
-def _argument_added(site: Location) -> tuple[str, int | None, str] | None:
+def argument_added(site: Location) -> tuple[str, int | None, str] | None:
     """Return which argument of which function a statement adds: its place, None if any, and name."""
     tree = _parsed(site.path)
     around = [
@@ -470,7 +469,10 @@ def _argument_added(site: Location) -> tuple[str, int | None, str] | None:
     given = function.args
     names = [each.arg for each in (*given.posonlyargs, *given.args)]
     methods = {
-        id(method) for each in ast.walk(tree) if isinstance(each, ast.ClassDef) for method in each.body
+        id(method)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        for method in each.body
     }
     first = 1 if id(function) in methods else 0
     if given.vararg is not None and given.vararg.arg in used:

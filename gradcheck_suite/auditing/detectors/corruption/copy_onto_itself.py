@@ -96,9 +96,7 @@ class CopyOntoItselfDetector:
         for tensor in event.state.values():
             if isinstance(tensor, Tensor):
                 now = sequence, state.optimizer_steps, version_of(tensor)
-                self._taken[id(tensor)] = _Taken(
-                    weakref.ref(tensor), kind, *now, event.site
-                )
+                self._taken[id(tensor)] = _Taken(weakref.ref(tensor), kind, *now, event.site)
 
     def _copy(self, event: CopiedOntoItself) -> None:
         self._looked_at += 1

@@ -22,6 +22,7 @@ from gradcheck_suite.auditing.object_names.retention import (
 )
 from gradcheck_suite.auditing.source_analysis.container_growth import (
     Growth,
+    argument_added,
     growth_of,
     passed_from,
     put_under,
@@ -96,6 +97,10 @@ class Graphs(Protocol):
         """Return whether a holder's graphs are gone through again and again."""
         ...
 
+    def may_come(self, count: int) -> bool:
+        """Return whether a backward through so many of them may be still to come."""
+        ...
+
 
 class Group(Protocol):
     """The graphs of one backward, or of one time between two."""
@@ -148,6 +153,10 @@ class Freed:
         """Return False: they can't be."""
         return False
 
+    def may_come(self, _count: int) -> bool:
+        """Return False, as well."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class _Time:
@@ -190,6 +199,10 @@ class Unused:
         retained = {each.index for each in self._generations.retained()}
         return held.container == "tensor" and not retained.isdisjoint(held.generations)
 
+    def may_come(self, count: int) -> bool:
+        """Return whether it may: few losses wait for more than some steps of another network."""
+        return count < LIKELY
+
 
 class UnusedCalls(Unused):
     """Graphs that calls of modules have recorded since the last backward, if there was any."""
@@ -205,6 +218,10 @@ class UnusedCalls(Unused):
         """Return these parts, oldest first."""
         births = self._generations.births_since_backward()
         return [_Time(each.call, each.call, each) for each in births]
+
+    def may_come(self, _count: int) -> bool:
+        """Return True: the first may be that of a long sequence."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,7 +527,8 @@ class KeptGraphs:
         if growth.shrinks and count < CERTAIN:
             found.append("the source takes things out of it, or begins it anew")
         owner = held.owner
-        if not self._graphs.certain and owner is not None and owner.kind == "local" and owner.direct:
+        local = owner is not None and owner.kind == "local" and owner.direct
+        if local and self._graphs.may_come(count):
             found.append("it is a variable of a function that runs, which may yet use it")
         return found
 
@@ -521,14 +539,13 @@ def _made_at(growth: Growth, held: HeldGraphs, recorded: Location | None) -> Loc
         made = put_under(held.key, user_files_with(held.key))
         if made is not None:
             return made
-    site = growth.site
-    if site is None:
+    argument = None if growth.site is None else argument_added(growth.site)
+    if argument is None:
         return None
     base = None if held.owner is None or held.owner.grows is None else held.owner.grows.base
-    files = user_files_with(f"{(site.function or '').rpartition('.')[2]}(")
-    passed = passed_from(site, files, base)
+    passed = passed_from(argument, user_files_with(f"{argument[0]}("), base)
     if passed is None or recorded is None or recorded.path != passed.path:
-        return passed
+        return passed or recorded
     # A graph that nothing goes through is best not recorded where it is passed on.
     return recorded if recorded.function == passed.function else passed
 

@@ -245,7 +245,7 @@ class UnusedGraphDetector:
             _retained_last(site, lasts)
             for site, records in self._retained.items()
             if any(record.used for record in records)
-            and len(lasts := _last_of_steps(records)) >= _CERTAIN
+            and len(lasts := _outlived_by_the_last(records)) >= _CERTAIN
         ]
         found += [
             _evaluated(site, entry)
@@ -447,35 +447,27 @@ def _retained(site: CallSite | None, count: int) -> Finding:
     )
 
 
-def _last_of_steps(records: list[_Retained]) -> list[_Retained]:
-    """Return the last of each step, if all before it were used and none of these was.
+def _outlived_by_the_last(records: list[_Retained]) -> list[_Retained]:
+    """Return the last of each step, if none was used and it was still there in the next step.
 
-    Those of one loss, or of one step only, tell nothing of a habit.
+    Who drops the graph with the function that made it need not care which backward is the last.
     """
-    last: dict[int, _Retained] = {}
-    for record in records:
-        last[record.step] = record
+    last = {record.step: record for record in records}
     if any(record.used for record in last.values()):
         return []
-    return list(last.values())
+    return [record for record in last.values() if record.outlived]
 
 
 def _retained_last(site: CallSite | None, lasts: list[_Retained]) -> Finding:
-    outlived = sum(record.outlived for record in lasts)
-    if outlived:
-        after = f"and {outlived} of these graphs were still there in the next step"
-    else:
-        after = "and they were dropped before the next step"
     return Finding.of(
         catalogue.RETAIN_GRAPH,
-        f"backward(retain_graph=True) kept the graph after the last backward of each step too, "
-        f"{len(lasts)} times: nothing went through it any more, {after} with all that they had "
-        "saved; expected the last backward to free it",
+        "the last backward(retain_graph=True) of each step kept the graph too, and nothing went "
+        f"through it any more: {len(lasts)} graphs were still there in the next step, with all "
+        "that they had saved; expected the last backward to free its graph",
         detector="audit",
-        doubts=[] if outlived else ["the graphs were dropped before the next step"],
         location=location_of(site),
         hint="sum(losses).backward(), or retain_graph=True for all but the last",
-        evidence={"count": len(lasts), "outlived": outlived},
+        evidence={"count": len(lasts)},
     )
 
 

@@ -56,9 +56,7 @@ def early_stopping():
     stopping.restore(model)
 
 
-def test_a_best_state_that_follows_the_model_is_an_error_where_it_was_taken(
-    audited, only, line_of
-):
+def test_a_best_state_that_follows_the_model_is_an_error_where_it_was_taken(audited, only, line_of):
     for loop, source in (
         (best_state_is_an_alias, best_state_is_an_alias),
         (best_state_moved_to_the_cpu, best_state_moved_to_the_cpu),

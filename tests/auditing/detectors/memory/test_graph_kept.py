@@ -112,7 +112,7 @@ class Meter:
         self.total = 0.0
 
     def update(self, value):
-        self.values.append(value)  # <- values
+        self.values.append(value)
 
     def add(self, value):
         self.total += value
@@ -121,7 +121,7 @@ class Meter:
 def attribute_list():
     meter = Meter()
     for _, _, loss in steps(6):
-        meter.update(loss)
+        meter.update(loss)  # <- here
 
 
 def attribute_sum():
@@ -170,7 +170,7 @@ CASES = {
     unbounded_deque: ("deque `losses` in unbounded_deque()", None),
     running_sum: ("sum `total` in running_sum()", None),
     running_sum_spelled_out: ("sum `total` in running_sum_spelled_out()", None),
-    attribute_list: ("list `meter.values` in attribute_list()", (Meter, "values")),
+    attribute_list: ("list `meter.values` in attribute_list()", None),
     attribute_sum: ("sum `meter.total` in attribute_sum()", None),
     module_global: ("list `HISTORY` in module ", None),
     closures: ("list of closures `callbacks` in closures()", None),
