@@ -448,7 +448,7 @@ def _parsed(file: str) -> ast.AST:
 
 
 def argument_added(site: Location) -> tuple[str, int | None, str] | None:
-    """Return which argument of which function a statement adds: its place, None if any, and name."""
+    """Return the function whose argument a statement adds, its place, None if any, and its name."""
     tree = _parsed(site.path)
     around = [
         each

@@ -7,7 +7,7 @@ it worth asking who holds them, and a holder is told only if one thing keeps man
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of, user_files_with
@@ -85,11 +85,11 @@ class Graphs(Protocol):
         """Return the groups that live, oldest first."""
         ...
 
-    def turns(self, groups: Sequence[Group], *, stepped: bool) -> dict[int, int]:
+    def turns(self, groups: Sequence[Any], *, stepped: bool) -> dict[int, int]:
         """Return the numbers of these groups, each with the step or turn that it belongs to."""
         ...
 
-    def wanted(self, groups: Sequence[Group]) -> Wanted:
+    def wanted(self, groups: Sequence[Any]) -> Wanted:
         """Return what a search asks which of these graphs a tensor leads to."""
         ...
 
