@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
@@ -147,6 +149,14 @@ class Verdict:
     evidence: Mapping[str, JSON] = field(default_factory=dict)
 
 
+class Reproducible(Protocol):
+    """What a failing check keeps, to be shown again elsewhere."""
+
+    def script(self) -> str:
+        """Return the text of a script that shows it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What one run of one tool found and what it looked at.
@@ -155,7 +165,8 @@ class Report:
     figures of the run (steps, files, seed). ``verdicts`` are there for gradient checks.
     ``not_covered`` are sentences, one for each thing that could not be looked at: a report never
     passes what nobody checked. ``ledger`` holds what happened in a run that was watched, as facts;
-    ``schemas/report-1.schema.json`` describes it.
+    ``schemas/report-1.schema.json`` describes it. ``reproduction`` writes a script that shows the
+    first error of a gradient check.
     """
 
     tool: str
@@ -164,6 +175,7 @@ class Report:
     summary: Mapping[str, JSON] = field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
     ledger: Mapping[str, JSON] | None = None
+    reproduction: Reproducible | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -177,6 +189,30 @@ class Report:
     def count(self, severity: Severity) -> int:
         """Return how many findings have exactly this severity."""
         return sum(finding.severity is severity for finding in self.findings)
+
+    def save_reproduction(self, path: str | os.PathLike[str]) -> None:
+        """Write a script of its own that shows the first error, or warning, of a gradient check.
+
+        It holds the source of what was checked and its inputs, made as small as still fails, shows
+        the mistake with plain torch where it can, and exits with status 1 while it is there.
+
+        Raises:
+            UsageError: there is no error to show, or no such script can be written, as of inputs
+                that are no tensors, or of a function whose source is not there.
+        """
+        if self.reproduction is None:
+            raise UsageError(
+                "there is nothing to reproduce: this report is of no gradient check that found an "
+                "error or a warning"
+            )
+        text = self.reproduction.script()
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the script to {os.fspath(path)}: {error.strerror or error}; give a "
+                "path in a folder that exists and can be written"
+            ) from error
 
     def raise_for_findings(self, fail_on: Severity = Severity.ERROR) -> None:
         """Raise if there is a finding at least as severe as ``fail_on``.
@@ -252,6 +288,7 @@ def merge_reports(tool: str, reports: Iterable[Report]) -> Report:
         summary=summary,
         not_covered=tuple(line for report in reports for line in report.not_covered),
         ledger=next((each.ledger for each in reports if each.ledger is not None), None),
+        reproduction=next((one.reproduction for one in reports if one.reproduction), None),
     )
 
 

@@ -16,12 +16,14 @@ from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import CodeType, FrameType, TracebackType
 
 __all__ = [
     "CallSite",
     "call_site",
     "exact_call_site",
+    "innermost_site",
+    "is_of_torch",
     "is_user_code",
     "kind_of_file",
     "location_of",
@@ -60,6 +62,11 @@ kind_of_file = _Kinds()
 def is_user_code(code: CodeType) -> bool:
     """Return whether this code is the user's own: no library's, torch's or ours."""
     return kind_of_file[code.co_filename] == _USER
+
+
+def is_of_torch(code: CodeType) -> bool:
+    """Return whether this code is torch's own."""
+    return os.path.realpath(code.co_filename).startswith(_TORCH)
 
 
 def call_site(start: FrameType | None = None) -> CallSite | None:
@@ -103,6 +110,22 @@ def exact_call_site() -> CallSite | None:
             inner = frame
         frame = frame.f_back
     return None if inner is None else (inner.f_code, inner.f_lasti)
+
+
+def innermost_site(traceback: TracebackType | None) -> CallSite | None:
+    """Return the last place in the user's code that an exception came through.
+
+    Where it came through none, the last in a library stands in, as for ``call_site``.
+    """
+    best: CallSite | None = None
+    best_kind = _LIBRARY
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        kind = kind_of_file[code.co_filename]
+        if kind <= best_kind:
+            best, best_kind = (code, traceback.tb_lasti), kind
+        traceback = traceback.tb_next
+    return best
 
 
 def user_frames() -> Iterator[FrameType]:

@@ -38,10 +38,13 @@ ScalerStepped              after ``GradScaler.step(optimizer)``
 ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
-ForwardFinished            after the outermost call of a module; in the first 8 steps and each 8th
+ForwardFinished            after the outermost call of a module, in the first 8 steps
 LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
+DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
+TorchWarned                at any other warning that is shown, recorded or logged
+AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
 StateTaken                 after the outermost ``module.state_dict()``
 CopiedOntoItself           after ``copy_`` from the very memory that it writes
@@ -80,11 +83,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention",
+    "AutocastEntered",
     "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
     "CopiedOntoItself",
     "Detector",
+    "DropoutRanInEval",
     "Event",
     "ForwardFinished",
     "GradModeChanged",
@@ -118,6 +123,7 @@ __all__ = [
     "StepStarted",
     "StepSummarized",
     "Subscriptions",
+    "TorchWarned",
     "WatchResumed",
     "WriteRefused",
     "Written",
@@ -342,6 +348,32 @@ class NonLeafGradientRead(NamedTuple):
     site: CallSite
 
 
+class TorchWarned(NamedTuple):
+    """A warning has passed the program's filters, of torch or of anyone else.
+
+    Attributes:
+        text: its words.
+        from_torch: whether torch is seen to have raised it; some of its code can't be seen.
+        site: the innermost place in the user's code.
+    """
+
+    text: str
+    from_torch: bool
+    site: CallSite | None
+
+
+class DropoutRanInEval(NamedTuple):
+    """Functional dropout is on, and the module that calls it is in evaluation mode.
+
+    ``is_given``: whether the call says ``training=...``.
+    """
+
+    function: str
+    module: nn.Module
+    is_given: bool
+    site: CallSite | None
+
+
 class LegacyFunctionCalled(NamedTuple):
     """An instance of a custom Function is called, as in old torch; this one refuses."""
 
@@ -380,6 +412,13 @@ class LayerRanInTrainingMode(NamedTuple):
     layer: nn.Module
     model: nn.Module
     step: int
+    site: CallSite | None
+
+
+class AutocastEntered(NamedTuple):
+    """Autocast is on from here, for this type of device; it was off before."""
+
+    device: str
     site: CallSite | None
 
 
@@ -467,9 +506,9 @@ class WatchResumed(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """The audit is over; ``failed`` says that an exception ended it."""
+    """The audit is over; ``error`` is the exception that ended it, if one did."""
 
-    failed: bool
+    error: BaseException | None
 
 
 Event: TypeAlias = (
@@ -499,7 +538,10 @@ Event: TypeAlias = (
     | LayerRanInTrainingMode
     | LegacyFunctionCalled
     | NonLeafGradientRead
+    | TorchWarned
     | NonLeafRefused
+    | AutocastEntered
+    | DropoutRanInEval
     | GradModeChanged
     | StateTaken
     | CopiedOntoItself
@@ -548,6 +590,8 @@ class Detector(Protocol):
         """Return what is certain by now."""
         ...
 
-    # Two more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
-    # could not look at, and ``is_following() -> bool``, whether it is at something that the steps
-    # to come have a part in, so that none may be passed over.
+    # Four more are asked for where a detector has them: ``not_covered() -> list[str]``, what it
+    # could not look at; ``is_following() -> bool``, whether it is at something that the steps
+    # to come have a part in, so that none may be passed over; and ``findings_beside(found)``, what
+    # it tells beside the findings of those before it, in place of ``findings()``; and
+    # ``put_back()``, which takes away what it has replaced, however the audit ends.

@@ -231,7 +231,7 @@ class Recorder:
 
     def _finish(self) -> None:
         """Watch no more: what torch is going through now is taken away when the audit is left."""
-        self.bus.emit(SessionEnded(failed=False))
+        self.bus.emit(SessionEnded(None))
         self.state.finished = True
         self.state.running = self.write_log.listening = False
         self.write_tracer.end()

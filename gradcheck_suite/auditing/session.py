@@ -262,7 +262,10 @@ class Session:
                 return
             try:
                 self._recorder.resume()
-                self._recorder.bus.emit(SessionEnded(failed=error is not None))
+                if error is not None:
+                    # What ends the program may be the first thing to tell of.
+                    self._recorder.bus.make_deferred()
+                self._recorder.bus.emit(SessionEnded(error))
             finally:
                 self._close()
         self._hand_over(failing=error is not None)
@@ -272,6 +275,9 @@ class Session:
         if self in _OPEN:
             _OPEN.remove(self)
         self._stop()
+        for detector in self._detectors:
+            # Also where it could not be told of the end, as in a pause or on another thread.
+            getattr(detector, "put_back", _nothing)()
         self._recorder.bus.clear()
         if last and _OPEN:
             _OPEN[-1]._start()  # noqa: SLF001 - another session
@@ -404,7 +410,8 @@ class Session:
         found: list[Finding] = []
         for detector in self._detectors:
             try:
-                found += detector.findings()
+                beside = getattr(detector, "findings_beside", None)
+                found += detector.findings() if beside is None else beside(found)
             except Exception as error:  # noqa: BLE001, PERF203 - what the others found stands
                 self._recorder.bus.note_failure(type(detector).__name__, error)
         return found
@@ -566,6 +573,10 @@ def _skipped_steps(state: RunState, share: float) -> list[str]:
     steps = _count(state.step, "step")
     how_many = f"{state.skipped_steps:,} of {steps}, passed over while all was well"
     return [f"{how_many}, so that a step takes no more than about {share:g} % longer (overhead)"]
+
+
+def _nothing() -> None:
+    """Stand in for what most detectors need not do."""
 
 
 def _count(number: int, noun: str) -> str:

@@ -79,6 +79,17 @@ def seconds(text: str) -> float:
     return read
 
 
+def add_reproduce_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--reproduce`` to a command that checks gradients."""
+    parser.add_argument(
+        "--reproduce",
+        type=Path,
+        metavar="FILE",
+        help="write a script of its own that shows the first thing found, with inputs as small as "
+        "still fail: what one attaches to a bug report",
+    )
+
+
 def run_check(arguments: argparse.Namespace, check: Callable[[], Report]) -> int:
     """Run a check that says how far it is, write its report, and return the exit status.
 
@@ -104,7 +115,13 @@ def run_check(arguments: argparse.Namespace, check: Callable[[], Report]) -> int
         sys.stdout.flush()
         sys.stderr.write(f"gradcheck-suite: interrupted at: {watcher.doing}\n")
         return INTERRUPTED
-    return emit(report, arguments)
+    status = emit(report, arguments)
+    if arguments.reproduce is not None and report.reproduction is not None:
+        sys.stdout.flush()
+        with progress("Making the inputs small"):
+            report.save_reproduction(arguments.reproduce)
+        sys.stderr.write(f"gradcheck-suite: wrote {arguments.reproduce}, which shows it\n")
+    return status
 
 
 def emit(

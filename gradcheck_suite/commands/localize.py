@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gradcheck_suite.commands._shared import Subparsers, add_report_options, run_check, seconds
+from gradcheck_suite.commands._shared import (
+    Subparsers,
+    add_report_options,
+    add_reproduce_option,
+    run_check,
+    seconds,
+)
 from gradcheck_suite.commands._targets import (
     Subject,
     add_subject_options,
@@ -61,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="begin nothing more after so long; 90, 90s, 2m and 1h are times",
     )
+    add_reproduce_option(parser)
     add_report_options(parser)
     parser.set_defaults(run=run)
 

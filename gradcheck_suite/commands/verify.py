@@ -7,7 +7,13 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from gradcheck_suite.commands._shared import Subparsers, add_report_options, run_check, seconds
+from gradcheck_suite.commands._shared import (
+    Subparsers,
+    add_report_options,
+    add_reproduce_option,
+    run_check,
+    seconds,
+)
 from gradcheck_suite.commands._targets import Subject, add_subject_options, load_subject
 
 if TYPE_CHECKING:
@@ -67,6 +73,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="an output that is not checked, such as 'output[1]'; may be given again",
     )
     _add_depth_options(parser)
+    add_reproduce_option(parser)
     add_report_options(parser)
     parser.set_defaults(run=run)
 

@@ -13,7 +13,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.reporting.finding_block import draw_finding
+from gradcheck_suite.reporting.concise import place
+from gradcheck_suite.reporting.finding_block import draw_finding, finding_remarks
 from gradcheck_suite.reporting.layout import ASCII, Page, fill, paragraph, wrap
 from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
@@ -24,6 +25,7 @@ from gradcheck_suite.reporting.summary import (
     verdict_and_remarks,
 )
 from gradcheck_suite.reporting.text import byte_count, number, plural
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +44,8 @@ _PLAIN_WIDTH = 80
 _FEW = 6
 _MOST_ALIKE = 2
 _LEAST_REASON_WIDTH = 24
+# Notes that are told one by one: what is merely unusual must not hide what is wrong.
+_MOST_NOTES = 8
 _VERDICT_STYLES = {
     "fail": "error",
     "inconclusive": "warning",
@@ -123,8 +127,10 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
     sources = SourceLines()
     by_severity = sorted(report.findings, key=lambda finding: -finding.severity.weight)
     for finding in by_severity:
-        yield from draw_finding(finding, sources, page)
-        yield Text()
+        if finding.severity > Severity.NOTE:
+            yield from draw_finding(finding, sources, page)
+            yield Text()
+    yield from _notes([each for each in by_severity if each.severity is Severity.NOTE], page)
     if report.verdicts:
         yield from _verdicts(report.verdicts, page)
         yield Text()
@@ -142,6 +148,22 @@ def _rows(report: Report, page: Page) -> Iterator[Text]:
     yield from _figures(report, page)
     yield from _pointer(by_severity, page)
     yield from _conclusion(report, page)
+
+
+def _notes(notes: Sequence[Finding], page: Page) -> Iterator[Text]:
+    """Yield each note as one paragraph without its source, and count those of a long list."""
+    if not notes:
+        return
+    yield Text("notes", style=page.style("strong"))
+    for note in notes[:_MOST_NOTES]:
+        where = "" if note.location is None else f" {place(note.location)}"
+        remarks = finding_remarks(note)
+        told = f"{note.code} {note.rule}{where}: {note.message}{f' ({remarks})' if remarks else ''}"
+        yield from paragraph(told, page, label="- ", label_style=page.style("note"))
+    if len(notes) > _MOST_NOTES:
+        more = plural(len(notes) - _MOST_NOTES, "more note")
+        yield from paragraph(f"and {more}, which the other formats list", page, label="- ")
+    yield Text()
 
 
 def _verdicts(verdicts: Sequence[Verdict], page: Page) -> Iterator[Text]:

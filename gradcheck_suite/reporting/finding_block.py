@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.reporting.layout import Page
     from gradcheck_suite.reporting.source import SourceLines
 
-__all__ = ["draw_finding"]
+__all__ = ["draw_finding", "finding_remarks"]
 
 _LINES_AROUND = 2
 
@@ -48,7 +48,7 @@ def draw_finding(finding: Finding, sources: SourceLines, page: Page) -> Iterator
     for related in far:
         yield Text()
         yield from _related(related, sources, digits, page)
-    remarks = _remarks(finding)
+    remarks = finding_remarks(finding)
     if finding.hint or remarks:
         yield Text()
     if finding.hint:
@@ -151,7 +151,8 @@ def _related(related: Related, sources: SourceLines, digits: int, page: Page) ->
         yield from draw_code_frame(lines, [mark], around=0, digits=digits, page=page)
 
 
-def _remarks(finding: Finding) -> str:
+def finding_remarks(finding: Finding) -> str:
+    """Return what there is to say beside the message: how often, why not more severe, by whom."""
     remarks: list[str] = []
     count = finding.evidence.get("count")
     if isinstance(count, int) and count > 1:

@@ -11,6 +11,7 @@ from gradcheck_suite.reporting.ledger import ledger_lines
 from gradcheck_suite.reporting.source import SourceLines
 from gradcheck_suite.reporting.summary import COVERED, NOT_SHOWN, conclusion, sentences_covered
 from gradcheck_suite.reporting.text import byte_count, number, one_line, plural, visible
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ def render(report: Report) -> str:
     findings = sorted(report.findings, key=lambda finding: -finding.severity.weight)
     body = [
         f"<h1>{title}</h1>",
-        *(_finding(finding, sources) for finding in findings),
+        *(_finding(finding, sources) for finding in findings if not _is_note(finding)),
+        *_notes([finding for finding in findings if _is_note(finding)], sources),
         *_verdicts(report.verdicts),
         *_sentences("covered", sentences_covered(report)),
         *_sentences("not covered", report.not_covered),
@@ -71,6 +73,19 @@ def _prose(text: str) -> str:
             "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(pieces))
         )
     return "<br>".join(paragraphs)
+
+
+def _is_note(finding: Finding) -> bool:
+    return finding.severity is Severity.NOTE
+
+
+def _notes(notes: Sequence[Finding], sources: SourceLines) -> Iterator[str]:
+    """Yield the notes, folded where there are several: they must not hide what is wrong."""
+    drawn = "\n".join(_finding(note, sources) for note in notes)
+    if len(notes) > 1:
+        yield _details(plural(len(notes), "note"), drawn)
+    elif notes:
+        yield drawn
 
 
 def _finding(finding: Finding, sources: SourceLines) -> str:

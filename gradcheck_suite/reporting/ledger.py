@@ -125,7 +125,7 @@ def _parameters(ledger: Mapping[str, Any]) -> list[LedgerLine]:
         elements = sum(_elements(each["shape"]) for each in members)
         names = _names([each["name"] for each in members], everybody)
         subject = f"{count}{f' ({names})' if names else ''}"
-        lines.append(LedgerLine(subject, f"{fate}; {number(elements)} elements", unusual))
+        lines.append(LedgerLine(subject, f"{fate}; {plural(elements, 'element')}", unusual))
     told = _limited([line for line in lines if line.unusual], "kind of parameters")
     return told + _limited([line for line in lines if not line.unusual], "kind of parameters")
 

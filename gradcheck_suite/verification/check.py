@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcheck_suite.errors import UsageError
+from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.diagnosis.findings import find_mistakes
 from gradcheck_suite.verification.first_order.half_precision import HalfPrecisionMeasurement
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
@@ -21,6 +22,7 @@ from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.options import CheckOptions, DTypeOption, chosen_variations
 from gradcheck_suite.verification.progress import Deadline, report_progress
 from gradcheck_suite.verification.report import ReportBuilder
+from gradcheck_suite.verification.reproduction.script import FailingCheck
 from gradcheck_suite.verification.stage import CheckState, Stage
 from gradcheck_suite.verification.stages.batched import compare_batched
 from gradcheck_suite.verification.stages.compiled import compare_compiled
@@ -30,6 +32,7 @@ from gradcheck_suite.verification.stages.forward_mode import compare_forward_mod
 from gradcheck_suite.verification.stages.full_jacobian.stage import compare_full_jacobians
 from gradcheck_suite.verification.stages.input_variations.stage import vary_inputs
 from gradcheck_suite.verification.stages.second_order import check_second_order
+from gradcheck_suite.verification.target.arguments import split_arguments
 from gradcheck_suite.verification.target.build import build_function
 from gradcheck_suite.verification.target.random_state import preserved_randomness
 from gradcheck_suite.verification.text import short_name
@@ -160,9 +163,15 @@ def check_with(
     with torch.inference_mode(mode=False), preserved_randomness():
         subject = build_function(fn_or_module, inputs, kwargs, options)
         try:
-            return _check(subject, options, deadline)
+            report = _check(subject, options, deadline)
         finally:
             subject.restore()
+    wrong = report.at_least(Severity.ERROR) or report.at_least(Severity.WARNING)
+    if not wrong or options.examined:
+        return report
+    args, named = split_arguments(inputs, kwargs)
+    failing = FailingCheck(fn_or_module, args, named, options, wrong[0], check_with)
+    return replace(report, reproduction=failing)
 
 
 def _check(subject: PureFunction, options: CheckOptions, deadline: Deadline) -> Report:

@@ -39,6 +39,7 @@ class CheckState:
         check: checks a part of the function by itself.
         deadline: when to stop; a stage that stops early says so under ``not_covered``.
         findings: what earlier stages found.
+        varied: what was varied of the inputs, where the measurement is of varied ones.
     """
 
     measurement: GradientMeasurement
@@ -47,6 +48,7 @@ class CheckState:
     check: Checker
     deadline: Deadline = Deadline()  # noqa: RUF009 - it is frozen
     findings: tuple[Finding, ...] = ()
+    varied: str | None = None
 
     @property
     def context(self) -> ProbeContext:

@@ -7,6 +7,8 @@ comes of the mistake.
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
@@ -284,6 +286,10 @@ def _two_optimizers(names: ModuleType) -> Found:
     return audited(lambda: names.train(model, batches()))
 
 
+def _run_in_eval(names: ModuleType) -> None:
+    names.evaluate(names.Network(4), torch.randn(2, 4))
+
+
 def _warmed_up(names: ModuleType) -> Found:
     model = regression()
     return audited(lambda: names.train(model, batches(8), 2))
@@ -398,6 +404,45 @@ def _fitted(names: ModuleType) -> Found:
     return audited(lambda: names.fit(model, optimizer, labelled(), labelled(), 3))
 
 
+def _two_heads(names: ModuleType) -> Found:
+    trunk, heads = nn.Linear(8, 4), nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+    optimizer = torch.optim.SGD([*trunk.parameters(), *heads.parameters()], lr=0.1)
+
+    def train() -> None:
+        for x, y in batches():
+            names.train_step(trunk, heads, optimizer, x, (y, -y))
+
+    return audited(train)
+
+
+def _classified(names: ModuleType) -> Found:
+    """Let the exception leave the audit: torch raises it before the engine runs."""
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(RuntimeError), gs.audit() as session:
+        for x, labels in labelled():
+            names.train_step(model, optimizer, x, labels)
+    return session.findings
+
+
+def _predicted(names: ModuleType) -> Found:
+    model = nn.Linear(8, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with mock.patch.object(warnings, "showwarning"):
+            return audited(lambda: names.predict(model, torch.randn(2, 8)))
+
+
+def _logged(names: ModuleType) -> Found:
+    """Let the exception leave the audit: what a program catches of it, nobody is told of."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(IndexError), gs.audit() as session:
+        for x, y in batches():
+            names.train_step(model, optimizer, x, y)
+    return session.findings
+
+
 PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS101": (_head,),
     "GCS102": (_rebound,),
@@ -415,6 +460,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS205": (_function("Square", (4, 3)),),
     "GCS206": (_stepped,),
     "GCS207": (_hooked,),
+    "GCS208": (_two_heads,),
     "GCS301": (_train,),
     "GCS302": (_train,),
     "GCS303": (_train,),
@@ -428,6 +474,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS311": (_accumulated,),
     "GCS312": (_two_optimizers,),
     "GCS313": (_warmed_up,),
+    "GCS314": (_train_optimizer,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),
@@ -437,6 +484,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS407": (_intermediate,),
     "GCS408": (_module(lambda names: names.Network(4), 2, 4),),
     "GCS409": (_thawed,),
+    "GCS410": (_classified,),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),
@@ -458,4 +506,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS612": (_widened,),
     "GCS701": (_fitted,),
     "GCS702": (_fitted,),
+    "GCS703": (lambda names: audited(lambda: _run_in_eval(names)),),
+    "GCS902": (_predicted,),
+    "GCS903": (_logged,),
 }

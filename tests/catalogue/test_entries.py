@@ -39,6 +39,7 @@ FROZEN = {
     "GCS205": "tensor-on-ctx",
     "GCS206": "create-graph-cycle",
     "GCS207": "hook-keeps-graph",
+    "GCS208": "backward-twice",
     "GCS301": "missing-zero-grad",
     "GCS302": "zero-grad-misplaced",
     "GCS303": "step-without-backward",
@@ -52,6 +53,7 @@ FROZEN = {
     "GCS311": "accumulation-mismatch",
     "GCS312": "parameter-in-two-optimizers",
     "GCS313": "step-without-effect",
+    "GCS314": "step-inside-autocast",
     "GCS401": "graph-broken",
     "GCS402": "forward-under-no-grad",
     "GCS403": "parameter-without-gradient",
@@ -61,6 +63,7 @@ FROZEN = {
     "GCS407": "grad-read-on-non-leaf",
     "GCS408": "checkpoint-cuts-graph",
     "GCS409": "frozen-but-changed",
+    "GCS410": "refused-by-torch",
     "GCS501": "backward-arity",
     "GCS502": "legacy-function",
     "GCS503": "missing-mark-dirty",
@@ -83,6 +86,7 @@ FROZEN = {
     "GCS612": "dtype-changed",
     "GCS701": "train-mode-in-eval",
     "GCS702": "stuck-in-eval",
+    "GCS703": "dropout-ignores-eval",
     "GCS801": "ranks-diverged",
     "GCS802": "gradient-not-synchronized",
     "GCS901": "legacy-variable",
@@ -92,16 +96,17 @@ FROZEN = {
 NOTES = {"GCS612", "GCS901"}
 WARNINGS = {
     *("GCS102", "GCS105", "GCS106", "GCS203", "GCS204", "GCS205", "GCS206", "GCS306", "GCS308"),
-    *("GCS309", "GCS312", "GCS313"),
+    *("GCS309", "GCS312", "GCS313", "GCS703"),
     *("GCS403", "GCS406", "GCS407", "GCS408", "GCS504", "GCS505", "GCS507", "GCS701"),
     "GCS702",
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS110", "GCS311", "GCS312", "GCS313", "GCS403", "GCS409"),
+    *("GCS104", "GCS110", "GCS208", "GCS311", "GCS312", "GCS313", "GCS314", "GCS403", "GCS409"),
+    *("GCS410", "GCS703"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }
-ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901", "GCS902", "GCS903"}
+ONLY_IN_SOURCE = {"GCS105", "GCS504", "GCS802", "GCS901"}
 PLANNED = {"GCS801"}
 
 FILES = Path(catalogue.__file__).with_name("entries")

@@ -81,7 +81,7 @@ def test_a_wrong_function_is_reported_with_its_line(verify):
     done = verify("Slope", "make_inputs")
     assert done.returncode == 1
     assert "GCS601" in done.stdout
-    assert "layers.py:12" in done.stdout
+    assert "layers.py:15" in done.stdout
     assert "`slope` is 0.5 times the numeric one" in " ".join(done.stdout.split())
     assert done.stderr == ""
 
@@ -163,3 +163,12 @@ def test_help_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_script_that_shows_it_is_written(verify, tmp_path):
+    done = verify("Slope", "make_inputs", "--reproduce", "shows_it.py")
+    assert done.returncode == 1
+    assert "wrote shows_it.py, which shows it" in done.stderr
+    shown = warm_python.run(["shows_it.py"], cwd=tmp_path)
+    assert shown.returncode == 1
+    assert "WRONG" in shown.stdout

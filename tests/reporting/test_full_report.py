@@ -152,7 +152,7 @@ def test_severities_come_worst_first_and_keep_their_order(make_finding):
     )
     text = report_to_text(Report("t", findings))
     headers = [" ".join(line.split()[:2]) for line in text.splitlines() if " GCS90" in line]
-    assert headers[:4] == ["error GCS901", "error GCS903", "warning GCS902", "note GCS900"]
+    assert headers[:4] == ["error GCS901", "error GCS903", "warning GCS902", "- GCS900"]
 
 
 def test_explain_is_pointed_to_once_and_only_for_codes_that_it_knows(make_finding):
@@ -166,7 +166,7 @@ def test_explain_is_pointed_to_once_and_only_for_codes_that_it_knows(make_findin
 
 
 def test_lint_says_what_it_can_fix(reports_of_each_kind):
-    assert "\n  fixable with --fix\n" in report_to_text(reports_of_each_kind["lint"])
+    assert "(fixable with --fix)" in report_to_text(reports_of_each_kind["lint"])
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,13 @@ def test_correct_twins_pass(wrong, randn, name, shapes, dtype):
     assert {verdict.status for verdict in report.verdicts} == {"pass"}
 
 
-def test_the_place_is_the_line_of_backward(wrong, randn):
+def test_the_place_is_the_line_that_makes_the_gradient(wrong, randn):
     (finding,) = check_gradients(wrong.FactorTwo, randn(3)).findings
     lines, start = inspect.getsourcelines(wrong.FactorTwo.backward)
     place = finding.location
 
     assert place.path == wrong.__file__
-    assert lines[place.line - start].strip() == "def backward(ctx, grad_output):"
+    assert lines[place.line - start].strip().startswith("return ")
     assert place.function == "FactorTwo.backward"
 
 
@@ -101,12 +101,15 @@ def test_of_two_functions_on_the_path_the_wrong_one_is_blamed(wrong, randn):
     assert finding.evidence["functions"] == ["FactorTwo"]
 
 
-def test_two_wrong_functions_are_evidence_and_neither_is_blamed(wrong, randn):
+def test_two_wrong_functions_are_both_named(wrong, randn):
     def both(x):
         return wrong.FactorTwo.apply(wrong.MissingTerm.apply(wrong.RightSwish.apply(x)))
 
     (finding,) = check_gradients(both, randn(4)).findings
-    assert finding.location is None
+    (other,) = finding.related
+    assert other.message == "wrong as well"
+    places = {finding.location.function, other.location.function}
+    assert places == {"FactorTwo.backward", "MissingTerm.backward"}
     assert finding.evidence["functions"] == ["FactorTwo", "MissingTerm"]
 
 
@@ -163,7 +166,8 @@ def test_a_cut_graph_says_so(randn):
 def test_a_factor_lost_by_detach_is_found(wrong, randn):
     (finding,) = check_gradients(wrong.cut_in_the_middle, randn(6)).findings
     assert finding.code == "GCS601"
-    assert finding.location is None
+    assert finding.location.function == "cut_in_the_middle"
+    assert "`detach()` takes a part of it out of the graph there" in finding.message
 
 
 def test_a_small_gradient_beside_large_ones_is_still_checked(randn):

@@ -37,8 +37,10 @@ from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
+from gradcheck_suite.auditing.detectors.mode.dropout_ignores_eval import DropoutIgnoresEvalDetector
 from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDetector
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
+from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
@@ -55,6 +57,9 @@ from gradcheck_suite.auditing.detectors.step_order.scaled_losses import ScaledLo
 from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMisuseDetector
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
+)
+from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
+    StepInsideAutocastDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
     StepWithoutBackwardDetector,
@@ -85,6 +90,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    contract = FunctionContractDetector(recorder)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -102,9 +108,11 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         LeftoverGradientDetector(windows),
         TrainModeInEvalDetector(windows),
         StuckInEvalDetector(windows),
+        DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows),
         ParameterInTwoOptimizersDetector(windows, names),
         StepWithoutEffectDetector(recorder.optimizers),
+        StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
@@ -115,8 +123,9 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
-        FunctionContractDetector(recorder),
-        FunctionCallDetector(recorder),
+        contract,
+        FunctionCallDetector(recorder, contract),
+        RefusedByTorchDetector(),
         LedgerObserver(recorder, windows, leaves),
     )
 

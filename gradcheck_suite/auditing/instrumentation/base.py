@@ -30,11 +30,13 @@ class EventSource(ABC):
         state: its run state, which is asked for in each call of a module.
         acting: the source, of the same class, that is told of what happens now; only what is in
             place has one.
+        is_kept: whether it stays in place from audit to audit.
     """
 
     kinds: ClassVar[tuple[type[Any], ...]] = ()
     always: ClassVar[bool] = False
     acting: Any
+    is_kept = False
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

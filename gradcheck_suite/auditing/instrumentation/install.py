@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gradcheck_suite._runtime.patches import Patches
+from gradcheck_suite.auditing.instrumentation.autocast import AutocastSource
 from gradcheck_suite.auditing.instrumentation.backward import BackwardSource
 from gradcheck_suite.auditing.instrumentation.child_processes import ChildProcessSource
 from gradcheck_suite.auditing.instrumentation.clipping import ClippingSource
+from gradcheck_suite.auditing.instrumentation.functional_dropout import FunctionalDropoutSource
 from gradcheck_suite.auditing.instrumentation.grad_mode import GradModeSource
 from gradcheck_suite.auditing.instrumentation.hook_regions import HookRegions
 from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunctionSource
@@ -45,6 +47,8 @@ _SOURCES: Sequence[type[EventSource]] = (
     StateSource,
     ModeLayerSource,
     ForwardSource,
+    AutocastSource,
+    FunctionalDropoutSource,
     GradModeSource,
     TorchWarningSource,
     LegacyFunctionSource,
@@ -75,6 +79,7 @@ class Installation:
                 if placed is None:
                     placed = self._placed[kind] = kind(self._idle or recorder)
                     placed.acting = placed
+                    placed.is_kept = self._idle is not None
                     placed.install(self._patches)
                 placed.acting = kind(recorder)
         if recorder.options.name_writers:

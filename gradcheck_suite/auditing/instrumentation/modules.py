@@ -26,18 +26,12 @@ if TYPE_CHECKING:
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["ForwardSource", "ModeLayerSource", "ModeSource", "StateSource"]
+__all__ = ["FIRST_STEPS", "ForwardSource", "ModeLayerSource", "ModeSource", "StateSource"]
 
-_FIRST_STEPS = 8
+FIRST_STEPS = 8
 """In so many first steps each forward is told of: those in which each graph is looked through
-(``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``)."""
-
-_EVERY = 8
-"""After those, the forwards of each step that this divides, as with graphs. A bound on cost."""
-
-_MANY_BIRTHS = 64
-"""Calls whose graphs all live, from which on each is told of in any step. Chosen, above the calls
-of a usual step; a phase that records without a backward gets there."""
+(``_EVERY_ITERATION_UNTIL`` of ``graph_lifetime``). A bound on cost: a call of a module that is
+watched takes a quarter of a microsecond more, and large models make thousands in a step."""
 
 
 class ModeSource(EventSource):
@@ -104,9 +98,9 @@ class StateSource(EventSource):
 
 
 class ForwardSource(EventSource):
-    """Replaces ``Module.__call__``, and tells of calls in the first steps and in each eighth.
+    """Replaces ``Module.__call__`` in the first steps, and is gone after them.
 
-    Each begins a birth, by which graphs are told apart that no backward goes through.
+    Each call begins a birth, by which graphs are told apart that no backward goes through.
     """
 
     kinds = (ForwardFinished,)
@@ -124,19 +118,18 @@ class ForwardSource(EventSource):
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             source: ForwardSource = self.acting
             state = source.state
+            if state.step >= FIRST_STEPS:
+                if not (self.is_kept or source.inside) and nn.Module.__call__ is call:
+                    nn.Module.__call__ = original  # type: ignore[method-assign]
+                return original(module, *args, **kwargs)
             if source.inside or not state.running or is_compiling():
                 return original(module, *args, **kwargs)
-            generations = source.recorder.generations
-            generations.begin_call(state.saved)
+            source.recorder.generations.begin_call(state.saved)
             source.inside += 1
             try:
                 result = original(module, *args, **kwargs)
             finally:
                 source.inside -= 1
-            step = state.step
-            untold = step >= _FIRST_STEPS and step % _EVERY
-            if untold and generations.births.count <= _MANY_BIRTHS:
-                return result
             source.recorder.bus.emit(
                 ForwardFinished(
                     module,

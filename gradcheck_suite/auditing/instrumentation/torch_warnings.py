@@ -12,8 +12,8 @@ from torch.nn.modules import module
 from torch.optim import lr_scheduler
 
 from gradcheck_suite._runtime.frames import Owner, owner_of_file
-from gradcheck_suite.auditing.call_sites import call_site, is_user_code
-from gradcheck_suite.auditing.events import NonLeafGradientRead
+from gradcheck_suite.auditing.call_sites import call_site, is_of_torch, is_user_code
+from gradcheck_suite.auditing.events import NonLeafGradientRead, TorchWarned
 from gradcheck_suite.auditing.instrumentation.base import EventSource
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TorchWarningSource(EventSource):
     One that a filter of the program's keeps back, or has raised, is not seen.
     """
 
-    kinds = (NonLeafGradientRead,)
+    kinds = (NonLeafGradientRead, TorchWarned)
 
     def install(self, patches: Patches) -> None:
         """Replace the function through which every warning goes."""
@@ -48,14 +48,36 @@ class TorchWarningSource(EventSource):
     def _showing(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def show(message: Any) -> None:
             recorder: Recorder = self.acting.recorder
-            if recorder.state.running and str(message.message).startswith(_NON_LEAF):
-                site = call_site()
-                # Torch's own and libraries' looks are not the program's mistake.
-                if site and is_user_code(site[0]) and site[0].co_filename == message.filename:
-                    recorder.bus.emit(NonLeafGradientRead(site))
+            if recorder.state.running:
+                _tell(recorder, message)
             original(message)
 
         return show
+
+
+def _tell(recorder: Recorder, message: Any) -> None:
+    """Tell of a warning, with the line of the user's that has led to it."""
+    text = str(message.message)
+    site = call_site()
+    if text.startswith(_NON_LEAF):
+        # Torch's own and libraries' looks are not the program's mistake.
+        if site and is_user_code(site[0]) and site[0].co_filename == message.filename:
+            recorder.bus.emit(NonLeafGradientRead(site))
+    else:
+        recorder.bus.emit(TorchWarned(text, _is_from_torch(text), site))
+
+
+def _is_from_torch(text: str) -> bool:
+    """Return whether torch has raised the warning that is being shown, as far as can be seen."""
+    if "(Triggered internally at " in text:
+        return True
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename != warnings.__file__ and owner_of_file(code.co_filename) != Owner.US:
+            return is_of_torch(code)
+        frame = frame.f_back
+    return False
 
 
 _NAME = "warnings"

@@ -10,10 +10,11 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
 from gradcheck_suite.auditing.detectors.leaf_records import is_looked_at, variable_of
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
@@ -22,10 +23,12 @@ from gradcheck_suite.auditing.events import (
     GradientsCleared,
     GradientsClipped,
     GradientsUnscaled,
+    ModeChanged,
     OptimizerConstructed,
     SchedulerStepped,
     StepFinished,
 )
+from gradcheck_suite.auditing.instrumentation.modules import FIRST_STEPS as FORWARDS_ARE_TOLD
 from gradcheck_suite.auditing.ledger.facts import (
     BackwardFacts,
     GroupFacts,
@@ -38,7 +41,7 @@ from gradcheck_suite.auditing.ledger.facts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -49,6 +52,10 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
 
 __all__ = ["LedgerObserver"]
+
+_MOST_CHANGES = 4
+"""Changes of mode on one line after which the next call of the module is taken down. A bound on
+cost: to listen to a module takes replacing a method."""
 
 _MOST_PLACES = 64
 """Lines that are remembered for each thing that can be done. A bound on memory."""
@@ -107,6 +114,7 @@ class LedgerObserver:
         self._modules: dict[int, _Module] = {}
         self._backwards: dict[tuple[CallSite | None, bool], _Backward] = {}
         self._alive: dict[int, int] = {}
+        self._mode_changes: Counter[CallSite | None] = Counter()
 
     def subscriptions(self) -> Subscriptions:
         """Follow everything that a ledger tells of."""
@@ -118,6 +126,7 @@ class LedgerObserver:
             SchedulerStepped: self._schedule,
             BackwardStarted: self._begin_backward,
             ForwardFinished: self._end_forward,
+            ModeChanged: self._change_mode,
             StepFinished: self._end_step,
         }
 
@@ -176,6 +185,23 @@ class LedgerObserver:
                 return
             known = self._modules[id(module)] = _Module(module)
         known.calls[event.site, _way(event)] += 1
+
+    def _change_mode(self, event: ModeChanged) -> None:
+        """Take down the next call of a module whose mode has changed, some times for each line."""
+        self._mode_changes[event.site] += 1
+        if self._mode_changes[event.site] > _MOST_CHANGES:
+            return
+        ends: list[Callable[[], None]] = []
+
+        def note(module: nn.Module, output: object) -> None:
+            ends.pop()()
+            is_told = self._recorder.state.step < FORWARDS_ARE_TOLD
+            if not is_told:
+                recording, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+                site = call_site()
+                self._end_forward(ForwardFinished(module, output, recording, inference, site))
+
+        ends.append(self._recorder.module_calls.listen(event.module, note))
 
     def _end_step(self, event: StepFinished) -> None:
         known = self._of(event.optimizer)

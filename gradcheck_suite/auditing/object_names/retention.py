@@ -29,6 +29,7 @@ from gradcheck_suite._torch_compat import (
     read_saved,
     saved_attribute_names,
 )
+from gradcheck_suite.auditing.call_sites import CallSite
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
 from gradcheck_suite.auditing.object_names.referrers import (
     CACHE,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import TypeGuard
 
-    from gradcheck_suite.auditing.call_sites import CallSite
     from gradcheck_suite.auditing.object_names.heap import Heap
     from gradcheck_suite.findings import Location
 

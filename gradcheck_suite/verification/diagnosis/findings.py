@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradcheck_suite.findings import Finding, Related
 from gradcheck_suite.verification.diagnosis import contract_messages, messages
 from gradcheck_suite.verification.diagnosis.classify import Diagnosis, diagnose, first_look
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
+from gradcheck_suite.verification.diagnosis.function_source import Place, gradient_place
+from gradcheck_suite.verification.diagnosis.unrecorded import follow
 from gradcheck_suite.verification.diagnosis.wrong_entry import find_wrong_entry
 from gradcheck_suite.verification.first_order.piecewise_constant import has_any_effect
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.target.cost import ends_early
+from gradcheck_suite.verification.target.graph_walk import only
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from gradcheck_suite.findings import Finding
+    from gradcheck_suite.verification.diagnosis.function_source import Suspicion
+    from gradcheck_suite.verification.diagnosis.unrecorded import Unrecorded
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
     from gradcheck_suite.verification.numerics.decision import Pair
     from gradcheck_suite.verification.numerics.derivative import Measurement
@@ -60,7 +65,8 @@ class _Mistakes:
         self._call = RecordedCall.of(state.subject, state.context.point)
         self._searches = _MOST_SEARCHES if state.options.examined else 0
         self._iterates: bool | None = None
-        self._wrong: dict[tuple[type, ...], tuple[type, ...] | None] = {}
+        self._unrecorded: Unrecorded | None = None
+        self._wrong: dict[tuple[type, ...], Mapping[type, Finding] | None] = {}
 
     def findings(self, wrong: Sequence[Pair]) -> Iterator[Finding]:
         yield from self._breaches()
@@ -134,17 +140,23 @@ class _Mistakes:
             diagnosis = diagnose(
                 self._context, self._conclusions, pair, first=diagnosis, entry=entry
             )
+        draws = diagnosis.kind in _UNEXPLAINED and self._backward_draws(output)
+        path = self._path(pair)
+        shape = self._context.point.values[variable].shape
+        suspicion = messages.suspicion_of(diagnosis, draws=draws, varied=self._state.varied)
         return messages.wrong_gradient(
+            place=self._place(pair, path, suspicion),
+            unseen="" if only(path.functions) else self._unseen().words,
             ends_early=self._is_little(shown, diagnosis, entry) and self._ends_early(),
-            draws=diagnosis.kind in _UNEXPLAINED and self._backward_draws(output),
+            draws=draws,
             output=self._output(output),
             variable=self._variable(variable),
             also=[self._variable(other) for _, other in pairs if other != variable],
-            shape=self._context.point.values[variable].shape,
+            shape=shape,
             shown=shown,
             diagnosis=diagnosis,
             entry=entry,
-            path=self._path(pair),
+            path=path,
             at_kink=conclusion.at_kink,
             broken=self._broken(pair) if shown.non_finite and not conclusion.moved else None,
             is_complex=(
@@ -183,13 +195,22 @@ class _Mistakes:
         return messages.Broken(tuple(map(int, places[0])), len(places), gradient.numel())
 
     def _detached(self, output: int, variables: Sequence[int]) -> Finding:
+        path = self._path((output, variables[0]))
         return messages.detached_output(
+            place=self._place((output, variables[0]), path, None),
+            unseen="" if only(path.functions) else self._unseen().words,
             output=self._output(output),
             variables=[self._variable(variable) for variable in variables],
             shown=self._conclusions[output, variables[0]].shown,
-            path=self._path((output, variables[0])),
+            path=path,
             others_attached=any(self._context.gradients.attached),
         )
+
+    def _unseen(self) -> Unrecorded:
+        """Return what the function does that autograd does not see."""
+        if self._unrecorded is None:
+            self._unrecorded = follow(self._context.subject, self._context.point)
+        return self._unrecorded
 
     def _first_look(self, pair: Pair) -> Diagnosis:
         failed = [
@@ -207,7 +228,25 @@ class _Mistakes:
         if path.functions not in self._wrong:
             self._wrong[path.functions] = wrong_functions(self._state, path.functions)
         wrong = self._wrong[path.functions]
-        return path if wrong is None else replace(path, functions=wrong)
+        return path if wrong is None else replace(path, functions=tuple(wrong))
+
+    def _place(self, pair: Pair, path: GraphPath, suspicion: Suspicion | None) -> Place:
+        """Return the line of the Function in question that makes the gradient.
+
+        Where several of its arguments lead to the variable, it is the one that is wrong when the
+        Function is checked by itself.
+        """
+        function = only(path.functions)
+        alone = self._wrong.get(self._call.path(*pair).functions) or {}
+        if path.argument is None and alone:
+            first, *others = [alone[one] for one in path.functions]
+            also = [Related(one.location, "wrong as well") for one in others if one.location]
+            return Place(first.location, (*first.related, *also))
+        if function is None:
+            return self._unseen().place
+        return gradient_place(
+            function, path.argument, suspicion=suspicion, incoming=path.arrives_at
+        )
 
     def _output(self, index: int) -> str:
         return self._context.point.outputs[index].name

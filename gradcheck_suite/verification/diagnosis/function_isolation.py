@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.target.call_recorder import CallRecorder
 from gradcheck_suite.verification.target.call_replay import replayable
@@ -14,8 +15,9 @@ from gradcheck_suite.verification.target.random_state import RandomState
 from gradcheck_suite.verification.target.tree import leaves_with_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
+    from gradcheck_suite.findings import Finding
     from gradcheck_suite.verification.stage import Checker, CheckState
     from gradcheck_suite.verification.target.call_recorder import Call
     from gradcheck_suite.verification.target.call_replay import ReplayableCall
@@ -26,13 +28,15 @@ _MOST_CALLS = 64
 """How many calls of custom Functions are checked by themselves. A bound on cost."""
 _HALF = (torch.float16, torch.bfloat16)
 
-_Outcome: TypeAlias = Literal["right", "unknown", "wrong"]
+_Outcome: TypeAlias = "Finding | Literal['right', 'unknown']"
 
 
 def wrong_functions(
     state: CheckState, among: Collection[type], *, order: Literal[1, 2] = 1
-) -> tuple[type, ...] | None:
+) -> Mapping[type, Finding] | None:
     """Return those custom Functions whose gradients are wrong at the inputs that they really get.
+
+    Each comes with what is wrong first when it is checked by itself.
 
     The function is called once more and its calls of these Functions are recorded. A Function that
     is right by itself cannot be what is wrong: that is a ``detach()`` beside it, a hook, or an
@@ -72,13 +76,18 @@ def wrong_functions(
             variations=frozenset(),
             examined=state.options.examined | frozenset(among),
         )
-        found: dict[type, set[_Outcome]] = {}
+        found: dict[type, list[_Outcome]] = {}
         for call in calls:
-            found.setdefault(call.target, set()).add(_outcome(call, state.check, options))
+            found.setdefault(call.target, []).append(_outcome(call, state.check, options))
     except Exception:  # noqa: BLE001 - a Function may not be callable by itself
         return None
-    wrong = tuple(function for function in among if "wrong" in found[function])
-    return wrong if wrong or all(one == {"right"} for one in found.values()) else None
+    wrong = {
+        function: next(one for one in found[function] if not isinstance(one, str))
+        for function in among
+        if any(not isinstance(one, str) for one in found[function])
+    }
+    every = [one for outcomes in found.values() for one in outcomes]
+    return wrong if wrong or all(one == "right" for one in every) else None
 
 
 def _outcome(call: ReplayableCall, check: Checker, options: CheckOptions) -> _Outcome:
@@ -86,13 +95,15 @@ def _outcome(call: ReplayableCall, check: Checker, options: CheckOptions) -> _Ou
         # Half precision takes seconds to find what float64 finds at once.
         try:
             in_double = replace(options, cast=torch.float64)
-            if not check(call.target, call.args, call.kwargs, in_double).ok:
-                return "wrong"
+            wrong = check(call.target, call.args, call.kwargs, in_double).at_least(Severity.ERROR)
+            if wrong:
+                return wrong[0]
         except Exception:  # noqa: BLE001 - a Function may take half precision only
             pass
     report = check(call.target, call.args, call.kwargs, options)
-    if not report.ok:
-        return "wrong"
+    wrong = report.at_least(Severity.ERROR)
+    if wrong:
+        return wrong[0]
     passed = all(verdict.status == "pass" for verdict in report.verdicts)
     return "right" if passed and not report.findings else "unknown"
 

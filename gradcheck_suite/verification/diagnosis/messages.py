@@ -7,25 +7,28 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gradcheck_suite import catalogue
-from gradcheck_suite.findings import JSON, Finding, Location
+from gradcheck_suite.findings import JSON, Finding
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.target.graph_walk import GraphPath, backward_location, only
+from gradcheck_suite.verification.target.graph_walk import GraphPath, only
 from gradcheck_suite.verification.target.non_derivatives import CTC, STRAIGHT_THROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gradcheck_suite.verification.diagnosis.classify import Diagnosis
+    from gradcheck_suite.verification.diagnosis.function_source import Place, Suspicion
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
     from gradcheck_suite.verification.numerics.derivative import Measurement
 
 __all__ = [
     "Broken",
     "detached_output",
+    "functions_of",
     "listed",
     "measurement_evidence",
     "percent",
     "place_of",
+    "suspicion_of",
     "wrong_gradient",
 ]
 
@@ -68,6 +71,8 @@ def wrong_gradient(
     diagnosis: Diagnosis,
     entry: WrongEntry | None,
     path: GraphPath,
+    place: Place,
+    unseen: str = "",
     at_kink: bool = False,
     broken: Broken | None = None,
     ends_early: bool = False,
@@ -77,6 +82,7 @@ def wrong_gradient(
     """Report a gradient that differs from the numeric one, or is missing.
 
     ``also`` names other inputs and parameters whose gradients the same mistake can explain,
+    ``unseen`` what forward does at the line of ``place`` that autograd does not see,
     ``broken`` tells which entries are NaN or Inf, ``at_kink`` that the function has slopes there,
     ``ends_early`` that the gradient is off by little and the function iterates: a warning, as the
     gradient of the limit may be what is meant; ``draws`` that backward draws random numbers.
@@ -113,6 +119,7 @@ def wrong_gradient(
     message += "".join(f"; {words}" for words in told)
     shape = shape[:-1] if is_complex[1] else shape
     message += "".join(_details(output, variable, shape, entry, function, is_complex=is_complex))
+    message += unseen
     if also:
         more = "one more gradient is" if len(also) == 1 else f"{len(also)} more gradients are"
         message += f"; {more} wrong with it: {listed(also)}"
@@ -144,8 +151,7 @@ def wrong_gradient(
             "total": entry.total,
             "counted": entry.exact,
         }
-    if path.functions:
-        evidence["functions"] = [function.__qualname__ for function in path.functions]
+    evidence.update(functions_of(path))
     hint = _hint(
         shown=shown,
         diagnosis=diagnosis,
@@ -161,7 +167,8 @@ def wrong_gradient(
         message,
         detector="verify",
         severity=Severity.WARNING if ends_early else None,
-        location=_location(path),
+        location=place.location,
+        related=place.related,
         hint=hint,
         evidence=evidence,
     )
@@ -173,6 +180,8 @@ def detached_output(
     variables: Sequence[str],
     shown: Measurement,
     path: GraphPath,
+    place: Place,
+    unseen: str,
     others_attached: bool,
 ) -> Finding:
     """Report an output that depends on inputs and does not require grad.
@@ -184,15 +193,21 @@ def detached_output(
         catalogue.DETACHED_OUTPUT,
         f"`{output}` does not require grad, yet it depends on {names} (numeric derivative "
         f"{shown.numeric:.6g} ± {shown.tolerance:.1g} along a random direction): no gradient "
-        "flows through it",
+        f"flows through it{unseen}",
         detector="verify",
         severity=Severity.WARNING if others_attached else Severity.ERROR,
-        location=_location(path),
+        location=place.location,
+        related=place.related,
         hint=(
             "look for detach(), .data, no_grad, item() or mark_non_differentiable on the way to "
             f"it; if that is meant, as for a metric, pass skip_outputs=[{output!r}]"
         ),
-        evidence={"output": output, "inputs": list(variables), **measurement_evidence(shown)},
+        evidence={
+            "output": output,
+            "inputs": list(variables),
+            **measurement_evidence(shown),
+            **functions_of(path),
+        },
     )
 
 
@@ -303,10 +318,9 @@ def _hint_of_kind(
         return f"look for detach(), .data, no_grad or item() between `{variable}` and the output"
     if kind in {"missing", "zero", "sign"} and function is not None:
         return (_reverses if kind == "sign" else _must_return)(function, variable)
-    if kind == "factor" and ratio is not None and ratio > 0.0:
-        size = round(1.0 / ratio)
-        if size in {*shape, math.prod(shape)} - {1} and abs(ratio * size - 1.0) < _WHOLE:
-            return f"1/{size}: is a mean taken where forward takes a sum?"
+    size = _inverse(ratio)
+    if kind == "factor" and size in {*shape, math.prod(shape)} - {1}:
+        return f"1/{size}: is a mean taken where forward takes a sum?"
     if ratio is not None and " and " in diagnosis.ratio_name:
         return f"{ratio:.6g} is {diagnosis.ratio_name}".replace(
             f"{ratio:.6g} is {ratio:.6g}, and ", ""
@@ -358,8 +372,29 @@ def percent(share: float) -> str:
     return f"{share:.3g} times its size"
 
 
-def _location(path: GraphPath) -> Location | None:
-    return backward_location(only(path.functions))
+def suspicion_of(diagnosis: Diagnosis, *, draws: bool, varied: str | None) -> Suspicion | None:
+    """Return what is known of a wrong gradient that points to a line of backward."""
+    if draws:
+        return "random"
+    if "layout" in (varied, *diagnosis.only):
+        return "layout"
+    if varied == "sizes":
+        return "sizes"
+    if diagnosis.kind in {"missing", "zero"}:
+        return "ignored"
+    return "mean" if diagnosis.kind == "factor" and _inverse(diagnosis.ratio) > 1 else None
+
+
+def _inverse(ratio: float | None) -> int:
+    """Return the whole number whose inverse a ratio equals; 0 if there is none."""
+    size = round(1.0 / ratio) if ratio else 0
+    return size if size > 0 and ratio and abs(ratio * size - 1.0) < _WHOLE else 0
+
+
+def functions_of(path: GraphPath) -> dict[str, JSON]:
+    """Name the custom Functions in question as evidence, where there are any."""
+    names: list[JSON] = [function.__qualname__ for function in path.functions]
+    return {"functions": names} if names else {}
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

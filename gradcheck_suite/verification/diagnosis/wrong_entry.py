@@ -42,8 +42,8 @@ to within some 60 % (one over the root of 3); of fewer, groups tell more."""
 _GROUPS = 3
 """How many random groups of each size are tested. A bound on cost: two differences each."""
 _CLEARLY = 4.0
-"""How many roundings of the output, over the step, a deviation must span to count as one. Chosen,
-as ``derivative.SAFETY``."""
+"""How many roundings of the output, over the step, a deviation must span to count as one. Chosen:
+as much as a whole gradient must deviate, which is known to be wrong here."""
 _AMBIGUOUS = 3.0
 """Where the lesser half of the entries deviates by more than a third of the other, both deserve a
 second look, at two steps. Chosen; it costs evaluations alone."""

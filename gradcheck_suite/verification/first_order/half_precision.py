@@ -28,7 +28,7 @@ from gradcheck_suite.verification.first_order.float64_reference import (
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import Conclusion, Outcome, Pair
-from gradcheck_suite.verification.numerics.derivative import Measurement, differentiate
+from gradcheck_suite.verification.numerics.derivative import SAFETY, Measurement, differentiate
 from gradcheck_suite.verification.numerics.evaluation_point import outputs_at
 from gradcheck_suite.verification.numerics.regression import ExtrapolatedSlope, Regression
 
@@ -306,7 +306,7 @@ class HalfPrecisionMeasurement(GradientMeasurement):
                 value=deviation * unit,
                 truncation=0.0,
                 # Measurement.tolerance multiplies by its safety, which the slope's has already.
-                rounding=tolerance * unit / 4.0,
+                rounding=tolerance * unit / SAFETY,
                 kink=0.0,
                 step=_STEP,
             ),

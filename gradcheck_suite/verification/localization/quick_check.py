@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite.verification.numerics.derivative import SAFETY
 from gradcheck_suite.verification.numerics.directions import generator_for, scales_of
 from gradcheck_suite.verification.numerics.precision import precision_of
 from gradcheck_suite.verification.target.dense_views import dense
@@ -32,8 +33,6 @@ _STEPS = {
 decide where the function is smooth: between the root of third order of eps, best for one
 difference, and that of fifth order, best for two extrapolated. Smaller ones follow for kinks,
 larger ones for rounding."""
-_SAFETY = 4.0
-"""How many times its error a deviation may be, as ``derivative.SAFETY``."""
 _PAIR = 2
 """How many steps make one extrapolated slope: after more of them a disagreement is left to the
 thorough check."""
@@ -225,7 +224,7 @@ class _QuickCheck:
                 value = slope + (slope - previous[1]) / (ratio - 1.0)
                 rounding = self._precision.eps * (self._magnitude / step + size)
                 spread = max(abs(value - slope), abs(slope - previous[1]) / 4.0)
-                tolerance = _SAFETY * (spread + rounding)
+                tolerance = SAFETY * (spread + rounding)
                 if tolerance < best[1]:
                     best = (abs(value) / tolerance if tolerance > 0.0 else 0.0), tolerance
             previous = step, slope

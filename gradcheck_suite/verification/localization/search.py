@@ -243,6 +243,14 @@ class _Run:
             verdicts=tuple(map(verdict_of, self.examined)),
             summary=summary,
             not_covered=tuple(not_covered),
+            reproduction=next(
+                (
+                    known.report.reproduction
+                    for known in self.examined
+                    if known.status == "fail" and known.report is not None
+                ),
+                None,
+            ),
         )
 
 

@@ -40,8 +40,8 @@ _FLAT = "does not change under small steps (it rounds or quantizes), yet its gra
 
 _DECISIVE = 1e4
 """A deviation of so many tolerances, with ``_FINER`` steps more than the first ones, will not be
-explained by still smaller steps. A bound on cost: wrong gradients in float64 span as many and more
-(``decision.CLEARLY``)."""
+explained by still smaller steps. A bound on cost: nearly all wrong gradients in float64 span as
+many and more (``decision.CLEARLY``)."""
 _FINER = 2
 """How many steps are taken after the first ones before that is believed: they make two more
 estimates from finer steps."""

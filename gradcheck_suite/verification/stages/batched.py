@@ -14,12 +14,13 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
+from gradcheck_suite.verification.diagnosis.function_source import returned_place
 from gradcheck_suite.verification.numerics.comparison import noise_floors, row_differences
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.target.dense_views import dense
-from gradcheck_suite.verification.target.graph_walk import method_location, only
+from gradcheck_suite.verification.target.graph_walk import only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _mismatch(
                 f"{subject} by {what} differs from that of a loop, by {most:.2g} of its size"
                 + (f"; {function.__qualname__} is the Function on the way" if function else ""),
                 detector="verify",
-                location=method_location(function, method),
+                location=returned_place(function, method).location,
                 hint=(
                     "a backward that is batched may not branch on values, write in place into "
                     "unbatched tensors or count dimensions from the front"

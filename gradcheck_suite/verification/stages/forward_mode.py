@@ -15,12 +15,13 @@ from torch.autograd import forward_ad
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
+from gradcheck_suite.verification.diagnosis.function_source import error_place, returned_place
 from gradcheck_suite.verification.numerics.comparison import noise_floors
 from gradcheck_suite.verification.numerics.derivative import measure
 from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
-from gradcheck_suite.verification.target.graph_walk import method_location, only
+from gradcheck_suite.verification.target.graph_walk import only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _mismatch(
         f"{result.tolerance:.1g}, so {wrong} mode is wrong"
         + (f"; {function.__qualname__} defines jvp" if function else ""),
         detector="verify",
-        location=method_location(function, "jvp"),
+        location=returned_place(function, "jvp").location,
         hint="jvp(ctx, *tangents) returns J v: check it term by term against backward, J^T g",
         evidence={
             "output": names[0],
@@ -180,7 +181,7 @@ def _refused(state: CheckState, error: Exception) -> StageResult:
                 catalogue.FORWARD_MODE_MISMATCH,
                 f"{name} raises, where reverse mode does not: {one_line(error)}",
                 detector="verify",
-                location=method_location(function, "jvp"),
+                location=error_place(error, function, "jvp").location,
                 hint="jvp takes ctx and one tangent, or None, for each argument of forward",
                 evidence={"functions": [found.__qualname__ for found in functions]},
             ),

@@ -20,6 +20,7 @@ from gradcheck_suite.findings import JSON, Finding, Verdict
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.diagnosis.classify import ErrorKind, error_kind
 from gradcheck_suite.verification.diagnosis.function_isolation import wrong_functions
+from gradcheck_suite.verification.diagnosis.function_source import backward_place, lost_place
 from gradcheck_suite.verification.diagnosis.messages import measurement_evidence, percent
 from gradcheck_suite.verification.first_order.measure import GradientMeasurement
 from gradcheck_suite.verification.first_order.probe_context import ProbeContext
@@ -29,7 +30,7 @@ from gradcheck_suite.verification.numerics.evaluation_point import match_outputs
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.target.dense_views import PLAIN
-from gradcheck_suite.verification.target.graph_walk import backward_location, only, reachable
+from gradcheck_suite.verification.target.graph_walk import only, reachable
 from gradcheck_suite.verification.target.pure_function import Given, PureFunction, Variable
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _to_blame(state: CheckState, functions: Sequence[type]) -> Sequence[type]:
     if not functions or all(call.path(*pair).alone for pair in pairs):
         return functions
     wrong = wrong_functions(state, functions, order=_SECOND)
-    return functions if wrong is None else wrong
+    return functions if wrong is None else tuple(wrong)
 
 
 def _gradient_name(output: str) -> str:
@@ -244,7 +245,7 @@ def _impossible(
         f"the gradient can't be differentiated again: {cause}{_made_by(functions)}",
         detector="verify",
         severity=Severity.ERROR if asked else Severity.WARNING,
-        location=backward_location(only(functions)),
+        location=backward_place(only(functions)).location,
         hint=_ONCE if functions else None,
         evidence={"order": 2},
     )
@@ -362,12 +363,17 @@ class _Failures:
         }
         if ratio is not None:
             evidence["ratio"] = ratio
+        if self.functions:
+            evidence["functions"] = [function.__qualname__ for function in self.functions]
+        # Where all of it is cut off, what is missing stands above the def.
+        place = (backward_place if cut else lost_place)(only(self.functions))
         return Finding.of(
             catalogue.WRONG_SECOND_ORDER,
             said + _made_by(self.functions),
             detector="verify",
             severity=Severity.ERROR if self.certain else Severity.WARNING,
-            location=backward_location(only(self.functions)),
+            location=place.location,
+            related=place.related,
             hint=self._hint(cut=cut, lost=lost),
             evidence=evidence,
         )

@@ -137,6 +137,8 @@ def _named(operation: Callable[..., object], name: str) -> Callable[..., object]
         return operation(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
+    # Scripts call it by the name that it has in torch.
+    call.operation = operation  # type: ignore[attr-defined]
     return call
 
 

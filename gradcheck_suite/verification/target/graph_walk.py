@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from gradcheck_suite import _torch_compat
 from gradcheck_suite._runtime.frames import definition_line
@@ -14,14 +13,14 @@ from gradcheck_suite.findings import Location
 from gradcheck_suite.verification.target.non_derivatives import log_probabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    import torch
     from torch.autograd.graph import Node
 
 
 __all__ = [
     "GraphPath",
-    "backward_location",
     "custom_functions",
     "graph_path",
     "method_location",
@@ -59,12 +58,27 @@ class GraphPath:
             where there is none.
         alone: whether a custom Function is all that there is on the way, and needs a gradient for
             all that it is given, so that nothing else can have a part in it.
+        arguments: of each Function on the way, the arguments of forward, counted after ctx, that
+            lead to the leaf.
+        incoming: of each Function on the way, the outputs that lead to it.
     """
 
     connected: bool
     functions: tuple[type, ...]
     log_probabilities: bool | None = None
     alone: bool = False
+    arguments: Mapping[type, tuple[int, ...]] = field(default_factory=dict)
+    incoming: Mapping[type, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def argument(self) -> int | None:
+        """The one argument of the one Function in question through which the gradient goes."""
+        return _single(self.arguments, self.functions)
+
+    @property
+    def arrives_at(self) -> int | None:
+        """The one output of the one Function in question through which the gradient arrives."""
+        return _single(self.incoming, self.functions)
 
 
 def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
@@ -78,9 +92,15 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
     if not ends:
         return GraphPath(connected=False, functions=custom_functions(nodes))
     between = _ancestors(nodes, ends)
+    edges: list[tuple[Node | None, int]] = [(output.grad_fn, output.output_nr)]
+    edges += [edge for node in between for edge in node.next_functions if edge[0] is not None]
     return GraphPath(
         connected=True,
         functions=custom_functions(between),
+        arguments=_by_function(between, lambda node: _arguments_towards(node, set(between))),
+        incoming=_by_function(
+            between, lambda node: [number for child, number in edges if child is node]
+        ),
         log_probabilities=log_probabilities(between),
         alone=len(between) == _FUNCTION_AND_LEAF
         and len(custom_functions(between)) == 1
@@ -88,16 +108,39 @@ def graph_path(output: torch.Tensor, leaf: torch.Tensor | None) -> GraphPath:
     )
 
 
+def _by_function(
+    nodes: Iterable[Node], numbers: Callable[[Node], Iterable[int]]
+) -> dict[type, tuple[int, ...]]:
+    found: dict[type, set[int]] = {}
+    for node in nodes:
+        function = _torch_compat.custom_function_class(node)
+        if function is not None:
+            found.setdefault(function, set()).update(numbers(node))
+    return {function: tuple(sorted(of)) for function, of in found.items()}
+
+
+def _arguments_towards(node: Node, wanted: Collection[Node]) -> list[int]:
+    """Return the arguments of a custom Function's forward behind which one of some nodes lies.
+
+    A node has edges for tensors alone; those that need a gradient come in the order of the
+    arguments that do.
+    """
+    needed = [place for place, needs in enumerate(getattr(node, "needs_input_grad", ())) if needs]
+    children = [child for child, _ in node.next_functions if child is not None]
+    if len(needed) != len(children):
+        return []
+    return [place for place, child in zip(needed, children, strict=True) if child in wanted]
+
+
+def _single(numbers: Mapping[type, tuple[int, ...]], functions: Sequence[type]) -> int | None:
+    function = only(functions)
+    found = () if function is None else numbers.get(function, ())
+    return found[0] if len(found) == 1 else None
+
+
 def only(functions: Sequence[type]) -> type | None:
     """Return the Function that alone is in question; None where there are none or several."""
     return functions[0] if len(functions) == 1 else None
-
-
-def backward_location(function: type | None) -> Location | None:
-    """Return where a custom Function defines its backward, or None without Python source."""
-    backward = getattr(function, "backward", None)
-    overridden = backward is not torch.autograd.Function.backward
-    return method_location(function, "backward" if overridden else "vjp")
 
 
 def method_location(function: type | None, name: str) -> Location | None:

@@ -26,6 +26,8 @@ NAMES = [
     *in_place_functions(),
     *engine_entry_points(),
     (torch.autograd.graph, "disable_saved_tensors_hooks"),
+    (torch.autocast, "__enter__"),
+    (torch.nn.functional, "dropout"),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     (torch.optim.lr_scheduler, "warnings"),
     (torch.nn.Module, "__call__"),

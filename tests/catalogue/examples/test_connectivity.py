@@ -220,3 +220,14 @@ def test_gcs409_moves_a_frozen_layer(example, instead):
 
     assert drift(example("GCS409").train) > 1e-3
     assert drift(instead("GCS409").train) == 0.0
+
+
+def test_gcs410_refuses_a_loss_of_each_sample(example, instead):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    with pytest.raises(RuntimeError, match="only for scalar outputs"):
+        example("GCS410").train_step(model, optimizer, x, labels)
+    before = model.weight.detach().clone()
+    instead("GCS410").train_step(model, optimizer, x, labels)
+    assert not torch.equal(model.weight, before)

@@ -235,3 +235,13 @@ def test_gcs207_keeps_a_graph_for_each_call(example, instead):
     features.close()
     layer(torch.randn(2, 3))
     assert not features.outputs
+
+
+def test_gcs208_backs_twice_through_the_trunk(example, instead):
+    trunk, heads = nn.Linear(3, 4), nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+    optimizer = torch.optim.SGD([*trunk.parameters(), *heads.parameters()], lr=0.1)
+    x, targets = torch.randn(2, 3), (torch.randn(2, 1), torch.randn(2, 1))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        example("GCS208").train_step(trunk, heads, optimizer, x, targets)
+    instead("GCS208").train_step(trunk, heads, optimizer, x, targets)
+    assert all(parameter.grad is not None for parameter in trunk.parameters())

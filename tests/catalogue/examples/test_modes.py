@@ -47,6 +47,14 @@ def test_gcs702_later_epochs_run_in_evaluation_mode(example, instead, labelled, 
     assert capsys.readouterr().out
 
 
+def test_gcs703_drops_values_after_eval(example, instead):
+    x = torch.ones(64, 16)
+    for names, is_fixed in ((example("GCS703"), False), (instead("GCS703"), True)):
+        model = names.Network(16)
+        same = torch.equal(names.evaluate(model, x), names.evaluate(model, x))
+        assert same is is_fixed
+
+
 def test_gcs901_returns_a_plain_tensor(example, instead):
     for names in (example("GCS901"), instead("GCS901")):
         weights = names.weights(3)

@@ -304,3 +304,18 @@ def test_gcs313_leaves_the_model_as_it_was(example, instead, batches, snapshot, 
     assert same(snapshot(model), before)
     instead("GCS313").train(model, batches, 2)
     assert not same(snapshot(model), before)
+
+
+def test_gcs314_computes_with_weights_from_before_the_first_step(example, instead, batches):
+    def losses(train):
+        torch.manual_seed(0)
+        model, told = nn.Linear(8, 1), []
+        model.register_forward_hook(lambda _m, given, out: told.append((given[0], out.detach())))
+        x, y = next(iter(batches))
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), [(x, y)] * 4)
+        return [out for _, out in told]
+
+    stale = losses(example("GCS314").train)
+    assert all(torch.equal(each, stale[0]) for each in stale)
+    fresh = losses(instead("GCS314").train)
+    assert not torch.equal(fresh[1], fresh[0])

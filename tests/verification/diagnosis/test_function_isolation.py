@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -56,7 +58,10 @@ def test_a_detach_is_not_laid_at_the_door_of_a_function(name, dtype):
     (finding,) = check_gradients(INNOCENT[name], drawn(4, 5, dtype=dtype)).findings
     assert finding.code == "GCS601"
     assert "made by" not in finding.message
-    assert finding.location is None
+    assert "; `detach()` takes a part of it out of the graph there" in finding.message
+    line = Path(__file__).read_text(encoding="utf-8").splitlines()[finding.location.line - 1]
+    assert name in line
+    assert "detach()" in line
     assert "functions" not in finding.evidence
 
 

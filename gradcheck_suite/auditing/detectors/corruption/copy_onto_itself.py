@@ -19,11 +19,10 @@ from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.events import CopiedOntoItself, StateTaken
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.tensor_names import ParameterNames
     from gradcheck_suite.auditing.recorder import Recorder
@@ -135,7 +134,7 @@ class CopyOntoItselfDetector:
         owning = {
             id(optimizer)
             for optimizer in self._recorder.optimizers.known()
-            if any(address == each for each in _addresses(optimizer.param_groups))
+            if any(_address(each) == address for each in parameters_of(optimizer))
         }
         return sum(
             step.sequence > sequence and id(step.optimizer()) in owning
@@ -159,13 +158,11 @@ class CopyOntoItselfDetector:
         ]
 
 
-def _addresses(groups: Iterable[dict[str, object]]) -> Iterable[int]:
-    for group in groups:
-        for parameter in group["params"]:  # type: ignore[attr-defined]  # a list of tensors
-            try:
-                yield parameter.data_ptr()
-            except (RuntimeError, NotImplementedError):
-                continue
+def _address(tensor: Tensor) -> int | None:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # it has no memory of its own
+        return None
 
 
 def _finding(site: CallSite | None, copies: _Copies) -> Finding | None:

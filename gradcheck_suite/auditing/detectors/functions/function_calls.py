@@ -7,6 +7,7 @@ The first calls of each Function of the user's are looked at from both sides; af
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,17 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import location_of
 from gradcheck_suite.auditing.detectors.base import related
-from gradcheck_suite.auditing.detectors.functions.function_contract import is_the_users, line_in
+from gradcheck_suite.auditing.detectors.functions.function_contract import (
+    is_the_users,
+    line_in,
+    users_functions,
+)
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
     BackwardStarted,
-    SessionEnded,
+    ForwardFinished,
 )
 from gradcheck_suite.auditing.instrumentation.base import is_compiling
 from gradcheck_suite.findings import Finding, Location
@@ -38,6 +43,9 @@ from gradcheck_suite.findings import Finding, Location
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gradcheck_suite.auditing.detectors.functions.function_contract import (
+        FunctionContractDetector,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -50,6 +58,10 @@ saves is the same in each call, but for branches."""
 _SEARCHED = 8
 """Backwards whose graphs are searched for Functions; four times as many while one that has saved an
 intermediate waits for a second derivative. A bound on cost."""
+
+_LOOKS = 4
+"""Calls of a model after which the program's Functions are looked up; modules with more of them may
+be imported between the first. A bound on cost: each takes 1.6 ms, as torch has hundreds itself."""
 
 _FEW_VALUES = 2
 """Different values that a saved mask has at most: true and false, or zero and the factor of a
@@ -82,10 +94,16 @@ class FunctionCallDetector:
 
     That an output is wrongly differentiable (GCS505) shows only when backward is run again with
     another gradient for it, which no audit does; a gradient check tells.
+
+    Args:
+        recorder: whose events these are.
+        contract: looks at what forward has kept as attributes of ctx.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, contract: FunctionContractDetector) -> None:
         self._recorder = recorder
+        self._contract = contract
+        self._looks = 0
         self._patches = Patches()
         self._calls: dict[type, int] = {}
         self._searched = 0
@@ -95,11 +113,11 @@ class FunctionCallDetector:
         self._reached: set[type] = set()
 
     def subscriptions(self) -> Subscriptions:
-        """Find the Functions in the first graphs, and see which are differentiated twice."""
+        """Find the Functions, those in the first graphs too, and which are differentiated twice."""
         return {
+            ForwardFinished: self._after_forward,
             BackwardStarted: self._before_backward,
             BackwardFinished: self._after_backward,
-            SessionEnded: self._at_the_end,
         }
 
     def findings(self) -> list[Finding]:
@@ -110,6 +128,16 @@ class FunctionCallDetector:
             if function in self._twice
         ]
         return [*self._dirty.values(), *twice]
+
+    def _after_forward(self, _event: ForwardFinished) -> Attention | None:
+        """Watch all Functions that there are: a program that only evaluates has no backward."""
+        if self._looks >= _LOOKS:
+            return Attention.ASLEEP
+        self._looks += 1
+        for function in users_functions():
+            if function not in self._calls:
+                self._watch(function)
+        return None
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
         self._reached = set()
@@ -133,7 +161,8 @@ class FunctionCallDetector:
             self._twice |= self._reached
         return None if self._calls or self._searched < _SEARCHED else Attention.ASLEEP
 
-    def _at_the_end(self, _event: SessionEnded) -> None:
+    def put_back(self) -> None:
+        """Let all Functions have their own forward again."""
         self._patches.restore()
 
     def _watch(self, function: type) -> None:
@@ -171,7 +200,8 @@ class FunctionCallDetector:
         self._patches.replace(function, "setup_context", staticmethod(_watched(setup, looked_at)))
 
     def _inputs_of(self, forward: Callable[..., Any], args: Any, *, skip: int) -> _Inputs:
-        code = getattr(forward, "__code__", None)
+        # An audit around this one may watch it too.
+        code = getattr(inspect.unwrap(forward), "__code__", None)
         names = () if code is None else code.co_varnames[: code.co_argcount]
         found = tuple(
             (names[place] if place < len(names) else f"input {place - skip}", value)
@@ -184,6 +214,8 @@ class FunctionCallDetector:
 
     def _look(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
         try:
+            if any(getattr(ctx, "needs_input_grad", ())):
+                self._contract.look_at_context(ctx, function, tuple(_tensors(result)))
             self._look_for_writes(function, ctx, inputs)
             self._look_at_saved(function, ctx, inputs, result)
         except Exception as error:  # noqa: BLE001 - the user's program goes on

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,6 @@ from gradcheck_suite.auditing.detectors.base import related
 from gradcheck_suite.auditing.detectors.reachable_parameters import reachable_graph
 from gradcheck_suite.auditing.events import (
     Attention,
-    BackwardFailed,
     BackwardStarted,
     LegacyFunctionCalled,
 )
@@ -43,7 +42,13 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.auditing.saved_tensors.write_log import Write
 
-__all__ = ["FunctionContractDetector", "is_the_users", "line_in"]
+__all__ = [
+    "FunctionContractDetector",
+    "is_the_users",
+    "line_in",
+    "users_function",
+    "users_functions",
+]
 
 _SEARCHED = 4
 """Backwards whose graphs are searched for Functions. A bound on cost: as many as ``ALWAYS_WALKED``
@@ -52,11 +57,6 @@ of ``reachable_parameters``, whose graphs are walked in any case."""
 _WATCHED_RUNS = 32
 """So many times one node's backward is watched. A bound on cost: a graph may be kept for thousands
 of backwards, as torch's gradcheck does, and the code is the same in each."""
-
-_ARITY = re.compile(
-    r"function (\w+)Backward returned an incorrect number of gradients "
-    r"\(expected (\d+), got (\d+)\)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _content_of(gradient: Tensor) -> Fingerprint | None:
 
 
 class FunctionContractDetector:
-    """Reports GCS205, GCS501, GCS502 and GCS506."""
+    """Reports GCS205, GCS502 and GCS506."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -111,10 +111,9 @@ class FunctionContractDetector:
         self._found: dict[object, Finding] = {}
 
     def subscriptions(self) -> Subscriptions:
-        """Search the first graphs, and read how backwards fail."""
+        """Search the first graphs, and see what torch refuses to call."""
         return {
             BackwardStarted: self._before_backward,
-            BackwardFailed: self._after_failure,
             LegacyFunctionCalled: self._note_legacy,
         }
 
@@ -137,18 +136,28 @@ class FunctionContractDetector:
         for node in found.custom:
             function = custom_function_class(node)
             if function is not None and is_the_users(function):
-                self._look_at_context(node, function)
+                self.look_at_context(node, function)
                 self._watch(node, function)
         return None
 
-    def _look_at_context(self, node: Node, function: type) -> None:
-        for name, value in list(vars(node).items()):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
+    def look_at_context(self, context: Any, function: type, outputs: Sequence[Tensor] = ()) -> None:
+        """Report the tensors of a graph that a ctx has as attributes.
+
+        Args:
+            context: the ctx, which is the node.
+            function: whose it is.
+            outputs: what forward returns, which does not require grad yet as it returns.
+        """
+        for name, value in list(vars(context).items()):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.requires_grad or any(value is output for output in outputs):
                 shape = "x".join(map(str, value.shape)) or "scalar"
                 self._found["ctx", function, name] = Finding.of(
                     catalogue.TENSOR_ON_CTX,
                     f"{function.__name__} keeps the tensor `ctx.{name}` ({shape}) as an attribute: "
-                    "autograd checks no version of it, and an output kept so is never freed",
+                    "autograd checks no version of it, and an output kept so is freed by the "
+                    "garbage collector alone",
                     detector="audit",
                     location=line_in(function, "forward", rf"\.{re.escape(name)}\b[^=]*=[^=]"),
                     hint="ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
@@ -224,30 +233,6 @@ class FunctionContractDetector:
             evidence={"function": name, "refused": True},
         )
 
-    def _after_failure(self, event: BackwardFailed) -> None:
-        hit = _ARITY.search(str(event.error))
-        if hit is None:
-            return
-        name, expected, got = hit.groups()
-        function = _find(name)
-        used = location_of(event.site)
-        where = None if function is None else line_in(function, "backward", r"\breturn\b")
-        self._found["arity", name] = Finding.of(
-            catalogue.BACKWARD_ARITY,
-            f"backward of {name} returned {got} gradients, expected {expected}: one for each input "
-            "of forward, None where there is none",
-            detector="audit",
-            location=where or used,
-            related=() if used is None or where is None else (Related(used, "in this backward"),),
-            hint="return one value for each input of forward after ctx",
-            evidence={
-                "function": name,
-                "expected": int(expected),
-                "got": int(got),
-                "refused": True,
-            },
-        )
-
 
 def is_the_users(function: type) -> bool:
     """Return whether an autograd Function is defined in the user's own code."""
@@ -262,16 +247,22 @@ def _code_of(function: type, method: str) -> CodeType | None:
     return code
 
 
-def _find(name: str) -> type | None:
-    """Return the user's Function of this name, if there is just one."""
+def users_functions() -> list[type]:
+    """Return the Functions that the user's code defines."""
     waiting: list[type] = [torch.autograd.Function]
     found: dict[type, None] = {}
     while waiting:
         function = waiting.pop()
         waiting.extend(function.__subclasses__())
-        if function.__name__ == name and is_the_users(function):
+        if is_the_users(function):
             found[function] = None
-    return next(iter(found)) if len(found) == 1 else None
+    return list(found)
+
+
+def users_function(name: str) -> type | None:
+    """Return the user's Function of this name, if there is just one."""
+    found = [function for function in users_functions() if function.__name__ == name]
+    return found[0] if len(found) == 1 else None
 
 
 def line_in(function: type, method: str, pattern: str | None) -> Location | None:

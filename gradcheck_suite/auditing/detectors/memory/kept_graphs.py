@@ -243,6 +243,7 @@ class _Kept:
         held: HeldGraphs,
         suspect: _Suspect,
         growth: Growth,
+        *,
         hook: str | None,
         count: int,
         doubts: Sequence[str],
@@ -424,23 +425,10 @@ class KeptGraphs:
         if heap.is_exhausted:
             self._threshold = 2 * self._graphs.count()
             return None
-        indices = [each.index for each in self._graphs.living()]
-        newest = indices[-1 - leave_out] if len(indices) > leave_out else -1
-        if self._turns_of(self._up_to(newest)) < self._limit:
+        newest = self._newest_but(leave_out)
+        if not self._outlives_garbage(newest):
             return None
-        if self._on_garbage is not None:
-            self._on_garbage()
-        # Most cycles are young: to look through all objects of a large program takes long.
-        for generation in (1, 2):
-            if self._turns_of(self._up_to(newest)) < self._limit:
-                return None
-            heap.collect(generation)
         alive = self._up_to(newest)
-        if self._turns_of(alive) < self._limit:
-            # All was garbage of a program that makes cycles. It will again, and to collect it takes
-            # longer each time that a library is imported.
-            self._threshold *= 2
-            return None
         held: tuple[HeldGraphs, ...] = ()
         if len(self._kept) < _MOST_FINDINGS:
             held = self._search(alive)
@@ -459,6 +447,28 @@ class KeptGraphs:
             self._threshold = (2 if self._newest is None else 4) * len(alive)
             return None
         return suspect
+
+    def _newest_but(self, leave_out: int) -> int:
+        indices = [each.index for each in self._graphs.living()]
+        return indices[-1 - leave_out] if len(indices) > leave_out else -1
+
+    def _outlives_garbage(self, newest: int) -> bool:
+        """Return whether enough of the groups up to this one live once garbage is collected."""
+        if self._turns_of(self._up_to(newest)) < self._limit:
+            return False
+        if self._on_garbage is not None:
+            self._on_garbage()
+        # Most cycles are young: to look through all objects of a large program takes long.
+        for generation in (1, 2):
+            if self._turns_of(self._up_to(newest)) < self._limit:
+                return False
+            self._recorder.heap.collect(generation)
+        if self._turns_of(self._up_to(newest)) >= self._limit:
+            return True
+        # All was garbage of a program that makes cycles. It will again, and to collect it takes
+        # longer each time that a library is imported.
+        self._threshold *= 2
+        return False
 
     def _search(self, groups: Sequence[Group]) -> tuple[HeldGraphs, ...]:
         turns = self._graphs.turns(groups, stepped=self.stepped)
@@ -511,7 +521,9 @@ class KeptGraphs:
                 continue  # a small window: nothing speaks for a leak
             hook = None if growth.site is None else hook_around(growth.site, self._recorder.heap)
             against = [*doubts, *self._doubts(held, growth, count)]
-            kept = _Kept(self._graphs, held, suspect, growth, hook, count, against)
+            kept = _Kept(
+                self._graphs, held, suspect, growth, hook=hook, count=count, doubts=against
+            )
             if key is not None:
                 # It had no name yet, as a list has none that list() is still filling.
                 del self._kept[key]

@@ -1,12 +1,12 @@
-"""A state that goes from step to step with its graph, where torch refuses to follow it.
+"""A graph that a second backward comes to: a state that goes from step to step, or two losses.
 
 A backward that reaches the graph of an earlier step fails: its buffers were freed, or, if it was
 retained, the optimizer has changed the weights since. Such an edge is one from a node that was
 made after the earlier backward to one that was made before it, where the same parameters are used
 on both sides: the program has gone through the same forward again. So has one whose backward is
-called again on the same line before a step, as on each chunk of a sequence. Two losses over one
-trunk, or a generator's output that the discriminator's loss has freed, have other parameters on
-each side.
+called again on the same line before a step, as on each chunk of a sequence. A forward that stands
+before the loop, two losses over one trunk, or a generator's output that the discriminator's loss
+has freed, have other parameters on each side.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gradcheck_suite import catalogue
 from gradcheck_suite._torch_compat import node_sequence_number
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
 from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.object_names.held_tensors import held_over, only_assignment
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_of_node
 from gradcheck_suite.findings import Finding
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from gradcheck_suite.auditing.events import BackwardFailed, BackwardStarted
+    from gradcheck_suite.auditing.object_names.held_tensors import HeldTensor
     from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.saved_tensors.graph_lifetime import Generation
 
 __all__ = ["Entry", "StateNotDetached"]
 
@@ -48,13 +51,27 @@ class Entry:
         number: of the backward that enters it.
         site: the line that was given the state; None where it is not known.
         earlier: where the backward was called that went through that graph before.
-        whole: whether nothing at all is new: the loss itself is of an earlier step.
+        whole: whether nothing at all is new: the loss itself has been through a backward.
+        carried: whether the same parameters are used on both sides: the program has gone through
+            the same forward again.
+        beside: whether another line's backward had gone through it, and no step lies between.
+        again: whether this very line's had, in an earlier step.
+        known: the highest sequence number of the old nodes.
     """
 
     number: int
     site: CallSite | None
     earlier: CallSite | None
     whole: bool
+    carried: bool
+    beside: bool
+    again: bool
+    known: int
+
+    @property
+    def is_of_an_earlier_step(self) -> bool:
+        """Whether a state, or the loss itself, has come here from an earlier step."""
+        return (self.whole or self.carried) and not self.beside
 
 
 class StateNotDetached:
@@ -70,8 +87,9 @@ class StateNotDetached:
     def entry(self) -> Entry | None:
         """Where the backward that runs now enters the graph of an earlier step, if it does."""
         entry = self._entry
-        runs = entry is not None and entry.number == self._recorder.state.backwards - 1
-        return entry if runs else None
+        if entry is None or entry.number != self._recorder.state.backwards - 1:
+            return None
+        return entry if entry.is_of_an_earlier_step else None
 
     def begin(self, event: BackwardStarted) -> None:
         """Look at a graph that reaches an earlier one, before its nodes are freed one by one."""
@@ -80,30 +98,24 @@ class StateNotDetached:
             return
         self._looked_at = event.number
         generation = self._recorder.generations.newest()
-        if generation is None or generation.index != event.number:
+        if generation is None or generation.index != event.number or not generation.reused:
             return
-        older = (reference() for reference in generation.reused)
-        earlier = [
-            each
-            for each in older
-            if each is not None and (each.step < generation.step or each.site == event.site)
-        ]
-        if earlier:
-            self._looks += 1
-            newest = max(earlier, key=lambda each: each.index)
-            self._entry = _entry_of(event, generation.known, newest.site)
+        self._looks += 1
+        self._entry = _entry_of(event, generation)
 
     def fail(self, event: BackwardFailed) -> None:
         """Take note of torch's refusal to go through a graph that was freed."""
         entry, self._entry = self._entry, None
         if _FREED not in str(event.error):
             return
-        generation = self._recorder.generations.newest()
-        if self._looked_at != event.number and generation is not None and self._recorder.state.step:
-            # Not each backward is asked beforehand which graphs it reaches, other than its own.
-            entry = _entry_of(event, generation.known, None)
-        if entry is not None and entry.number == event.number:
-            finding = _finding(entry, event)
+        if entry is None or entry.number != event.number:
+            # Not each backward is looked at beforehand; by now, what it has passed is freed too.
+            generation = self._recorder.generations.newest()
+            if generation is None or generation.index != event.number:
+                return
+            entry = _entry_of(event, generation)
+        if entry is not None:
+            finding = _explained(entry, event)
             self._found.setdefault(finding.location, finding)
 
     def findings(self) -> list[Finding]:
@@ -111,10 +123,34 @@ class StateNotDetached:
         return list(self._found.values())
 
 
-def _entry_of(
-    event: BackwardStarted | BackwardFailed, known: int, earlier: CallSite | None
-) -> Entry | None:
-    """Return where new nodes lead to old ones, if the same parameters lie under both."""
+def _entry_of(event: BackwardStarted | BackwardFailed, generation: Generation) -> Entry | None:
+    """Return where new nodes lead to old ones."""
+    nodes, site, is_whole, is_carried = _edge_of(event, generation.known)
+    if not nodes:
+        return None
+    reused = [each for reference in generation.reused if (each := reference()) is not None]
+    newest = max(reused, key=lambda each: each.index, default=None)
+    again = newest is None or newest.site == event.site
+    in_step = newest is not None and newest.step == generation.step
+    return Entry(
+        event.number,
+        site,
+        None if newest is None else newest.site,
+        whole=is_whole,
+        carried=is_carried,
+        beside=in_step and not again,
+        again=again and not in_step,
+        known=generation.known,
+    )
+
+
+def _edge_of(
+    event: BackwardStarted | BackwardFailed, known: int
+) -> tuple[list[Node], CallSite | None, bool, bool]:
+    """Return the old nodes that are come to first, and the line that was given what they made.
+
+    Then whether nothing is new, and whether the same parameters lie under both.
+    """
     waiting: list[tuple[Node, CallSite | None]] = [
         (node, None) for root in event.roots if (node := root.grad_fn) is not None
     ]
@@ -135,13 +171,10 @@ def _entry_of(
             continue
         here = line_of_node(node) or site
         waiting.extend((edge, here) for edge, _ in node.next_functions if edge is not None)
-    if not old:
-        return None
-    whole = len(seen) == len(old)
-    if not whole and new_leaves.isdisjoint(_leaves_under([node for node, _ in old])):
-        return None
+    nodes = [node for node, _ in old]
     site = next((site for _, site in old if site is not None), None)
-    return Entry(event.number, site, earlier, whole)
+    carried = bool(nodes) and not new_leaves.isdisjoint(_leaves_under([*nodes]))
+    return nodes, site, len(seen) == len(old), carried
 
 
 def _leaves_under(waiting: list[Node]) -> set[Node]:
@@ -156,6 +189,15 @@ def _leaves_under(waiting: list[Node]) -> set[Node]:
             leaves.add(node)
         waiting.extend(edge for edge, _ in node.next_functions if edge is not None)
     return leaves
+
+
+def _explained(entry: Entry, event: BackwardFailed) -> Finding:
+    """Tell why a backward has come to a graph that was freed."""
+    if entry.is_of_an_earlier_step:
+        return _finding(entry, event)
+    # The state is a tensor of the program's: it lives where some function can reach it.
+    nodes = set(_edge_of(event, entry.known)[0])
+    return (_computed_once if entry.again else _twice)(entry, event, held_over(nodes))
 
 
 def _finding(entry: Entry, event: BackwardFailed) -> Finding:
@@ -188,5 +230,53 @@ def _finding(entry: Entry, event: BackwardFailed) -> Finding:
             *related((backward, "this backward() fails"), apart_from=where),
         ],
         hint=hint,
+        evidence={"backward": event.number, "refused": True},
+    )
+
+
+def _computed_once(entry: Entry, event: BackwardFailed, shared: HeldTensor | None) -> Finding:
+    """Tell of a part of the forward that stands before the loop."""
+    backward = location_of(event.site)
+    given = location_of(entry.site)
+    made = None if shared is None or shared.key is None else only_assignment(shared.key)
+    where = made or given or backward
+    name = "what this line was given" if shared is None else f"`{shared.name}`"
+    return Finding.of(
+        catalogue.STATE_NOT_DETACHED,
+        f"{name} was computed once, and backward() of an earlier step has freed its graph: this "
+        "one comes to it again, and torch refuses; expected it to be computed anew in each step",
+        detector="audit",
+        location=where,
+        related=[
+            *related((given, "used here"), apart_from=where),
+            *related(
+                (location_of(entry.earlier), "this backward() had gone through that graph"),
+                apart_from=backward,
+            ),
+            *related((backward, "this backward() fails"), apart_from=where),
+        ],
+        hint="move its forward into the loop; or detach() it, if it is not to be trained",
+        evidence={"backward": event.number, "refused": True},
+    )
+
+
+def _twice(entry: Entry, event: BackwardFailed, held: HeldTensor | None) -> Finding:
+    """Tell of a second loss over a graph that the backward of the first has freed."""
+    backward = location_of(event.site)
+    shared = "a graph" if held is None else f"the graph of `{held.name}`"
+    what = "its whole graph" if entry.whole else shared
+    return Finding.of(
+        catalogue.BACKWARD_TWICE,
+        f"this backward() comes to {what} after an earlier one has freed it; torch refuses; "
+        "expected one backward() for both losses, or a part that is detached or computed anew",
+        detector="audit",
+        location=backward,
+        related=related(
+            (location_of(entry.earlier), "this backward() has freed it"),
+            (location_of(entry.site), "used here"),
+            apart_from=backward,
+        ),
+        hint="(first + second).backward(); x.detach() where the first loss is not to train what "
+        "x comes from; or retain_graph=True in the first",
         evidence={"backward": event.number, "refused": True},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,15 +95,26 @@ def _explained(node: Node, gradients: tuple[Any, ...], error: BaseException) -> 
     text = one_line(error, longest=_LONGEST)
     try:
         returned = backward(node, *gradients)
-    except Exception:  # noqa: BLE001 - the user's own, or for want of a gradient
+    except Exception as raised:  # noqa: BLE001 - the user's own, or for want of a gradient
         if all(given is not None for given in gradients):
             return None
-        return raises_without_output(function, text) if _runs_on_zeros(node, gradients) else None
+        if not _runs_on_zeros(node, gradients):
+            return None
+        return raises_without_output(function, text, raised)
     given = returned if isinstance(returned, tuple) else (returned,)
     needed = len(getattr(node, "needs_input_grad", ()))
     if needed and len(given) != needed:
         return wrong_arity(function, len(given), needed)
-    return refused_gradient(function, text)
+    return refused_gradient(function, text, _refused_argument(node, text))
+
+
+def _refused_argument(node: Node, text: str) -> int | None:
+    """Return the argument of forward whose gradient torch refuses, counted after ctx.
+
+    Torch counts the tensors among the arguments: where all need a gradient, these are the same.
+    """
+    found = re.search(r"invalid gradient at index (\d+)", text)
+    return int(found[1]) if found and all(getattr(node, "needs_input_grad", (False,))) else None
 
 
 def _runs_on_zeros(node: Node, gradients: tuple[Any, ...]) -> bool:

@@ -132,7 +132,7 @@ def constant_outputs(
             continue
         if not _stays(state, name, tensor):
             continue
-        yield constant_output(function, name)
+        yield constant_output(function, name, recording.tensors[index].output_nr)
 
 
 def _stays(state: CheckState, name: str, tensor: torch.Tensor) -> bool:

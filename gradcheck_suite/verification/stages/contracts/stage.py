@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
-from gradcheck_suite.verification.diagnosis.contract_messages import Breach, finding_of_breach
+from gradcheck_suite.verification.diagnosis.contract_messages import (
+    Breach,
+    blamed,
+    finding_of_breach,
+)
 from gradcheck_suite.verification.numerics.comparison import noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.options import chosen_variations
@@ -75,7 +80,7 @@ class _Probe:
         self._cotangents = state.context.cotangents(state.context.point, 0)
         self._floors = noise_floors(state.context.point, self._cotangents, state.context.precision)
         self._reported = {
-            finding.location for finding in state.findings if finding.severity is Severity.ERROR
+            _owner(finding) for finding in state.findings if finding.severity is Severity.ERROR
         }
         self.covered: list[str] = []
         self.not_covered: list[str] = []
@@ -85,8 +90,9 @@ class _Probe:
         failed = {pair for pair, found in self._state.conclusions.items() if found.status == "fail"}
         breached = self._state.context.breaches.nonlinear
         for finding in self._of_functions():
-            if finding.location is None or finding.location not in self._reported:
-                self._reported.add(finding.location)
+            owner = _owner(finding)
+            if owner is None or owner not in self._reported:
+                self._reported.add(owner)
                 yield finding
         if not (failed or breached or self._reported - {None}):
             yield from self._of_outputs()
@@ -170,3 +176,14 @@ class _Probe:
             yield from probe_layouts(probed)
             yield from probe_aliasing(probed)
         yield from probe_undefined(probed)
+
+
+_OF_FORWARD = frozenset(
+    {catalogue.MISSING_MARK_DIRTY.code, catalogue.OUTPUT_WRONGLY_DIFFERENTIABLE.code}
+)
+
+
+def _owner(finding: Finding) -> object:
+    """Return whose method a finding is about; None where that is no one Function's."""
+    function = blamed(finding)
+    return None if function is None else (function, finding.code in _OF_FORWARD)

@@ -33,7 +33,6 @@ from gradcheck_suite.verification.numerics.comparison import (
 from gradcheck_suite.verification.numerics.directions import generator_for
 from gradcheck_suite.verification.numerics.recorded_call import Row
 from gradcheck_suite.verification.target.dense_views import dense
-from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -188,14 +187,14 @@ def probe_aliasing(probed: Probed) -> Iterator[Breach]:
     one = {id(given): given.clone() for given in shared.values()}
     aliased = {index: one[id(given)] for index, given in shared.items()}
     for breach in _compared(probed, aliased, expected, "an aliased"):
-        yield Breach("aliased", breach.words, None, breach.difference, breach.error)
+        yield Breach("aliased", breach.words, None, breach.difference, breach.raised)
 
 
 def _compared(probed: Probed, varied: Given, expected: Row, words: str) -> Iterator[Breach]:
     try:
         seen = probed.pullback.pull(varied)
     except Exception as error:  # noqa: BLE001 - whatever the user's backward raises
-        yield Breach("layout", words, None, error=one_line(error))
+        yield Breach("layout", words, None, raised=error)
         return
     apart = probed.apart(expected, seen)
     if apart > probed.allowed:
@@ -248,7 +247,7 @@ def probe_undefined(probed: Probed) -> Iterator[Breach]:
         try:
             seen = probed.pullback.pull(others)
         except Exception as error:  # noqa: BLE001 - whatever the user's backward raises
-            yield Breach("undefined", "left out", index, error=one_line(error))
+            yield Breach("undefined", "left out", index, raised=error)
             continue
         apart = probed.apart(expected, seen)
         if apart > probed.allowed:
@@ -272,7 +271,7 @@ def probe_all_undefined(
                 allow_unused=True,
             )
         except Exception as error:  # noqa: BLE001 - whatever the user's backward raises
-            yield Breach("undefined", "undefined", index, error=one_line(error))
+            yield Breach("undefined", "undefined", index, raised=error)
             continue
         if any(part is not None and _moves(part) for part in row):
             yield Breach("undefined", "undefined", index, 1.0)

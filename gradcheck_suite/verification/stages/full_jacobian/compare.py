@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
+from gradcheck_suite.verification.numerics.derivative import SAFETY
 from gradcheck_suite.verification.numerics.directions import generator_for, random_signs, scales_of
 from gradcheck_suite.verification.stages.full_jacobian.analytic import AnalyticJacobian, Block
 from gradcheck_suite.verification.stages.full_jacobian.column_check import (
@@ -38,10 +39,8 @@ __all__ = ["Comparison", "compare_jacobians"]
 
 _ROUNDINGS = 8.0
 """How many roundings (eps) of the largest entry of an output a value of it may be off by, and how
-many times what the last bits of the inputs change a right gradient may be. Chosen: with ``_SAFETY``
+many times what the last bits of the inputs change a right gradient may be. Chosen: with ``SAFETY``
 an entry is wrong from 32 of them on."""
-_SAFETY = 4.0
-"""How many errors an entry must differ by to be wrong, as ``derivative.SAFETY``."""
 _LADDER = 4.0
 """By what factor the two further steps are larger and smaller than the first: from one to the next
 truncation falls to a sixteenth. Chosen."""
@@ -248,7 +247,7 @@ class _Comparer:
                     difference = (slopes - expected).abs_()
                 right = self._judged(block, columns.entries, slopes, expected, bounds)
                 # What agrees only because kinks or large derivatives blur it is not right yet.
-                blurred = bounds > _SAFETY * rounding
+                blurred = bounds > SAFETY * rounding
                 blurred &= bounds > self._precision.resolution * larger
                 right = torch.where(blurred & (right == 1) & self._finite, -1, right)
             seen = _Seen(columns.entries, slopes, expected, bounds, difference, right)
@@ -386,7 +385,8 @@ class _Comparer:
         value = small.slopes + (small.slopes - large.slopes) / (ratio**2 - 1.0)
         rounding = self._rounding(small)
         bends = large.bends(self._centre), small.bends(self._centre)
-        kink = ((ratio * bends[1] - bends[0]) / (ratio - 1.0)).abs() - _SAFETY * rounding
+        # A second difference rounds as one and two and one values do.
+        kink = ((ratio * bends[1] - bends[0]) / (ratio - 1.0)).abs() - 4.0 * rounding
         bound = (value - small.slopes).abs() + rounding + kink.clamp(min=0.0)
         known = torch.isfinite(bound) & torch.isfinite(value)
         return value, torch.where(known, bound, math.inf)
@@ -404,7 +404,7 @@ class _Comparer:
         small = self._precision.rtol * torch.maximum(slopes.abs(), expected.abs())
         right = difference <= bounds + small
         resolved = torch.isfinite(slopes) & torch.isfinite(bounds)
-        wrong = (difference > _SAFETY * bounds + small) | ~torch.isfinite(expected)
+        wrong = (difference > SAFETY * bounds + small) | ~torch.isfinite(expected)
         wrong &= resolved & self._finite
         if bool(wrong.any()):
             wrong &= self._beyond_backward_rounding(block, entries, expected, difference)

@@ -9,11 +9,12 @@ import torch
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import JSON, Finding, Verdict, VerdictStatus
+from gradcheck_suite.verification.diagnosis.function_source import gradient_place
 from gradcheck_suite.verification.diagnosis.messages import measurement_evidence, place_of
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stage import StageResult
 from gradcheck_suite.verification.stages.full_jacobian.compare import Comparison, compare_jacobians
-from gradcheck_suite.verification.target.graph_walk import backward_location, only
+from gradcheck_suite.verification.target.graph_walk import only
 
 if TYPE_CHECKING:
     from gradcheck_suite.verification.diagnosis.wrong_entry import WrongEntry
@@ -169,6 +170,7 @@ def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
     path = RecordedCall.of(state.subject, state.context.point).path(*pair)
     function = only(path.functions)
     made = "" if function is None else f"; made by {function.__qualname__}.backward"
+    place = gradient_place(function, path.argument)
     total = comparison.shape[0] * comparison.shape[1]
     return Finding.of(
         catalogue.WRONG_GRADIENT,
@@ -177,7 +179,8 @@ def _finding(state: CheckState, pair: tuple[int, int], comparison: Comparison) -
         f"d `{column}`: analytic {worst.analytic:.6g}, numeric "
         f"{worst.numeric:.6g} ± {worst.bound:.1g}{made}",
         detector="verify",
-        location=backward_location(function),
+        location=place.location,
+        related=place.related,
         evidence={
             "output": output,
             "input": variable,

@@ -6,7 +6,7 @@ layout and the gradient still arrives at the contiguous variable it came from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -236,7 +236,7 @@ def _confirmed(
     state: CheckState, varied: PureFunction, layout: str, names: Sequence[str]
 ) -> VariationResult:
     """Ask finite differences whether the gradients for a layout are wrong."""
-    trial = attempt(state, varied)
+    trial = attempt(replace(state, varied="layout"), varied)
     if trial.status == "failed":
         told = as_layout_dependent(trial.findings, layout=layout, names=names)
         return VariationResult(covered=False, findings=tuple(told))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from gradcheck_suite import catalogue
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
+from gradcheck_suite.verification.diagnosis.function_source import error_place, gradient_place
 from gradcheck_suite.verification.numerics.comparison import difference
-from gradcheck_suite.verification.target.graph_walk import backward_location, graph_path, only
+from gradcheck_suite.verification.target.graph_walk import graph_path, only
 from gradcheck_suite.verification.text import one_line
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def as_layout_dependent(
             message=f"only for {words}, right for contiguous ones: {finding.message}",
             detector="verify",
             location=finding.location,
+            related=finding.related,
             hint=(
                 "call .contiguous() on what a kernel or .view() needs contiguous, in forward "
                 "before it is saved and in backward; reproduce with "
@@ -78,7 +80,7 @@ def as_layout_dependent(
 
 def _severity(finding: Finding) -> Severity:
     """Call it a warning where nothing but torch's own operations is on the way."""
-    if finding.evidence.get("functions") or finding.location is not None:
+    if finding.evidence.get("functions") or finding.evidence.get("function"):
         return finding.severity
     return min(finding.severity, Severity.WARNING)
 
@@ -94,7 +96,7 @@ def backward_fails(
         f"contiguous ones: {one_line(error)}",
         detector="verify",
         severity=None if path.functions else Severity.WARNING,
-        location=backward_location(only(path.functions)),
+        location=error_place(error, only(path.functions)).location,
         hint=f"use .reshape() or .contiguous(); reproduce with {_REPRODUCE[layout]}",
         evidence={"variation": layout, "functions": [f.__qualname__ for f in path.functions]},
     )
@@ -117,7 +119,7 @@ def raises_alone(error: BaseException, recording: RecordedCall, words: str) -> F
         f"backward raises where {words}, and not where all inputs do: {one_line(error)}"
         + (f"; raised by {function.__qualname__}.backward" if function else ""),
         detector="verify",
-        location=backward_location(function),
+        location=error_place(error, function).location,
         hint=_HINT,
         evidence={"variation": "alone", "functions": [f.__qualname__ for f in path.functions]},
     )
@@ -138,13 +140,15 @@ def wrong_alone(
     nothing = found is None or not bool((found != 0).any())
     what = "is None" if found is None else "is zero" if nothing else "is another one"
     names = state.context.names(pair)
+    place = gradient_place(function, path.argument, suspicion="alone")
     return Finding.of(
         catalogue.NONE_GRADIENT if nothing else catalogue.WRONG_GRADIENT,
         f"gradient of `{names[0]}` with respect to `{names[1]}` {what} where {words}; where all "
         "inputs do it is right"
         + (f"; made by {function.__qualname__}.backward" if function else ""),
         detector="verify",
-        location=backward_location(function),
+        location=place.location,
+        related=place.related,
         hint=_HINT,
         evidence={
             "variation": "alone",

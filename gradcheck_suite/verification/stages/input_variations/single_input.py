@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gradcheck_suite.verification.diagnosis.contract_messages import blamed
 from gradcheck_suite.verification.numerics.comparison import difference, noise_floors
 from gradcheck_suite.verification.numerics.recorded_call import RecordedCall
 from gradcheck_suite.verification.stages.input_variations.memory_layouts import rows_of
@@ -41,7 +42,7 @@ def try_single_inputs(state: CheckState) -> VariationResult:
         if isinstance(outcome, str):
             lines.append(outcome)
         elif outcome is not None:
-            key = (outcome.code, outcome.location or outcome.message)
+            key = (outcome.code, blamed(outcome) or outcome.message)
             if key not in seen:
                 findings.append(outcome)
             seen.add(key)

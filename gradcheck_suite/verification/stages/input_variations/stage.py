@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
+from gradcheck_suite.verification.diagnosis.contract_messages import blamed
 from gradcheck_suite.verification.options import LAYOUTS, chosen_variations
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import has_custom_code
@@ -170,13 +171,14 @@ class _Run:
         if "sizes" not in self.names:
             return
         held, refused = False, []
+        state = replace(self.state, varied="sizes")
         large = has_custom_code(self.state)
         for resized in resized_subjects(self.state.subject, self.state.options.seed, large=large):
             subject = resized.subject
-            trial = attempt(self.state, subject, resized=True)
+            trial = attempt(state, subject, resized=True)
             raised = trial.findings if trial.status == "refused" else ()
             for subject in resized.others if trial.status == "refused" else ():
-                trial = attempt(self.state, subject, resized=True)
+                trial = attempt(state, subject, resized=True)
             if trial.status == "failed":
                 told = _under_variation(trial, "sizes", resized.words, resized.hint)
                 if self._holds(resized.multiple) and not extends(self.state, subject):
@@ -273,8 +275,9 @@ def _for_multiples(finding: Finding, resized: Resized) -> Finding:
 
 def _place(finding: Finding) -> object:
     """Return what two findings of one mistake have in common."""
-    if finding.location is not None:
-        return finding.location.path, finding.location.line
+    function = blamed(finding)
+    if function is not None:
+        return function
     return finding.evidence.get("output"), finding.evidence.get("input")
 
 

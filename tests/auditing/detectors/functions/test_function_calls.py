@@ -189,3 +189,59 @@ def test_a_function_that_was_looked_at_compiles_as_before():
     assert session.findings == ()
     out = torch.sigmoid(x.detach())
     assert torch.allclose(x.grad, 2 * out * (1 - out))
+
+
+class KeepsItsOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = torch.exp(x)  # <- here
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.y
+
+
+class KeepsNumbers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.exp(x)
+        ctx.save_for_backward(y)
+        ctx.largest, ctx.copy = y.max().item(), y.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+def scores(function):
+    net = nn.Linear(4, 4)
+    for _ in range(3):
+        function.apply(net(torch.randn(2, 4))).mean().item()
+
+
+def test_an_output_on_ctx_where_no_backward_runs(audited, line_of):
+    session = audited(lambda: scores(KeepsItsOutput))
+    (finding,) = [each for each in session.findings if each.code == "GCS205"]
+    assert finding.location.line == line_of(KeepsItsOutput)
+    assert "keeps the tensor `ctx.y` (2x4) as an attribute" in finding.message
+    assert finding.severity.value == "warning"
+
+
+def test_numbers_and_detached_copies_on_ctx(audited):
+    assert "GCS205" not in [each.code for each in audited(lambda: scores(KeepsNumbers)).findings]
+
+
+def test_an_output_on_ctx_where_nothing_is_recorded(audited):
+    def loop():
+        with torch.no_grad():
+            scores(KeepsItsOutput)
+
+    assert not audited(loop).findings
+
+
+def test_forward_is_put_back_where_no_backward_ran(audited):
+    before = vars(KeepsItsOutput)["forward"]
+    audited(lambda: scores(KeepsItsOutput))
+    assert vars(KeepsItsOutput)["forward"] is before

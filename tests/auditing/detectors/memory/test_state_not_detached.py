@@ -125,7 +125,10 @@ def one_loss_twice():
 )
 def test_a_graph_that_two_losses_share_is_no_state(audited, loop):
     session = audited(lambda: attempt(loop, "a second time"))
-    assert session.findings == ()
+    assert {finding.code for finding in session.findings} == {"GCS208"}
+    for finding in session.findings:
+        assert "after an earlier one has freed it" in finding.message
+        assert finding.severity.value == "error"
 
 
 def test_a_step_between_two_backwards_of_one_turn_is_no_state(audited, only):
@@ -180,3 +183,35 @@ def test_gradients_with_a_graph_that_are_added_to(audited, only, make_net, batch
 
     session = audited(lambda: attempt(loop, "a second time"))
     assert "GCS206" in [finding.code for finding in session.findings]
+
+
+def test_a_forward_that_stands_before_the_loop(audited, only, line_of):
+    emb, head = nn.Embedding(5, 3), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*emb.parameters(), *head.parameters()], lr=0.1)
+
+    def loop():
+        state = {}
+        state["early_features"] = emb(torch.arange(5)).tanh()  # <- here
+        for _ in range(3):
+            optimizer.zero_grad()
+            head(state["early_features"]).pow(2).sum().backward()
+            optimizer.step()
+
+    finding = only(audited(lambda: attempt(loop, "a second time")), "GCS202")
+    assert finding.location.line == line_of(loop)
+    assert "`state['early_features']` was computed once" in finding.message
+    assert finding.hint.startswith("move its forward into the loop")
+
+
+def test_a_forward_before_the_loop_that_is_cut_off(audited):
+    emb, head = nn.Embedding(5, 3), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+
+    def loop():
+        features = emb(torch.arange(5)).tanh().detach()
+        for _ in range(3):
+            optimizer.zero_grad()
+            head(features).pow(2).sum().backward()
+            optimizer.step()
+
+    assert not [each for each in audited(loop).findings if each.severity.value != "note"]

@@ -1,0 +1,269 @@
+"""Run sets of mistakes that were written blind, and say how many the tool names.
+
+A set in tests/data/first_contact was written from the README and the catalogue alone, after public
+reports, before the tool had seen any of it. What counts is the first run, which is kept in
+``first.json`` beside the set and never made again; the set may then be used to mend mechanisms, and
+what is named today stands beside it.
+
+    python -m benchmarks.first_contact [SET ...] [--first] [--verbose] [NAME ...]
+
+Each program runs in a process of its own, forked where torch is loaded. A pair counts as named if a
+warning or an error of its faulty program has a code that its author expects, or stands at a line
+that its author would change and is not in the repaired program as well; as named at the line if it
+stands there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.util
+import io
+import json
+import multiprocessing
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo  # what each program would load by itself, once for all of them
+
+import gradcheck_suite as gs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+    from gradcheck_suite.findings import Finding
+
+_ROOT = Path(__file__).parents[1]
+_SETS = _ROOT / "tests" / "data" / "first_contact"
+_PAGE = _ROOT / "docs" / "first-contact.md"
+_NOW = Path(__file__).parent / "first_contact.json"
+_LIMIT = 120.0
+"""Seconds that one program may take. Chosen, far above the ten of a quiet machine."""
+
+Result = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is named and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="sets, or pairs (default: all)")
+    parser.add_argument("--first", action="store_true", help="keep this as a set's first contact")
+    parser.add_argument("--page", action="store_true", help="only write the page anew")
+    arguments = parser.parse_args(argv)
+    now = _read(_NOW)
+    for folder in sorted(_SETS.iterdir()) if not arguments.page else ():
+        names = [name for name in arguments.names if name != folder.name]
+        if folder.name in arguments.names or not arguments.names or names:
+            result = run_set(folder, names)
+            if names:
+                continue
+            if arguments.first:
+                _write(folder / "first.json", result)
+            now[folder.name] = result
+            _write(_NOW, now)
+    _PAGE.write_text(page(now), encoding="utf-8")
+    return 0
+
+
+def run_set(folder: Path, names: Sequence[str]) -> Result:
+    """Run the pairs and the correct programs of a set."""
+    pairs, clean = {}, {}
+    for each in sorted((folder / "pairs").iterdir()):
+        if not names or each.name in names:
+            pairs[each.name] = _pair(each)
+            print(each.name, pairs[each.name]["verdict"], flush=True)
+    for each in sorted((folder / "clean").iterdir()):
+        if not names or each.name in names:
+            told = _run(each / "ok.py")
+            clean[each.name] = told
+            print(each.name, _briefly(told["findings"]) or "-", flush=True)
+    return {"date": _today(), "commit": _commit(), "pairs": pairs, "clean": clean}
+
+
+def _pair(folder: Path) -> Result:
+    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    buggy, fixed = _run(folder / "buggy.py"), _run(folder / "fixed.py")
+    on_fixed = {each["code"] for each in fixed["findings"]}
+    wanted = {*case["expect_codes"], *case["accept_codes"]}
+
+    def is_near(line: int | None) -> bool:
+        return line is not None and any(abs(line - bug) <= 1 for bug in case["bug_lines"])
+
+    def names_it(each: Result) -> bool:
+        near = is_near(each["line"]) or any(map(is_near, each["related"]))
+        return each["code"] in wanted or (near and each["code"] not in on_fixed)
+
+    hits = [each for each in buggy["findings"] if names_it(each)]
+    loud = [each for each in hits if each["severity"] != "note"]
+    at_line = any(is_near(each["line"]) for each in loud)
+    verdict = "line" if at_line else "named" if loud else "note" if hits else "missed"
+    return {
+        "verdict": verdict,
+        "visible": case["runtime_visible"] or (folder / "buggy.py").read_text().count("def target"),
+        "what": case["what"],
+        "source": case["source"],
+        "buggy": buggy["findings"],
+        "fixed": [each for each in fixed["findings"] if each["code"] not in wanted],
+        "trouble": buggy["trouble"] or fixed["trouble"],
+    }
+
+
+def _run(path: Path) -> Result:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_watch, args=(path, sender))
+    process.start()
+    sender.close()
+    told: Result = {"findings": [], "trouble": f"took more than {_LIMIT:.0f} s, or died"}
+    with contextlib.suppress(EOFError):
+        if receiver.poll(_LIMIT):
+            told = receiver.recv()
+    process.kill()
+    process.join()
+    return told
+
+
+def _watch(path: Path, answers: Connection) -> None:
+    torch.set_num_threads(1)
+    trouble = None
+    findings: list[Finding] = []
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    try:
+        with quiet[0], quiet[1]:
+            findings = _audited(path)
+    except Exception:  # noqa: BLE001 - told with its traceback
+        trouble = traceback.format_exc()[-800:]
+    answers.send({"findings": [_plain(each, path) for each in findings], "trouble": trouble})
+
+
+def _audited(path: Path) -> list[Finding]:
+    spec = importlib.util.spec_from_file_location(f"case_{path.parent.name}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    with gs.audit(report=False) as session:
+        spec.loader.exec_module(module)
+        module.main()
+    found = list(session.findings)
+    if hasattr(module, "target"):
+        found += gs.check_gradients(module.target, module.make_inputs()).findings
+    return found
+
+
+def _plain(finding: Finding, path: Path) -> Result:
+    places = [finding.location, *(each.location for each in finding.related)]
+    lines = [None if place is None or Path(place.path) != path else place.line for place in places]
+    return {
+        "code": finding.code,
+        "severity": finding.severity.value,
+        "line": lines[0],
+        "related": [line for line in lines[1:] if line is not None],
+        "message": finding.message,
+    }
+
+
+def _briefly(findings: Sequence[Result]) -> str:
+    return ", ".join(f"{each['code']} {each['severity']} {each['line']}" for each in findings)
+
+
+def page(now: dict[str, Result]) -> str:
+    """Write the page from what is kept."""
+    lines = [_HEAD, *_ROWS]
+    for name, result in now.items():
+        first = _read(_SETS / name / "first.json")
+        lines += [_row(name, "first contact", first), _row(name, "now", result)]
+    for name, result in now.items():
+        lines += _details(name, _read(_SETS / name / "first.json"), result)
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = """\
+# First contact
+
+Written by `python -m benchmarks.first_contact`; never edited by hand. How much the audit and the
+gradient checks find in mistakes that nobody who works on the tool had seen: written after public
+reports by authors who knew the README and the catalogue alone, each pair of a faulty and a repaired
+program proved by running, beside correct programs that look suspicious. A set is run once; that
+figure counts. Afterwards it may be used to mend mechanisms, and what is found then is told as well,
+and proves less.
+
+*Visible* is what its author holds to be visible to a tool that watches the run, or checks the
+gradient. *Errors* and *warnings* are correct programs, the repaired ones included, with such a
+finding.
+"""
+_ROWS = (
+    "| set | run | date | commit | visible | named | at the line | as a note | errors | warnings |",
+    "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
+)
+
+
+def _row(name: str, run: str, result: Result) -> str:
+    pairs = [each for each in result["pairs"].values() if each["visible"]]
+    verdicts = [each["verdict"] for each in pairs]
+    named = verdicts.count("line") + verdicts.count("named")
+    good = [*(each["findings"] for each in result["clean"].values())]
+    good += [each["fixed"] for each in result["pairs"].values()]
+    loud = [sum(_has(each, kind) for each in good) for kind in ("error", "warning")]
+    return (
+        f"| {name} | {run} | {result['date']} | {result['commit'][:7]} | {len(pairs)} "
+        f"| {named} ({100 * named // max(len(pairs), 1)} %) | {verdicts.count('line')} "
+        f"| {verdicts.count('note')} | {loud[0]} of {len(good)} | {loud[1]} |"
+    )
+
+
+def _has(findings: Sequence[Result], severity: str) -> bool:
+    return any(each["severity"] == severity for each in findings)
+
+
+def _details(name: str, first: Result, now: Result) -> list[str]:
+    lines = [
+        f"\n## {name}\n",
+        "| mistake | first contact | now | after |",
+        "|---|---|---|---|",
+    ]
+    for pair, result in now["pairs"].items():
+        then = first["pairs"][pair]["verdict"]
+        seen = "" if result["visible"] else " (not visible)"
+        lines.append(
+            f"| `{pair}`{seen}: {result['what']} | {then} | {result['verdict']} "
+            f"| [report]({result['source']}) |"
+        )
+    wrong = [
+        f"- `{program}`: {_briefly(loud)}"
+        for program, findings in (
+            *((f"{each}, repaired", pair["fixed"]) for each, pair in now["pairs"].items()),
+            *((each, clean["findings"]) for each, clean in now["clean"].items()),
+        )
+        if (loud := [each for each in findings if each["severity"] != "note"])
+    ]
+    return [*lines, "\nOn correct programs, now:\n", *(wrong or ["nothing."])]
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What torch itself refuses or warns of, explained."""
