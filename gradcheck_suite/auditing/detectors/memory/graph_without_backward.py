@@ -7,17 +7,9 @@ retained once more than it was used.
 
 from __future__ import annotations
 
-import re
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-
-from gradcheck_suite import catalogue
-from gradcheck_suite._torch_compat import custom_function_class
-from gradcheck_suite.auditing.detectors.functions.function_contract import is_the_users, line_in
 from gradcheck_suite.auditing.detectors.memory.kept_graphs import KeptGraphs, Unused, UnusedCalls
 from gradcheck_suite.auditing.events import (
     BackwardFinished,
@@ -25,13 +17,12 @@ from gradcheck_suite.auditing.events import (
     SessionEnded,
     StepFinished,
 )
-from gradcheck_suite.auditing.object_names.heap import SearchEndedError
-from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
     from gradcheck_suite.auditing.run_state import Birth
+    from gradcheck_suite.findings import Finding
 
 __all__ = ["GraphWithoutBackwardDetector"]
 
@@ -45,7 +36,7 @@ Chosen; where more have been seen between two backwards, twice as many."""
 
 
 class GraphWithoutBackwardDetector:
-    """Reports graph-kept (GCS201) of graphs that no backward goes through, and their cycles.
+    """Reports graph-kept (GCS201) of graphs that no backward goes through.
 
     Those are told apart by the step in which they were recorded, and where no backward comes at
     all, by the call of an outermost module. What a later backward may yet go through is never
@@ -54,9 +45,8 @@ class GraphWithoutBackwardDetector:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._by_step = KeptGraphs(recorder, Unused(recorder), self._look_for_cycles)
-        self._by_call = KeptGraphs(recorder, UnusedCalls(recorder), self._look_for_cycles)
-        self._cycles: dict[tuple[type, str], Finding] = {}
+        self._by_step = KeptGraphs(recorder, Unused(recorder))
+        self._by_call = KeptGraphs(recorder, UnusedCalls(recorder))
         self._last_call = self._longest = 0
         self._next_look = 0
         self._most = 0
@@ -119,35 +109,4 @@ class GraphWithoutBackwardDetector:
 
     def findings(self) -> list[Finding]:
         """Return who keeps graphs."""
-        return [*self._by_step.findings(), *self._by_call.findings(), *self._cycles.values()]
-
-    def _look_for_cycles(self) -> None:
-        """Look for outputs that the nodes that made them keep, before garbage is collected."""
-        if self._recorder.state.backwards:
-            return  # the graphs of backwards are asked for them
-        counts: dict[tuple[type, str], int] = {}
-        with suppress(SearchEndedError):
-            for node in self._recorder.heap.instances(BackwardCFunction):
-                function = custom_function_class(node)
-                if function is None or not is_the_users(function):
-                    continue
-                for name, value in list(vars(node).items()):
-                    if isinstance(value, Tensor) and value.grad_fn is node:
-                        key = function, name
-                        counts[key] = counts.get(key, 0) + 1
-        for key, count in counts.items():
-            if count >= self._recorder.options.graph_limit:
-                self._cycles[key] = _cycle(*key, count)
-
-
-def _cycle(function: type, name: str, count: int) -> Finding:
-    return Finding.of(
-        catalogue.TENSOR_ON_CTX,
-        f"{function.__name__} keeps its output as `ctx.{name}`: output and graph refer to each "
-        f"other, and {count} of them, which nothing else used any more, waited with all that they "
-        "had saved for the garbage collector; expected save_for_backward()",
-        detector="audit",
-        location=line_in(function, "forward", rf"\.{re.escape(name)}\b[^=]*=[^=]"),
-        hint="ctx.save_for_backward(...) in forward, ctx.saved_tensors in backward",
-        evidence={"function": function.__name__, "attribute": name, "graphs": count},
-    )
+        return [*self._by_step.findings(), *self._by_call.findings()]

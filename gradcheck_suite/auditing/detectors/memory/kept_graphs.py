@@ -31,7 +31,7 @@ from gradcheck_suite.findings import Finding, Related, Severity
 from gradcheck_suite.reporting.text import byte_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from gradcheck_suite.auditing.object_names.retention import Wanted
     from gradcheck_suite.auditing.recorder import Recorder
@@ -334,15 +334,11 @@ class KeptGraphs:
     Args:
         recorder: knows how far the run is, and the objects of the process.
         graphs: those that are followed.
-        on_garbage: told when all that was alive turns out to be garbage, before it is collected.
     """
 
-    def __init__(
-        self, recorder: Recorder, graphs: Graphs, on_garbage: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, recorder: Recorder, graphs: Graphs) -> None:
         self._recorder = recorder
         self._graphs = graphs
-        self._on_garbage = on_garbage
         self._limit = recorder.options.graph_limit
         self._threshold = self._limit
         self._suspect: _Suspect | None = None
@@ -456,8 +452,6 @@ class KeptGraphs:
         """Return whether enough of the groups up to this one live once garbage is collected."""
         if self._turns_of(self._up_to(newest)) < self._limit:
             return False
-        if self._on_garbage is not None:
-            self._on_garbage()
         # Most cycles are young: to look through all objects of a large program takes long.
         for generation in (1, 2):
             if self._turns_of(self._up_to(newest)) < self._limit:
