@@ -99,15 +99,15 @@ class Clock:
 
     def after_backward(self, index: int) -> Birth:
         """Begin the time before backward number ``index``."""
-        return self._begin(Turn(index, self.moment.step), calls=0)
+        now = self.moment
+        birth = Birth(Turn(index, now.step), now.sequence + 1, now.birth.call)
+        self.moment = Moment(birth.sequence, birth, now.step)
+        return birth
 
     def before_call(self) -> Birth:
         """Begin the time from the call of an outermost module on."""
-        return self._begin(self.moment.birth.turn, calls=1)
-
-    def _begin(self, turn: Turn, *, calls: int) -> Birth:
         now = self.moment
-        birth = Birth(turn, now.sequence + 1, now.birth.call + calls)
+        birth = Birth(now.birth.turn, now.sequence + 1, now.birth.call + 1)
         self.moment = Moment(birth.sequence, birth, now.step)
         return birth
 

@@ -125,7 +125,7 @@ class Generations:
     Attributes:
         living: counts those that have a graph that lives.
         turns: counts the times between backwards of which a saved tensor lives, this one too.
-        births: counts the parts of these, from one call of an outermost module to the next.
+        births: counts the parts of these that began with the call of an outermost module.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -136,12 +136,13 @@ class Generations:
         self._marked: set[int] = set()
         self._unsure = 0
         self.turns, self.births = _Living(), _Living()
-        self._living_turns: list[weakref.ref[Turn]] = []
-        self._births: deque[weakref.ref[Birth]] = deque()
+        birth = clock.moment.birth
+        self.turns.count = 1
+        self._living_turns = [weakref.ref(birth.turn, self.turns.note_death)]
+        self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(birth)])
         # Those since the last backward.
-        self._new_births: list[weakref.ref[Birth]] = []
+        self._new_births: list[weakref.ref[Birth]] = [weakref.ref(birth)]
         self._saved = 0
-        self._note_birth(clock.moment.birth, begins_turn=True)
 
     @cached_property
     def _newest(self) -> threading.local:
@@ -193,28 +194,28 @@ class Generations:
         if len(self._used) > _WORTH_CLEARING + 2 * self.living.count:
             self._all_living()
         generation.births, self._new_births = self._new_births, []
-        self._note_birth(self._clock.after_backward(index + 1), begins_turn=True)
+        birth = self._clock.after_backward(index + 1)
+        reference = weakref.ref(birth)
+        self._births.append(reference)
+        self._new_births.append(reference)
+        self._living_turns.append(weakref.ref(birth.turn, self.turns.note_death))
+        self.turns.count += 1
+        if len(self._living_turns) > _WORTH_CLEARING + 2 * self.turns.count:
+            self.living_turns()
+            self._births = deque(each for each in self._births if each() is not None)
         return generation
 
     def begin_call(self, saved: int) -> None:
         """Begin a birth, if anything was saved in the last; ``saved`` counts what was so far."""
         if saved != self._saved:
             self._saved = saved
-            self._note_birth(self._clock.before_call(), begins_turn=False)
-
-    def _note_birth(self, birth: Birth, *, begins_turn: bool) -> None:
-        reference = weakref.ref(birth, self.births.note_death)
-        self.births.count += 1
-        self._births.append(reference)
-        self._new_births.append(reference)
-        if len(self._births) > _WORTH_CLEARING + 2 * self.births.count:
-            self._births = deque(each for each in self._births if each() is not None)
-            self._new_births = [each for each in self._new_births if each() is not None]
-        if begins_turn:
-            self._living_turns.append(weakref.ref(birth.turn, self.turns.note_death))
-            self.turns.count += 1
-            if len(self._living_turns) > _WORTH_CLEARING + 2 * self.turns.count:
-                self.living_turns()
+            reference = weakref.ref(self._clock.before_call(), self.births.note_death)
+            self.births.count += 1
+            self._births.append(reference)
+            self._new_births.append(reference)
+            if len(self._new_births) > _WORTH_CLEARING + 2 * self.births.count:
+                self._new_births = [each for each in self._new_births if each() is not None]
+                self._births = deque(each for each in self._births if each() is not None)
 
     def _walk(
         self, generation: Generation, roots: Iterable[Node], following: dict[Node, Following]

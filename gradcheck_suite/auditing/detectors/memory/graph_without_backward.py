@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.detectors.memory.kept_graphs import KeptGraphs, Unused, UnusedCalls
 from gradcheck_suite.auditing.events import (
+    Attention,
     BackwardFinished,
     ForwardFinished,
     SessionEnded,
     StepFinished,
 )
+from gradcheck_suite.auditing.instrumentation.modules import FIRST_STEPS
 
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.events import Subscriptions
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
 
 __all__ = ["GraphWithoutBackwardDetector"]
+
+_FEW = 3
+"""Times between backwards of which something lives in a usual loop: this, that of the loss, and one
+more. With more, it is looked at which these are."""
 
 _FIRST_CALLS = 8
 """Calls of modules whose graphs all live, in a program without any backward or optimizer, before
@@ -47,6 +53,7 @@ class GraphWithoutBackwardDetector:
         self._recorder = recorder
         self._by_step = KeptGraphs(recorder, Unused(recorder))
         self._by_call = KeptGraphs(recorder, UnusedCalls(recorder))
+        self._turns = recorder.generations.turns
         self._last_call = self._longest = 0
         self._next_look = 0
         self._most = 0
@@ -61,11 +68,16 @@ class GraphWithoutBackwardDetector:
             SessionEnded: self._at_the_end,
         }
 
-    def _after_step(self, _event: StepFinished) -> None:
-        self._by_step.stepped = True
-        self._by_step.look()
+    def _after_step(self, _event: StepFinished) -> Attention | None:
+        by_step = self._by_step
+        by_step.stepped = True
+        # As long as there are few, this is all.
+        if self._turns.count <= _FEW and not by_step.is_following():
+            return None
+        by_step.look()
+        return Attention.AWAKE if by_step.any_kept else None
 
-    def _after_backward(self, _event: BackwardFinished) -> None:
+    def _after_backward(self, _event: BackwardFinished) -> Attention | None:
         call = self._recorder.state.clock.moment.birth.call
         self._longest = max(self._longest, call - self._last_call)
         self._last_call = call
@@ -75,6 +87,9 @@ class GraphWithoutBackwardDetector:
             self._by_step.take_back()
         if not self._by_step.stepped:
             self._by_step.look()
+        elif self._recorder.state.step >= FIRST_STEPS and not self._by_step.any_kept:
+            return Attention.ASLEEP  # no more calls are told of
+        return None
 
     def _begin_phase(self) -> None:
         """Forget who kept the graphs of calls: a backward has come, or they were let go of."""
