@@ -101,7 +101,7 @@ class GraphKeptDetector:
         if not self._stepped:
             self._longest_chain = self._chain_growth = 0
         self._stepped = self._freed.stepped = True
-        self._freed.look()
+        self._freed.count_living()
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if self._stepped:
@@ -109,7 +109,7 @@ class GraphKeptDetector:
         # Losses over one graph within a turn add to gradients; a new turn makes them anew.
         if event.created and not event.failed:
             self._note_chain(self._unstepped.get(event.number, 0), event.site)
-        self._freed.look()
+        self._freed.count_living()
         return None
 
     def _at_the_end(self, _event: SessionEnded) -> None:

@@ -74,7 +74,7 @@ class GraphWithoutBackwardDetector:
         # As long as there are few, this is all.
         if self._turns.count <= _FEW and not by_step.is_following():
             return None
-        by_step.look()
+        by_step.count_living()
         return Attention.AWAKE if by_step.any_kept else None
 
     def _after_backward(self, _event: BackwardFinished) -> Attention | None:
@@ -86,7 +86,7 @@ class GraphWithoutBackwardDetector:
         if self._by_step.any_kept:
             self._by_step.take_back()
         if not self._by_step.stepped:
-            self._by_step.look()
+            self._by_step.count_living()
         elif self._recorder.state.step >= FIRST_STEPS and not self._by_step.any_kept:
             return Attention.ASLEEP  # no more calls are told of
         return None
@@ -109,7 +109,7 @@ class GraphWithoutBackwardDetector:
         if count <= (max(_CALLS, 2 * self._longest) if may_train else _FIRST_CALLS):
             return
         self._next_look, self._most = 2 * count, count
-        self._by_call.look()
+        self._by_call.count_living()
         alive = generations.births_since_backward()
         self._oldest = weakref.ref(alive[0])
 

@@ -365,7 +365,7 @@ class KeptGraphs:
         self._suspect = self._newest = None
         self._kept.clear()
 
-    def look(self) -> None:
+    def count_living(self) -> None:
         """Look whether more live than should; constant work as long as there are few."""
         # The newest graph may well be alive still: its loss has a name.
         living = self._graphs.count()
