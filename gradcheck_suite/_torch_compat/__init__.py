@@ -42,6 +42,7 @@ from gradcheck_suite._torch_compat.modes import (
     without_dispatch_modes,
     without_torch_function,
     without_transforms,
+    writes_in_place,
 )
 from gradcheck_suite._torch_compat.modules import (
     BATCH_NORMS,
@@ -172,4 +173,5 @@ __all__ = [
     "without_reentrant_checkpoints",
     "without_torch_function",
     "without_transforms",
+    "writes_in_place",
 ]

@@ -29,11 +29,22 @@ __all__ = [
     "without_dispatch_modes",
     "without_torch_function",
     "without_transforms",
+    "writes_in_place",
 ]
 
 
 Operator: TypeAlias = "torch._ops.OpOverload"
 """An operator as dispatch modes see it; for annotations."""
+
+
+def writes_in_place(operator: Operator) -> bool:
+    """Return whether an operator writes to one of its arguments.
+
+    By its schema (torch 2.13); without the name, by the underscore at the end of its own.
+    """
+    schema = getattr(operator, "_schema", None)
+    known = getattr(schema, "is_mutable", None)
+    return operator.overloadpacket.__name__.endswith("_") if known is None else bool(known)
 
 
 def without_torch_function() -> AbstractContextManager[None]:

@@ -39,7 +39,6 @@ ScalerUpdated              after ``GradScaler.update()``
 SchedulerStepped           after ``scheduler.step()``; not for the one in its constructor
 ModeChanged                after the outermost ``module.train(...)`` or ``module.eval()``
 ForwardFinished            after the outermost call of a module, in the first 8 steps
-LayerRanInTrainingMode     before dropout or batch norm in training mode runs without recording
 DropoutRanInEval           before functional dropout that is on in a module in evaluation mode
 LegacyFunctionCalled       before torch refuses to call an instance of an ``autograd.Function``
 NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is read
@@ -102,7 +101,6 @@ __all__ = [
     "GraphReused",
     "Handler",
     "IndexedAssigned",
-    "LayerRanInTrainingMode",
     "LeafBackwardStarted",
     "LegacyFunctionCalled",
     "LossScaled",
@@ -382,37 +380,26 @@ class LegacyFunctionCalled(NamedTuple):
 
 
 class ModeChanged(NamedTuple):
-    """A module and its children were set to training or evaluation mode."""
+    """A module and its children were set to training or evaluation mode; ``before``: it was."""
 
     module: nn.Module
     training: bool
     site: CallSite | None
+    before: bool | None = None
 
 
 class ForwardFinished(NamedTuple):
-    """The outermost call of a module has returned ``output``."""
+    """The outermost call of a module has returned ``output``.
+
+    ``given`` holds its arguments where a detector has asked for each call of such a model.
+    """
 
     module: nn.Module
     output: Any
     grad_enabled: bool
     inference: bool
     site: CallSite | None
-
-
-class LayerRanInTrainingMode(NamedTuple):
-    """A module that holds dropout or batch norm in training mode runs without recording.
-
-    Attributes:
-        layer: the dropout or batch norm.
-        model: the outermost module that is being called; ``layer`` itself if none is.
-        step: the number of finished steps.
-        site: where ``model`` was called.
-    """
-
-    layer: nn.Module
-    model: nn.Module
-    step: int
-    site: CallSite | None
+    given: tuple[Any, ...] = ()
 
 
 class AutocastEntered(NamedTuple):
@@ -535,7 +522,6 @@ Event: TypeAlias = (
     | SchedulerStepped
     | ModeChanged
     | ForwardFinished
-    | LayerRanInTrainingMode
     | LegacyFunctionCalled
     | NonLeafGradientRead
     | TorchWarned

@@ -342,6 +342,11 @@ def _intermediate(names: ModuleType) -> Found:
     return audited(lambda: names.activation_gradient(encoder, head, torch.randn(2, 3)))
 
 
+def _two_levels(names: ModuleType) -> Found:
+    loader = [(torch.randn(6, 3), torch.randint(4, (6,))) for _ in range(4)]
+    return audited(lambda: names.train(nn.Linear(3, 6), loader))
+
+
 def _thawed(names: ModuleType) -> Found:
     model = nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 1))
     return audited(lambda: names.train(model, batches(6)))
@@ -485,6 +490,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS408": (_module(lambda names: names.Network(4), 2, 4),),
     "GCS409": (_thawed,),
     "GCS410": (_classified,),
+    "GCS411": (_two_levels,),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),

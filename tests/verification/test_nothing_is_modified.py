@@ -70,11 +70,11 @@ def assert_untouched(before, after):
     assert before[5:] == after[5:]
 
 
-@pytest.mark.parametrize("dtype", ["native", "float64"])
-def test_a_module_that_keeps_state_is_left_as_it_was(module, dtype):
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}, {"forward_mode": True}], ids=str)
+def test_a_module_that_keeps_state_is_left_as_it_was(module, options):
     x = torch.randn(8, 4, requires_grad=True)
     before, drawn = snapshot(module, x), generators()
-    report = check_gradients(module, x, dtype=dtype)
+    report = check_gradients(module, x, **options)
     assert report.findings == ()
     assert_untouched(before, snapshot(module, x))
     assert same_generators(drawn, generators())

@@ -51,12 +51,14 @@ class Fill(NamedTuple):
         site: where it was called.
         added: whether it added to gradients that were there.
         saved: how many tensors had been saved for some backward by its end.
+        others: the identities of the other windows whose gradients it has filled.
     """
 
     number: int
     site: CallSite | None
     added: bool
     saved: int = 0
+    others: frozenset[int] = frozenset()
 
 
 class Discarded(NamedTuple):
@@ -261,6 +263,7 @@ class AccumulationWindows:
             return
         created, accumulated = event.created, event.accumulated
         alone = len(self._windows) == 1
+        everybody: list[AccumulationWindow] = []
         for window in list(self._windows.values()):
             ids = window.ids
             # The first will do where all parameters are one optimizer's.
@@ -273,11 +276,16 @@ class AccumulationWindows:
                 saved = self._recorder.state.saved
                 window.fills.append(Fill(event.number, event.site, added, saved))
                 window.used = False
+                everybody.append(window)
                 if window.discarded:
                     window.filled_at = self._recorder.state.clock.moment.sequence
                     window.gradients = [id(each.grad) for each in window.parameters()]
                 if len(window.fills) > _MOST_KEPT:
                     del window.fills[1]
+        if len(everybody) > 1:
+            for window in everybody:
+                others = frozenset(id(each) for each in everybody if each is not window)
+                window.fills[-1] = window.fills[-1]._replace(others=others)
 
     def _clear(self, event: GradientsCleared) -> None:
         owner = event.owner

@@ -6,6 +6,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
+    ConstantLossTermDetector,
+)
 from gradcheck_suite.auditing.detectors.connectivity.frozen_but_changed import (
     DeclaredFrozenDetector,
     FrozenParameterDetector,
@@ -67,6 +70,7 @@ from gradcheck_suite.auditing.detectors.step_order.step_without_backward import 
 from gradcheck_suite.auditing.detectors.step_order.step_without_effect import (
     StepWithoutEffectDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.uneven_window import UnevenWindowDetector
 from gradcheck_suite.auditing.detectors.step_order.zero_grad_misplaced import (
     ZeroGradMisplacedDetector,
 )
@@ -90,7 +94,9 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     carried = StateNotDetached(recorder)
     windows = AccumulationWindows(recorder)
     scaled = ScaledLosses(windows)
+    without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     contract = FunctionContractDetector(recorder)
+    without_gradient = ParameterWithoutGradientDetector(recorder, names)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -101,13 +107,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         windows,
         scaled,
         ZeroGradMisplacedDetector(recorder, windows),
-        StepWithoutBackwardDetector(windows, recorder.optimizers),
+        without_backward,
+        UnevenWindowDetector(windows, leaves, without_backward),
         ClipMisplacedDetector(windows, scaled),
         ScalerMisuseDetector(windows, scaled),
-        SchedulerBeforeStepDetector(windows),
+        SchedulerBeforeStepDetector(recorder, windows),
         LeftoverGradientDetector(windows),
-        TrainModeInEvalDetector(windows),
-        StuckInEvalDetector(windows),
+        TrainModeInEvalDetector(recorder, windows),
+        StuckInEvalDetector(recorder, windows),
         DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows),
         ParameterInTwoOptimizersDetector(windows, names),
@@ -119,7 +126,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
-        ParameterWithoutGradientDetector(recorder, names),
+        without_gradient,
+        ConstantLossTermDetector(without_gradient),
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),

@@ -16,7 +16,6 @@ from gradcheck_suite.auditing.instrumentation.hook_regions import HookRegions
 from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunctionSource
 from gradcheck_suite.auditing.instrumentation.modules import (
     ForwardSource,
-    ModeLayerSource,
     ModeSource,
     StateSource,
 )
@@ -45,7 +44,6 @@ _SOURCES: Sequence[type[EventSource]] = (
     SchedulerSource,
     ModeSource,
     StateSource,
-    ModeLayerSource,
     ForwardSource,
     AutocastSource,
     FunctionalDropoutSource,

@@ -2,7 +2,8 @@
 
 A hook would be kept by whatever copies or saves the module: ``torch.save(model)`` in the middle of
 an audit would write the hook into the file, or fail on it. While somebody listens, and only then,
-``Module.__call__`` is replaced.
+``Module.__call__`` is replaced. Who asks for each call of a model from outside of all models for
+the whole audit has it replaced for the model's class alone: others cost nothing more.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
+from gradcheck_suite._torch_compat import function_mode_is_active, without_torch_function
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Listener", "ModuleCalls"]
+__all__ = ["Listener", "ModelListener", "ModuleCalls"]
 
 Listener: TypeAlias = "Callable[[nn.Module, Any], None]"
 """What is called with a module and what its call has returned."""
+
+ModelListener: TypeAlias = "Callable[[nn.Module, Any, tuple[Any, ...]], None]"
+"""What is called with a model, what its call has returned, and what it was given."""
 
 
 class ModuleCalls:
@@ -34,6 +40,8 @@ class ModuleCalls:
         self._note_failure = note_failure
         self._listeners: dict[int, tuple[weakref.ref[nn.Module], list[Listener]]] = {}
         self._replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._classes: dict[type[nn.Module], tuple[Callable[..., Any], Any]] = {}
+        self._inside = 0
 
     def listen(self, module: nn.Module, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` after each call of ``module``; return what ends this."""
@@ -57,10 +65,59 @@ class ModuleCalls:
 
         return stop
 
+    def listen_to_models(self, kind: type[nn.Module], listener: ModelListener) -> None:
+        """Call ``listener`` after each call of a module of this class, until all listening ends.
+
+        Calls from within other such calls are left out.
+        """
+        if kind not in self._classes:
+            own = vars(kind).get("__call__")
+            call = self._calling(kind, own, listener)
+            self._classes[kind] = (call, own)
+            kind.__call__ = call  # type: ignore[method-assign]
+
     def close(self) -> None:
         """End all listening."""
         self._listeners.clear()
         self._put_back()
+        for kind, (call, own) in self._classes.items():
+            # As below, for what somebody else has replaced since.
+            if vars(kind).get("__call__") is not call:
+                continue
+            if own is None:
+                del kind.__call__
+            else:
+                kind.__call__ = own  # type: ignore[method-assign]
+        self._classes.clear()
+
+    def _calling(
+        self, kind: type[nn.Module], own: Callable[..., Any] | None, listener: ModelListener
+    ) -> Callable[..., Any]:
+        is_compiling = torch.compiler.is_compiling
+
+        @functools.wraps(kind.__call__)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # Looked up each time: torch.fx replaces what this class inherits while it traces.
+            inherited = super(kind, module).__call__ if own is None else own.__get__(module)  # type: ignore[misc]  # a Module has one
+            if self._inside or is_compiling():
+                return inherited(*args, **kwargs)
+            self._inside += 1
+            try:
+                result = inherited(*args, **kwargs)
+            finally:
+                self._inside -= 1
+            try:
+                # What is asked of tensors is none of the business of a user's modes.
+                if function_mode_is_active():
+                    with without_torch_function():
+                        listener(module, result, (*args, *kwargs.values()))
+                else:
+                    listener(module, result, (*args, *kwargs.values()))
+            except Exception as error:  # noqa: BLE001 - the user's program goes on
+                self._note_failure("module call", error)
+            return result
+
+        return call
 
     def _replace(self) -> None:
         original = nn.Module.__call__

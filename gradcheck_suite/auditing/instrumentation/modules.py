@@ -1,32 +1,24 @@
-"""Modules: which mode they and their layers are in, and when the outermost of them is called."""
+"""Modules: which mode they are in, and when the outermost of them is called."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from gradcheck_suite._torch_compat import BATCH_NORMS, DROPOUTS, module_call_frames
-from gradcheck_suite.auditing.call_sites import call_site, variables_of
-from gradcheck_suite.auditing.events import (
-    ForwardFinished,
-    LayerRanInTrainingMode,
-    ModeChanged,
-    StateTaken,
-)
+from gradcheck_suite.auditing.call_sites import call_site
+from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged, StateTaken
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["FIRST_STEPS", "ForwardSource", "ModeLayerSource", "ModeSource", "StateSource"]
+__all__ = ["FIRST_STEPS", "ForwardSource", "ModeSource", "StateSource"]
 
 FIRST_STEPS = 8
 """In so many first steps each forward is told of: those in which each graph is looked through
@@ -62,7 +54,9 @@ class ModeSource(EventSource):
                 if module.training is not was_training:
                     recorder.resume()
                 if recorder.state.running:
-                    recorder.bus.emit(ModeChanged(module, module.training, call_site()))
+                    recorder.bus.emit(
+                        ModeChanged(module, module.training, call_site(), was_training)
+                    )
             return result
 
         return train
@@ -142,53 +136,3 @@ class ForwardSource(EventSource):
             return result
 
         return call
-
-
-_, _CALL = module_call_frames()
-
-
-class ModeLayerSource(EventSource):
-    """Gives dropout and batch norm a ``__call__`` of their own; other modules cost nothing more.
-
-    Functional dropout, and layers of other libraries, are not seen.
-    """
-
-    kinds = (LayerRanInTrainingMode,)
-
-    def install(self, patches: Patches) -> None:
-        """Replace the method that a call of such a layer runs."""
-        for owner in (*DROPOUTS, *BATCH_NORMS):
-            patches.replace(owner, "__call__", self._calling())
-
-    def _calling(self) -> Callable[..., Any]:
-        is_recording = torch.is_grad_enabled
-        module_class = nn.Module
-
-        @functools.wraps(module_class.__call__)
-        def call(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not is_recording() and layer.training and not is_compiling():
-                recorder: Recorder = self.acting.recorder
-                if recorder.state.running:
-                    model, site_frame = _outermost(layer)
-                    site = call_site(site_frame)
-                    recorder.bus.emit(
-                        LayerRanInTrainingMode(layer, model, recorder.state.step, site)
-                    )
-            # Looked up each time: torch.fx replaces it while it traces.
-            return module_class.__call__(layer, *args, **kwargs)
-
-        return call
-
-
-def _outermost(layer: nn.Module) -> tuple[nn.Module, FrameType]:
-    """Return the outermost module that is being called, and the frame in which it runs."""
-    here = frame = sys._getframe(2)  # noqa: SLF001 - the caller of the layer
-    outermost: FrameType | None = None
-    while frame is not None:
-        if frame.f_code is _CALL:
-            outermost = frame
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    if outermost is None:
-        return layer, here
-    model: Any = variables_of(outermost)["self"]
-    return model, outermost

@@ -35,11 +35,16 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "CUTTING_CALLS",
+    "CUTTING_METHODS",
+    "CUTTING_OF_TORCH",
+    "FLAT_METHODS",
     "Cut",
     "Flow",
     "flat_call",
     "follow",
     "follow_parts",
+    "has_indices",
     "left_switched_off",
     "only_flat_call",
     "switched_off",
@@ -52,7 +57,7 @@ class Cut:
 
     ``what`` is told to the user, such as "`.item()`"; ``under`` says that recording is off there
     (``no_grad``) and not that a value is converted; ``forced``, that what comes of it asks for
-    gradients all the same.
+    gradients all the same; ``flat``, that it has a graph, along which every gradient is zero.
     """
 
     path: str
@@ -60,6 +65,7 @@ class Cut:
     what: str
     under: bool = False
     forced: bool = False
+    flat: bool = False
 
 
 _State: TypeAlias = "Literal['live'] | Cut | None"
@@ -72,7 +78,7 @@ Flow: TypeAlias = "Cut | Literal['arrives', 'unused', 'unknown']"
 knows."""
 
 
-_CUTTING_METHODS = frozenset(
+CUTTING_METHODS = frozenset(
     [
         "item",
         "tolist",
@@ -102,11 +108,11 @@ _CUTTING_METHODS = frozenset(
         "sample",
     ]
 )
-_FLAT_METHODS = frozenset(
+FLAT_METHODS = frozenset(
     {"bernoulli", "ceil", "floor", "floor_", "round", "round_", "sign", "sign_", "trunc"}
 )
-_CUTTING_CALLS = frozenset({"float", "int", "bool", "round"})
-_CUTTING_OF_TORCH = frozenset(
+CUTTING_CALLS = frozenset({"float", "int", "bool", "round"})
+CUTTING_OF_TORCH = frozenset(
     [
         "tensor",
         "argmax",
@@ -217,7 +223,7 @@ def only_flat_call(paths: Iterable[str], operations: Collection[str]) -> Flow:
 def _flat_calls(path: str, scope: ast.AST, operations: Collection[str]) -> Iterator[Cut]:
     for node in ast.walk(scope):
         name = name_of(node) if isinstance(node, ast.Call) else None
-        if name is not None and name in _FLAT_METHODS and name.rstrip("_") in operations:
+        if name is not None and name in FLAT_METHODS and name.rstrip("_") in operations:
             yield Cut(path, node.lineno, f"`{name}()`")  # type: ignore[attr-defined]  # a Call
 
 
@@ -397,7 +403,7 @@ class _Walk:
         return self._of_parts(node)
 
     def _of_parts(self, node: ast.expr) -> _State:
-        if isinstance(node, ast.Subscript) and _is_second(node) and _has_indices(node.value):
+        if isinstance(node, ast.Subscript) and _is_second(node) and has_indices(node.value):
             inner = self.value(node.value)
             return self._cut(node, "taking the indices") if inner == "live" else inner
         return _either(
@@ -417,7 +423,7 @@ class _Walk:
         inner = self.value(node.value)
         if inner == "live" and node.attr == "data":
             return self._cut(node, "`.data`")
-        if inner == "live" and node.attr == "indices" and _has_indices(node.value):
+        if inner == "live" and node.attr == "indices" and has_indices(node.value):
             return self._cut(node, "`.indices`")
         if node.attr in ("shape", "dtype", "device", "grad", "requires_grad", "ndim"):
             return None
@@ -437,16 +443,16 @@ class _Walk:
                 return None
             if name in ("append", "extend", "add", "update", "insert", "put") and inner:
                 self.join(node.func.value, inner)
-            if owner == "live" and name in _CUTTING_METHODS:
+            if owner == "live" and name in CUTTING_METHODS:
                 return self._cut(node, f"`.{name}()`")
-            if owner == "live" and name in _FLAT_METHODS:
+            if owner == "live" and name in FLAT_METHODS:
                 return self._cut(node, f"`.{name}()`, whose slope is zero everywhere,")
             cuts = inner == "live" or (inner is not None and asks_for_gradients(node))
-            if cuts and name in _CUTTING_OF_TORCH | {"array", "asarray"}:
+            if cuts and name in CUTTING_OF_TORCH | {"array", "asarray"}:
                 return self._cut(node, f"`{ast.unparse(node.func)}(...)`")
-            if inner == "live" and name in _FLAT_METHODS:
+            if inner == "live" and name in FLAT_METHODS:
                 return self._cut(node, f"`{ast.unparse(node.func)}(...)`, which has no slope,")
-        elif inner == "live" and name in _CUTTING_CALLS:
+        elif inner == "live" and name in CUTTING_CALLS:
             return self._cut(node, f"`{name}()`")
         elif inner == "live" and name == "tensor":
             return self._cut(node, "`tensor(...)`")
@@ -546,7 +552,7 @@ def _is_tensor_method(node: ast.Call, name: str | None) -> bool:
     return root_key(node.func.value) not in ("torch", "F", "functional", "nn.functional")
 
 
-def _has_indices(node: ast.expr) -> bool:
+def has_indices(node: ast.expr) -> bool:
     """Return whether this is a call that returns values and indices."""
     if not isinstance(node, ast.Call) or name_of(node) not in _WITH_INDICES:
         return False
@@ -565,7 +571,7 @@ def _is_second(node: ast.Subscript) -> bool:
 def _second_target(node: ast.Assign) -> ast.expr | None:
     """Return what the indices are bound to in ``values, indices = x.max(1)``."""
     target = node.targets[0]
-    if not isinstance(target, ast.Tuple) or not _has_indices(node.value):
+    if not isinstance(target, ast.Tuple) or not has_indices(node.value):
         return None
     return target.elts[1] if len(target.elts) == len(("values", "indices")) else None
 

@@ -8,6 +8,7 @@ import itertools
 import linecache
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,7 +50,11 @@ RECORDING_OFF = ("no_grad", "inference_mode")
 
 def tree_of(path: str) -> ast.Module | None:
     """Return the parsed source of a file, if it can be read."""
-    text = "".join(linecache.getlines(path))
+    return _parsed("".join(linecache.getlines(path)))
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text) if text else None
     except (SyntaxError, ValueError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.options import CheckOptions
 from gradcheck_suite.verification.target.call_recorder import CallRecorder
@@ -17,12 +18,15 @@ from gradcheck_suite.verification.target.tree import leaves_with_paths
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from gradcheck_suite.findings import Finding
+    from gradcheck_suite.findings import Finding, Report
     from gradcheck_suite.verification.stage import Checker, CheckState
     from gradcheck_suite.verification.target.call_recorder import Call
     from gradcheck_suite.verification.target.call_replay import ReplayableCall
 
-__all__ = ["wrong_functions"]
+__all__ = ["FORWARD_MODE", "wrong_functions"]
+
+FORWARD_MODE = "forward mode: agrees with"
+"""How the sentence begins that says that forward mode was looked at and held."""
 
 _MOST_CALLS = 64
 """How many calls of custom Functions are checked by themselves. A bound on cost."""
@@ -32,7 +36,11 @@ _Outcome: TypeAlias = "Finding | Literal['right', 'unknown']"
 
 
 def wrong_functions(
-    state: CheckState, among: Collection[type], *, order: Literal[1, 2] = 1
+    state: CheckState,
+    among: Collection[type],
+    *,
+    order: Literal[1, 2] = 1,
+    forward_mode: bool = False,
 ) -> Mapping[type, Finding] | None:
     """Return those custom Functions whose gradients are wrong at the inputs that they really get.
 
@@ -46,6 +54,7 @@ def wrong_functions(
         state: what is known of the function, and how to check others.
         among: the Functions between the output and the input in question.
         order: whether the gradients were wrong, or the gradients of the gradients.
+        forward_mode: whether forward mode was wrong, and gradients are not what is asked about.
 
     Returns:
         None where it could not be told of all of them.
@@ -74,6 +83,7 @@ def wrong_functions(
         options = CheckOptions(
             order=order,
             variations=frozenset(),
+            forward_mode=forward_mode,
             examined=state.options.examined | frozenset(among),
         )
         found: dict[type, list[_Outcome]] = {}
@@ -95,12 +105,23 @@ def _outcome(call: ReplayableCall, check: Checker, options: CheckOptions) -> _Ou
         # Half precision takes seconds to find what float64 finds at once.
         try:
             in_double = replace(options, cast=torch.float64)
-            wrong = check(call.target, call.args, call.kwargs, in_double).at_least(Severity.ERROR)
-            if wrong:
-                return wrong[0]
+            wrong = _judged(check(call.target, call.args, call.kwargs, in_double), options)
+            if not isinstance(wrong, str):
+                return wrong
         except Exception:  # noqa: BLE001 - a Function may take half precision only
             pass
-    report = check(call.target, call.args, call.kwargs, options)
+    return _judged(check(call.target, call.args, call.kwargs, options), options)
+
+
+def _judged(report: Report, options: CheckOptions) -> _Outcome:
+    if options.forward_mode:
+        code = catalogue.FORWARD_MODE_MISMATCH.code
+        for finding in report.findings:
+            if finding.code == code:
+                return finding
+        covered = report.summary["covered"]
+        assert isinstance(covered, (list, tuple))
+        return "right" if any(str(one).startswith(FORWARD_MODE) for one in covered) else "unknown"
     wrong = report.at_least(Severity.ERROR)
     if wrong:
         return wrong[0]

@@ -24,7 +24,6 @@ from gradcheck_suite.verification.first_order.piecewise_constant import (
 from gradcheck_suite.verification.first_order.pooled_probes import pooled_conclusions
 from gradcheck_suite.verification.first_order.step_stability import vanishes_at_smaller_steps
 from gradcheck_suite.verification.first_order.ulp_noise import UlpNoise
-from gradcheck_suite.verification.numerics.central_differences import Estimate
 from gradcheck_suite.verification.numerics.decision import (
     Conclusion,
     Outcome,
@@ -186,10 +185,7 @@ class GradientMeasurement:
         shown = conclusion.shown
         if not functions or not shown.contribution or not is_quantized(self.context, *pair):
             return conclusion
-        still = Estimate(
-            value=-shown.analytic, truncation=0.0, rounding=0.0, kink=0.0, step=shown.reach
-        )
-        shown = replace(shown, estimate=still, unchanged=True, trouble=None)
+        shown = shown.of_steps()
         self._outcomes[pair].append(Outcome("fail", shown, moved=False, probe=0))
         return Conclusion("fail", shown)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -112,6 +112,13 @@ class Measurement:
     def is_flat(self) -> bool:
         """Return whether the function stayed the same along steps that should change it."""
         return self.trouble == _FLAT
+
+    def of_steps(self) -> Measurement:
+        """Return what this says of a function that small steps leave as it is: a slope of zero."""
+        still = Estimate(
+            value=-self.analytic, truncation=0.0, rounding=0.0, kink=0.0, step=self.reach
+        )
+        return replace(self, estimate=still, unchanged=True, trouble=None)
 
     @property
     def deviation(self) -> float:

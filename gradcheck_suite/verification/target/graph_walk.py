@@ -23,6 +23,7 @@ __all__ = [
     "GraphPath",
     "custom_functions",
     "graph_path",
+    "method_codes",
     "method_location",
     "only",
     "reachable",
@@ -151,6 +152,16 @@ def method_location(function: type | None, name: str) -> Location | None:
     if code is None or code.co_filename.startswith("<"):
         return None
     return Location(code.co_filename, definition_line(code), function=method.__qualname__)
+
+
+def method_codes(function: type, name: str) -> set[object]:
+    """Return the code of a custom Function's method, and of what decorators have put around it."""
+    method: Any = getattr(function, name, None)
+    codes = set()
+    while callable(method):
+        codes.add(getattr(method, "__code__", None))
+        method = getattr(method, "__wrapped__", None)
+    return codes - {None}
 
 
 def _ancestors(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Node]:

@@ -181,7 +181,7 @@ class AutogradFunction:
             if isinstance(node, cst.Return):
                 if self._lacks_gradients(node.value):
                     continue
-                for place, element in enumerate(_before_star(node.value)):
+                for place, element in enumerate(before_star(node.value)):
                     if not is_none(element) and dotted_name(element) not in empty:
                         found.add(place)
             elif (
@@ -331,11 +331,11 @@ def elements_of(node: cst.BaseExpression | None) -> list[cst.BaseExpression]:
     return [] if node is None else [node]
 
 
-def _before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
+def before_star(node: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
     """Yield the elements of a tuple display up to a starred one, or the expression itself."""
     if isinstance(node, cst.BinaryOperation) and isinstance(node.left, cst.Tuple):
         # `return (None, None) + gradients`
-        yield from _before_star(node.left)
+        yield from before_star(node.left)
         return
     if not isinstance(node, cst.Tuple):
         yield from elements_of(node)

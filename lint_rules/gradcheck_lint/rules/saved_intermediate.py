@@ -9,12 +9,14 @@ import libcst as cst
 from gradcheck_lint.model.function_class import (
     AutogradFunction,
     assignments,
+    before_star,
     body_of,
     function_with,
     names_in,
+    returns,
     saved_names,
 )
-from gradcheck_lint.model.syntax import child_list, dotted_name
+from gradcheck_lint.model.syntax import child_list, dotted_name, is_none
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -40,7 +42,7 @@ class SavedIntermediate(Rule):
         bound = assignments(function.scope)
         inputs = {item.name for item in known.inputs}
         returned = _with_aliases(known.returned, bound)
-        smooth = _smooth_names(bound, inputs & known.tensors)
+        smooth = _smooth_names(bound, inputs & known.tensors - _without_gradient(known))
         for name, argument in saved_names(function.scope):
             if name in returned or name in inputs or name not in smooth:
                 continue
@@ -98,6 +100,26 @@ class Sigmoid(torch.autograd.Function):
         return grad_output * exponential / (1 + exponential) ** 2
 """,
             lines=(13,),
+            severity=Severity.WARNING,
+        ),
+        Invalid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Gate(Function):
+    @staticmethod
+    def forward(ctx, x, gate):
+        share = torch.sigmoid(gate + x)
+        ctx.save_for_backward(share, x)
+        return x.mul(share)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        share, x = ctx.saved_tensors
+        return grad_output * (share + x * share * (1 - share)), None
+""",
+            lines=(8,),
             severity=Severity.WARNING,
         ),
     )
@@ -166,6 +188,36 @@ class Relu(Function):
 """,
             why="a mask has no derivative, and an output has its graph",
         ),
+        Valid(
+            """\
+import torch
+from torch.autograd import Function
+
+class Gate(Function):
+    @staticmethod
+    def forward(ctx, x, gate):
+        share = torch.sigmoid(gate)
+        ctx.save_for_backward(share)
+        return x.mul(share)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (share,) = ctx.saved_tensors
+        return grad_output * share, None
+""",
+            why="it depends on what gets no gradient alone",
+        ),
+    )
+
+
+def _without_gradient(known: AutogradFunction) -> frozenset[str]:
+    """Return the inputs for which every return of backward writes None: they are constants."""
+    assert known.backward is not None
+    written = [list(before_star(node.value)) for node in returns(known.backward)]
+    return frozenset(
+        item.name
+        for place, item in enumerate(known.inputs or ())
+        if written and all(place < len(row) and is_none(row[place]) for row in written)
     )
 
 

@@ -97,6 +97,17 @@ def zero_on_each_micro_batch():
 
 
 @buggy("GCS302")
+def zero_on_each_micro_batch_of_two_losses():
+    model, optimizer = setup()
+    for index, (x, y) in enumerate(data(16)):
+        optimizer.zero_grad()  # <- here
+        (mse(model, x, y) / 4).backward()
+        model(x).abs().mean().backward()
+        if index % 4 == 3:
+            optimizer.step()
+
+
+@buggy("GCS302")
 def zero_after_each_micro_batch_but_the_last():
     model, optimizer = setup(torch.optim.AdamW)
     for _ in range(4):
@@ -598,3 +609,35 @@ def resumed():
         mse(model, x, y).backward()
         optimizer.step()
         scheduler.step()
+
+
+@clean
+def pairs_of_optimizers_and_losses():
+    first, of_first = setup()
+    second, of_second = setup()
+    for x, y in data(10):
+        losses = (mse(second, x, y) + 0.1 * first(x).square().mean(), mse(first, x, y))
+        for optimizer, loss in zip((of_second, of_first), losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@clean
+def critic_cleared_after_each_of_two_actor_losses():
+    actor, of_actor = setup()
+    critic = nn.Linear(5, 1)
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+
+    def update(optimizer, loss):
+        optimizer.zero_grad()
+        loss.backward()
+        of_critic.zero_grad()
+        return optimizer
+
+    for x, y in data(10):
+        for _ in range(2):
+            update(of_actor, critic(torch.cat([x, actor(x)], 1)).mean().neg()).step()
+        of_critic.zero_grad()
+        nn.functional.mse_loss(critic(torch.cat([x, y], 1)), y).backward()
+        of_critic.step()

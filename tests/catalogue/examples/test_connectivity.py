@@ -231,3 +231,13 @@ def test_gcs410_refuses_a_loss_of_each_sample(example, instead):
     before = model.weight.detach().clone()
     instead("GCS410").train_step(model, optimizer, x, labels)
     assert not torch.equal(model.weight, before)
+
+
+def test_gcs411_the_term_does_not_reach_the_model(example, instead):
+    coarse, fine = torch.randn(4, 2, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    assert not example("GCS411").clash(coarse, fine).requires_grad
+    loss = fine.logsumexp(1).mean() + example("GCS411").clash(coarse, fine)
+    loss.backward()
+    assert coarse.grad is None
+    instead("GCS411").clash(coarse, fine).backward()
+    assert coarse.grad.abs().max() > 0

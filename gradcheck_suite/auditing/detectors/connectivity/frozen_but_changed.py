@@ -15,6 +15,7 @@ from gradcheck_suite.auditing.detectors.gradients import is_zero
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
+    ForwardFinished,
     OptimizerConstructed,
     SessionEnded,
     StepFinished,
@@ -351,15 +352,25 @@ class FrozenStatisticsDetector:
 
     def __init__(self, names: ParameterNames) -> None:
         self._names = names
+        # A running function may know a model as an attribute alone.
+        self._called: dict[int, weakref.ref[nn.Module]] = {}
+        self._looks = 0
         self._layers: dict[int, _Layer] = {}
         self._occurrences: dict[object, _Drifting] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at the models of a few steps."""
-        return {StepStarted: self._begin_step}
+        return {ForwardFinished: self._end_forward, StepStarted: self._begin_step}
+
+    def _end_forward(self, event: ForwardFinished) -> Attention | None:
+        self._called[id(event.module)] = weakref.ref(event.module)
+        # Few models are called for the first time later.
+        return Attention.ASLEEP if self._looks > len(_NEXT_LOOKS) else None
 
     def _begin_step(self, event: StepStarted) -> int:
-        for model in self._names.modules():
+        self._looks += 1
+        called = (model for each in self._called.values() if (model := each()) is not None)
+        for model in {id(model): model for model in (*self._names.modules(), *called)}.values():
             if model.training and event.site not in self._occurrences:
                 self._look(model, event)
         later = [step for step in _NEXT_LOOKS if step > event.number]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,10 +38,12 @@ from gradcheck_suite.auditing.events import (
     ForwardFinished,
 )
 from gradcheck_suite.auditing.instrumentation.base import is_compiling
+from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint, fingerprint, same_content
+from gradcheck_suite.auditing.user_modes import without_user_modes
 from gradcheck_suite.findings import Finding, Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gradcheck_suite.auditing.detectors.functions.function_contract import (
         FunctionContractDetector,
@@ -81,12 +83,57 @@ class _Inputs:
         given: all tensors in the arguments.
         versions: of the first.
         since: the time when it began.
+        random: the state of torch's generator then.
     """
 
     tensors: tuple[tuple[str, Tensor], ...]
     given: tuple[Tensor, ...]
     versions: tuple[int, ...]
     since: int
+    random: Tensor
+
+
+@dataclass(slots=True)
+class _Saved:
+    """A saved tensor that is neither input nor output, and what later calls say of it.
+
+    Attributes:
+        what: it, for the message.
+        place: its number among what is saved.
+        content: what it held in the first call.
+        given: what the inputs held that gradients flow to.
+        stays: whether it held the same in a later call, whose inputs held something else.
+        moves: whether it held something else in a later call.
+        drawn: whether forward drew random numbers, which depend on no input.
+        without_gradient: the inputs that require grad and were given none by backward.
+    """
+
+    what: str
+    place: int
+    content: Fingerprint | None
+    given: tuple[Fingerprint | None, ...]
+    drawn: bool
+    stays: bool = False
+    moves: bool = False
+    without_gradient: set[str] = field(default_factory=set)
+
+    def compare(self, saved: Tensor, given: tuple[tuple[str, Tensor], ...]) -> None:
+        """Note what another call has saved in the same place."""
+        if self.content is None:
+            return
+        if _is_same(self.content, saved):
+            known = zip(self.given, (tensor for _, tensor in given), strict=False)
+            self.stays |= any(not _is_same(before, now) for before, now in known)
+        else:
+            self.moves = True
+
+    def doubts(self) -> Iterator[str]:
+        """Yield what speaks against a mistake."""
+        if self.drawn:
+            yield "forward draws random numbers, which are constants to every derivative"
+        if self.without_gradient:
+            names = " and ".join(f"`{name}`" for name in sorted(self.without_gradient))
+            yield f"{names} gets no gradient, and may be all that it was computed from"
 
 
 class FunctionCallDetector:
@@ -108,7 +155,8 @@ class FunctionCallDetector:
         self._calls: dict[type, int] = {}
         self._searched = 0
         self._dirty: dict[type, Finding] = {}
-        self._saved: dict[type, str] = {}
+        self._saved: dict[type, _Saved] = {}
+        self._names: dict[type, list[str]] = {}
         self._twice: set[type] = set()
         self._reached: set[type] = set()
 
@@ -123,9 +171,9 @@ class FunctionCallDetector:
     def findings(self) -> list[Finding]:
         """Return one finding for each Function and mistake."""
         twice = [
-            _saved_intermediate(function, name)
-            for function, name in self._saved.items()
-            if function in self._twice
+            _saved_intermediate(function, saved)
+            for function, saved in self._saved.items()
+            if function in self._twice and (saved.moves or not saved.stays)
         ]
         return [*self._dirty.values(), *twice]
 
@@ -154,7 +202,20 @@ class FunctionCallDetector:
                 self._reached.add(function)
                 if function not in self._calls:
                     self._watch(function)
+                if function in self._saved:
+                    node.register_hook(self._gradients_noted(function))
         return None
+
+    def _gradients_noted(self, function: type) -> Callable[..., None]:
+        """Return a hook that notes which inputs of a Function its backward gives no gradient."""
+        saved, names = self._saved[function], self._names[function]
+
+        def note(made: Sequence[Tensor | None], _given: Sequence[Tensor | None]) -> None:
+            for name, gradient in zip(names, made, strict=False):
+                if name and gradient is None:
+                    saved.without_gradient.add(name)
+
+        return note
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if event.creates_graph and not event.failed:
@@ -210,7 +271,8 @@ class FunctionCallDetector:
         )
         now = self._recorder.state.clock.tick()
         given = tuple(_tensors(args[skip:]))
-        return _Inputs(found, given, tuple(version_of(tensor) for _, tensor in found), now)
+        versions = tuple(version_of(tensor) for _, tensor in found)
+        return _Inputs(found, given, versions, now, torch.get_rng_state())
 
     def _look(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
         try:
@@ -233,7 +295,13 @@ class FunctionCallDetector:
             self._dirty[function] = _missing_mark(function, name, where, defined)
 
     def _look_at_saved(self, function: type, ctx: Any, inputs: _Inputs, result: Any) -> None:
-        if function in self._saved or _is_once_differentiable(function):
+        tensors = list(_tensors(getattr(ctx, "to_save", None)))
+        if function in self._saved:
+            known_before = self._saved[function]
+            if known_before.place < len(tensors):
+                known_before.compare(tensors[known_before.place], inputs.tensors)
+            return
+        if _is_once_differentiable(function):
             return
         # One that needs no gradient is a constant to the second derivative as well.
         known = {id(tensor) for tensor in inputs.given}
@@ -242,13 +310,35 @@ class FunctionCallDetector:
         known |= {id(tensor) for tensor in _tensors(result)}
         if not inputs.tensors:
             return
-        for place, tensor in enumerate(_tensors(getattr(ctx, "to_save", None))):
+        for place, tensor in enumerate(tensors):
             if id(tensor) in known or _memory_of(tensor) in memory or tensor.requires_grad:
                 continue
             if tensor.is_floating_point() and _varies(tensor):
                 shape = "x".join(map(str, tensor.shape)) or "scalar"
-                self._saved[function] = f"saved tensor {place} ({shape})"
+                self._saved[function] = _Saved(
+                    f"saved tensor {place} ({shape})",
+                    place,
+                    _content_of(tensor),
+                    tuple(_content_of(given) for _, given in inputs.tensors),
+                    drawn=not torch.equal(inputs.random, torch.get_rng_state()),
+                )
+                wanted = {id(given): name for name, given in inputs.tensors}
+                self._names[function] = [wanted.get(id(given), "") for given in inputs.given]
                 return
+
+
+def _content_of(tensor: Tensor) -> Fingerprint | None:
+    with torch.no_grad():
+        return without_user_modes(fingerprint, tensor)
+
+
+def _is_same(before: Fingerprint | None, tensor: Tensor) -> bool:
+    """Return whether a tensor holds what was noted; True where that can't be told."""
+    if before is None:
+        return True
+    with torch.no_grad():
+        same: bool = without_user_modes(same_content, before, tensor)
+    return same
 
 
 def _watched(original: Callable[..., Any], looked_at: Callable[..., Any]) -> Callable[..., Any]:
@@ -310,12 +400,13 @@ def _missing_mark(
     )
 
 
-def _saved_intermediate(function: type, what: str) -> Finding:
+def _saved_intermediate(function: type, saved: _Saved) -> Finding:
     return Finding.of(
         catalogue.SAVED_INTERMEDIATE,
-        f"{function.__name__} was differentiated with create_graph=True, and its {what} is neither "
-        "an input nor an output of forward: to the second derivative it is a constant",
+        f"{function.__name__} was differentiated with create_graph=True, and its {saved.what} is "
+        "neither an input nor an output of forward: to the second derivative it is a constant",
         detector="audit",
+        doubts=saved.doubts(),
         location=line_in(function, "forward", r"save_for_backward\s*\("),
         hint=(
             "save inputs and outputs only, and compute the rest again in backward; or mark "

@@ -1,32 +1,40 @@
 """Evaluation mode during training.
 
-Training goes on in evaluation mode: after steps in training mode, ``eval()`` was called on all
-that the optimizer trains, and steps follow. Freezing a part, or batch norm alone, does not do so.
+``eval()`` was called on what an optimizer trains, and steps follow without ``train()``. That is a
+mistake if steps were taken in training mode before, or if a pass without training came in between;
+it is a fact to know of where a model was in evaluation mode from the start. Freezing batch norm
+alone is not looked at.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences, related
+from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindow
+from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.leaf_records import variable_of
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import names_of, sensitive_layers
-from gradcheck_suite.auditing.events import Attention, ModeChanged, StepFinished
-from gradcheck_suite.findings import Finding
+from gradcheck_suite.auditing.events import (
+    Attention,
+    ForwardFinished,
+    ModeChanged,
+    SessionEnded,
+    StepFinished,
+)
+from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from gradcheck_suite.auditing.detectors.accumulation_windows import (
-        AccumulationWindow,
-        AccumulationWindows,
-        StepSummary,
-    )
+    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["StuckInEvalDetector"]
 
@@ -34,119 +42,302 @@ _ENOUGH = 2
 """Steps of an optimizer in evaluation mode before it is told. Chosen: the least that shows it goes
 on; a single one may be meant."""
 
+_MOST_FOLLOWED = 64
+"""Modules in evaluation mode that are followed. A bound on cost: each is looked at in each step."""
+
+_FIRST_STEPS = 8
+"""Steps in which models are looked for that were in evaluation mode before the audit began."""
+
 
 @dataclass(slots=True)
 class _Evaluated:
-    """A module that was put into evaluation mode; ``steps`` had been taken by then, by window."""
+    """A module in evaluation mode.
+
+    Attributes:
+        module: the module.
+        name: what the user calls it.
+        layers: those of its layers that act differently in training mode.
+        parameters: the identities of its parameters.
+        site: where ``eval()`` was called; None where nobody saw it.
+        seen_at: where it was called in evaluation mode, if nobody saw ``eval()``.
+        trained: whether steps of an optimizer of its were taken in training mode before.
+        partly: whether ``train()`` was called of a part of it since.
+        whole: whether it, with others in evaluation mode, is all that its optimizer trains.
+        stuck: how many steps were taken in evaluation mode.
+        words: the kinds of the layers that were in evaluation mode then.
+        step: the number of the first such step that is told of, and where it was.
+        calls: how often the first of the layers was called since the last ``eval()`` or step.
+        unrecorded: how many of these calls recorded nothing.
+        renewed: whether ``eval()`` was called since the last step.
+        first: these three, as they were at the first step.
+        later: how often it was called for a step that no ``eval()`` came before.
+    """
 
     module: weakref.ref[nn.Module]
+    name: str
+    layers: list[weakref.ref[nn.Module]]
+    parameters: frozenset[int]
     site: CallSite | None
-    steps: dict[int, int]
+    seen_at: CallSite | None = None
+    trained: bool = False
+    partly: bool = False
+    whole: bool = True
     stuck: int = 0
+    words: str = ""
+    step: int = 0
+    step_site: CallSite | None = None
+    optimizer: str = ""
+    window: weakref.ref[AccumulationWindow] | None = None
+    calls: int = 0
+    unrecorded: int = 0
+    renewed: bool = False
+    first: tuple[int, int] | None = None
+    later: int | None = None
+    stop: Callable[[], None] | None = field(default=None, repr=False)
 
+    def is_evaluating(self) -> bool:
+        """Return whether it lives and is in evaluation mode."""
+        module = self.module()
+        return module is not None and not module.training
 
-@dataclass(slots=True)
-class _Occurrence:
-    model: str
-    layers: str
-    site: CallSite | None
-    step_site: CallSite | None
-    step: int
+    def was_passed_through(self) -> bool:
+        """Return whether calls came between ``eval()`` and the first step that were not for it."""
+        if self.first is None:
+            return False
+        calls, unrecorded = self.first
+        return unrecorded > 0 if self.later is None else calls > self.later > 0
+
+    def end(self) -> None:
+        """Listen to its calls no more."""
+        if self.stop is not None:
+            self.stop()
+            self.stop = None
 
 
 class StuckInEvalDetector:
     """Reports stuck-in-eval (GCS702)."""
 
-    def __init__(self, windows: AccumulationWindows) -> None:
+    def __init__(self, recorder: Recorder, windows: AccumulationWindows) -> None:
+        self._recorder = recorder
         self._windows = windows
         self._evaluated: list[_Evaluated] = []
-        self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
+        self._ended: list[_Evaluated] = []
+        # By module, at the last train() of it: how many steps each optimizer had taken.
+        self._trained: dict[int, tuple[weakref.ref[nn.Module], dict[int, int]]] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Watch modes being set, and steps that follow."""
-        return {ModeChanged: self._change, StepFinished: self._end_step}
+        return {
+            ModeChanged: self._change,
+            ForwardFinished: self._end_forward,
+            StepFinished: self._end_step,
+            SessionEnded: self._end,
+        }
+
+    def _end(self, _event: SessionEnded) -> None:
+        for each in self._evaluated:
+            each.end()
 
     def _change(self, event: ModeChanged) -> Attention | None:
         if event.training:
-            self._evaluated = [
-                each
-                for each in self._evaluated
-                if (module := each.module()) is not None
-                and not module.training
-                # Whoever trains a part of it leaves the rest as it is on purpose.
-                and not any(part is event.module for part in module.modules())
-            ]
-            return None
-        if not any(window.steps for window in self._windows.all()):
-            return None
-        if not any(each.module() is event.module for each in self._evaluated):
             taken = {id(window): window.steps for window in self._windows.all()}
-            self._evaluated.append(_Evaluated(weakref.ref(event.module), event.site, taken))
+            self._trained[id(event.module)] = (weakref.ref(event.module), taken)
+            self._end_those_in_training(event.module)
+            return None
+        known = self._of(event.module)
+        if known is None:
+            if event.before is False or _is_sensitive_layer(event.module):
+                return None
+            known = self._follow(event.module, event.site)
+            if known is None:
+                return None
+        if event.before is not False and self._was_trained(event.module):
+            known.trained = True
+        known.calls = known.unrecorded = 0
+        known.renewed = True
+        known.partly = False
         return Attention.AWAKE
+
+    def _of(self, module: nn.Module) -> _Evaluated | None:
+        return next((each for each in self._evaluated if each.module() is module), None)
+
+    def _follow(self, module: nn.Module, site: CallSite | None) -> _Evaluated | None:
+        if len(self._evaluated) >= _MOST_FOLLOWED:
+            return None
+        layers = sensitive_layers(module)
+        known = _Evaluated(
+            weakref.ref(module),
+            variable_of(module) or type(module).__name__,
+            list(map(weakref.ref, layers)),
+            frozenset(map(id, module.parameters())),
+            site,
+        )
+        if layers:
+
+            def note(_layer: nn.Module, _output: Any) -> None:
+                known.calls += 1
+                known.unrecorded += not torch.is_grad_enabled()
+
+            known.stop = self._recorder.module_calls.listen(layers[0], note)
+        self._evaluated.append(known)
+        return known
+
+    def _was_trained(self, module: nn.Module) -> bool:
+        """Return whether a step was taken since train() of it, or ever, without one."""
+        mine = set(map(id, module.parameters()))
+        since = [
+            taken
+            for reference, taken in self._trained.values()
+            if (trained := reference()) is not None
+            and any(part is module for part in trained.modules())
+        ]
+        return any(
+            window.steps > max((taken.get(id(window), 0) for taken in since), default=0)
+            for window in self._windows.all()
+            if not window.ids.isdisjoint(mine)
+        )
+
+    def _end_those_in_training(self, trained: nn.Module) -> None:
+        followed, self._evaluated = self._evaluated, []
+        for each in followed:
+            module = each.module()
+            if module is None or module.training:
+                each.end()
+                if each.stuck:
+                    self._ended.append(each)
+                continue
+            each.partly = each.partly or any(part is trained for part in module.modules())
+            self._evaluated.append(each)
+
+    def _end_forward(self, event: ForwardFinished) -> Attention | None:
+        """Take up a model that was in evaluation mode before anybody could see that."""
+        if self._recorder.state.iteration >= _FIRST_STEPS:
+            return Attention.ASLEEP
+        module = event.module
+        if module.training or not event.grad_enabled or not any(True for _ in module.children()):
+            return None
+        parts = set(map(id, module.modules()))
+        if not any(id(each.module()) in parts for each in self._evaluated):
+            known = self._follow(module, None)
+            if known is not None:
+                known.seen_at = event.site
+                return Attention.AWAKE
+        return None
 
     def _end_step(self, event: StepFinished) -> Attention | None:
         if not self._evaluated:
             return Attention.ASLEEP
         window = self._windows.stepped
         if window.summary is not None and window.summary.fills:
-            self._look_for_stuck(window, window.summary, event)
+            self._look_for_stuck(window, event)
         return None
 
-    def _look_for_stuck(
-        self, window: AccumulationWindow, summary: StepSummary, event: StepFinished
-    ) -> None:
-        self._evaluated = [each for each in self._evaluated if _is_evaluating(each)]
-        covered: set[int] = set()
-        concerned: list[tuple[_Evaluated, nn.Module]] = []
-        for each in self._evaluated:
-            module = each.module()
-            if module is not None and each.steps.get(id(window), 0):
-                mine = set(map(id, module.parameters()))
-                if not window.ids.isdisjoint(mine):
-                    covered |= mine
-                    concerned.append((each, module))
-        if not concerned or not window.ids <= covered:
+    def _look_for_stuck(self, window: AccumulationWindow, event: StepFinished) -> None:
+        concerned = [
+            each
+            for each in self._evaluated
+            if each.is_evaluating() and not window.ids.isdisjoint(each.parameters)
+        ]
+        if not concerned:
             return
-        for each, module in concerned:
-            layers = sensitive_layers(module)
-            if not layers or any(layer.training for layer in layers):
-                continue
-            each.stuck += 1
-            if each.stuck >= _ENOUGH:
-                describe = partial(
-                    _Occurrence,
-                    type(module).__name__,
-                    names_of(layers),
-                    each.site,
-                    summary.site,
-                    event.number,
-                )
-                self._occurrences.note(each.site, describe, times=each.stuck)
+        whole = window.ids <= frozenset[int]().union(*(each.parameters for each in concerned))
+        for each in concerned:
+            layers = [layer for known in each.layers if (layer := known()) is not None]
+            evaluating = [layer for layer in layers if not layer.training]
+            if each.window is None:
+                each.window = weakref.ref(window)
+            if evaluating and each.window() is window:
+                each.whole = each.whole and whole
+                each.partly = each.partly or len(evaluating) < len(layers)
+                each.words = names_of(evaluating)
+                _count(each, event)
 
     def findings(self) -> list[Finding]:
         """Return one finding for each ``eval()``."""
-        return self._occurrences.findings(_finding)
+        found: dict[object, Finding] = {}
+        counts: dict[object, int] = {}
+        for each in (*self._ended, *self._evaluated):
+            key = (each.site or each.seen_at, each.name)
+            counts[key] = counts.get(key, 0) + each.stuck
+        for each in (*self._ended, *self._evaluated):
+            place = each.site or each.seen_at
+            if each.stuck >= _ENOUGH and place not in found:
+                finding = _judge(each, counts[place, each.name])
+                if finding is not None:
+                    found[place] = finding
+        return list(found.values())
 
 
-def _is_evaluating(evaluated: _Evaluated) -> bool:
-    module = evaluated.module()
-    return module is not None and not module.training
+def _count(each: _Evaluated, event: StepFinished) -> None:
+    """Count a step in evaluation mode, and the calls that came before it."""
+    each.stuck += 1
+    if each.first is None:
+        each.first = (each.calls, each.unrecorded)
+    elif not each.renewed and each.later is None:
+        each.later = each.calls
+    if each.stuck == _ENOUGH:
+        each.step, each.step_site = event.number, event.site
+        each.optimizer = type(event.optimizer).__name__
+    if each.later is not None:
+        each.end()
+    each.calls = each.unrecorded = 0
+    each.renewed = False
 
 
-def _finding(occurrence: _Occurrence, count: int) -> Finding:
+def _is_sensitive_layer(module: nn.Module) -> bool:
+    """Return whether this is one dropout or batch norm, whose mode is mostly set on purpose."""
+    return not any(True for _ in module.children()) and bool(sensitive_layers(module))
+
+
+def _judge(each: _Evaluated, count: int) -> Finding | None:
+    passed = each.was_passed_through()
+    if not each.trained:
+        if each.partly or not each.whole:
+            return None  # as in fine-tuning a part of a model
+        if each.site is None or not passed:
+            return _from_the_start(each, count)
+    doubts = []
+    if not each.whole:
+        doubts.append(f"{each.optimizer} trains others too, which were not in evaluation mode")
+    if each.partly and not passed:
+        doubts.append("a part of it was in training mode")
+    if not passed and each.first != (0, 0):
+        doubts.append("nothing but the next step came after eval()")
+    when = "after steps in training mode" if each.trained else "for a pass before its first step"
     return Finding.of(
         catalogue.STUCK_IN_EVAL,
-        f"{occurrence.model} was put into evaluation mode after steps in training mode, and "
-        f"{count} steps followed without train(): its {occurrence.layers} acted as in "
-        "evaluation; expected train() before training goes on",
+        f"`{each.name}` was put into evaluation mode {when}, and {count} steps followed without "
+        f"train(): its {each.words} acted as in evaluation; expected train() before training "
+        f"{'goes on' if each.trained else 'begins'}",
         detector="audit",
-        location=location_of(occurrence.site),
-        related=related((location_of(occurrence.step_site), "this step followed")),
-        hint="call model.train() before the next training step",
-        evidence={
-            "count": count,
-            "step": occurrence.step,
-            "model": occurrence.model,
-            "layers": occurrence.layers,
-        },
+        doubts=doubts,
+        location=location_of(each.site),
+        related=related((location_of(each.step_site), "this step followed")),
+        hint=f"call {each.name}.train() before the next training step",
+        evidence=_evidence(each, count),
     )
+
+
+def _from_the_start(each: _Evaluated, count: int) -> Finding:
+    return Finding.of(
+        catalogue.STUCK_IN_EVAL,
+        f"{each.optimizer}.step() trained `{each.name}` in evaluation mode from the start, in "
+        f"{count} steps: its {each.words} acted as in evaluation; if that is not meant, "
+        f"{each.name}.train() is missing",
+        detector="audit",
+        severity=Severity.NOTE,
+        location=location_of(each.site or each.seen_at),
+        related=related((location_of(each.step_site), "this step followed")),
+        hint=f"call {each.name}.train() before training, unless evaluation mode is meant",
+        evidence=_evidence(each, count),
+    )
+
+
+def _evidence(each: _Evaluated, count: int) -> dict[str, Any]:
+    module = each.module()
+    return {
+        "count": count,
+        "step": each.step,
+        "model": each.name if module is None else type(module).__name__,
+        "layers": each.words,
+    }

@@ -2,8 +2,8 @@
 
 After the step, or before the backward, it clips what no step will read; on an iterator that is used
 up, nothing at all; on each micro-batch of a window, the running sum again and again; before
-``unscale_``, gradients that are still multiplied by the loss scale. An optimizer whose gradients
-are also clipped in the right place is not spoken of, nor is a limit of infinity, which measures.
+``unscale_``, gradients that are still multiplied by the loss scale. It is a note where an
+optimizer's gradients are also clipped in the right place. A limit of infinity measures.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class _Occurrence:
     step: int
     right: int
     count: int = 0
+    elsewhere: bool = False
 
 
 class _Seen:
@@ -205,7 +206,8 @@ class ClipMisplacedDetector:
                 if occurrence.kind == "nothing" and occurrence.site in seen.sites:
                     # The line clipped until its iterator was used up, and nothing has since.
                     elsewhere = occurrence.right != seen.right
-                if occurrence.count >= _ENOUGH and not elsewhere:
+                if occurrence.count >= _ENOUGH:
+                    occurrence.elsewhere = bool(elsewhere)
                     found.setdefault(key, occurrence)
         return [*map(_finding, found.values()), *self._refused.values()]
 
@@ -254,11 +256,14 @@ def _finding(occurrence: _Occurrence) -> Finding:
     entry = (
         catalogue.CLIP_BEFORE_UNSCALE if occurrence.kind == "scaled" else catalogue.CLIP_MISPLACED
     )
+    severity = Severity.WARNING if occurrence.kind == "each" else Severity.ERROR
+    doubts = ["they were also clipped in the right place"] if occurrence.elsewhere else []
     return Finding.of(
         entry,
         message,
         detector="audit",
-        severity=Severity.WARNING if occurrence.kind == "each" else Severity.ERROR,
+        severity=Severity.NOTE if occurrence.elsewhere else severity,
+        doubts=doubts,
         location=location_of(occurrence.site),
         related=related((location_of(occurrence.step_site), "this step used the gradients")),
         hint=hint,

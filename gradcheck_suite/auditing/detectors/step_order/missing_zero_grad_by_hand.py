@@ -4,9 +4,12 @@ No optimizer says what a step uses. What moved the parameter does: if it changed
 its ``.grad``, that gradient was used. The next backward adds to it, though it is still there,
 untouched and not zero; and then the parameter moves by a multiple of the sum.
 
+Likewise if its elements moved by one distance, the way that their gradients' signs say, as in an
+attack by signed gradients (PGD).
+
 A program that scales ``.grad`` between the two keeps a momentum by hand, one that takes an average
-of gradients moves by something else than the sum: of both nothing is said. Looked at are the first
-backwards of a program that has no optimizer.
+of gradients moves by something else than the sum: of both nothing is said. Looked at are leaves
+that no optimizer owns, in the first backwards.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from gradcheck_suite.auditing.detectors.reachable_parameters import (
     reachable_graph,
 )
 from gradcheck_suite.auditing.events import Attention, BackwardFinished, BackwardStarted
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import listed, local_name
 from gradcheck_suite.auditing.user_modes import without_user_modes
 from gradcheck_suite.findings import Finding
@@ -54,6 +58,17 @@ walked for each of these backwards; programs that step by hand are small."""
 _SAMPLED = 64
 """Elements of each gradient and parameter that are compared, from all over it. A bound on cost: a
 multiple of the gradient in 64 elements is no accident."""
+
+_MOVED = 8
+"""Elements that must have moved to show that they follow a sign. Chosen: by accident, as many fit
+one time in 128, and they have to twice."""
+
+_ALONG = 0.95
+"""The part of those that must have moved along their gradient, or all against it. Chosen: bounds
+on what is attacked, such as those of an image, turn a few back."""
+
+_ALIKE = 0.75
+"""The part of those that must have moved by one distance. Chosen: others met a bound halfway."""
 
 _NAMES_SHOWN = 5
 """Names of parameters in a finding. Chosen, for length."""
@@ -98,11 +113,14 @@ class _Followed:
 
 @dataclass(slots=True)
 class _Moved:
-    """What an update did to a leaf: ``rate`` times its gradient; ``alone`` if that is proven."""
+    """What an update did to a leaf: ``rate`` times its gradient; ``alone`` if that is proven.
+
+    The rate is None where it followed the gradient's sign alone.
+    """
 
     followed: _Followed
     leaf: torch.Tensor
-    rate: float
+    rate: float | None
     alone: bool
 
 
@@ -113,6 +131,7 @@ class _Occurrence:
     first_backward: int
     parameters: int
     names: tuple[str, ...]
+    signed: bool
 
 
 class MissingZeroGradByHandDetector:
@@ -128,6 +147,7 @@ class MissingZeroGradByHandDetector:
         self._names = names
         self._followed: dict[int, _Followed] = {}
         self._reached: list[weakref.ref[torch.Tensor]] = []
+        self._any = False
         self._backward: CallSite | None = None
         self._occurrences: Occurrences[object, _Occurrence] = Occurrences()
 
@@ -140,7 +160,9 @@ class MissingZeroGradByHandDetector:
         return self._occurrences.findings(_finding)
 
     def _before_backward(self, event: BackwardStarted) -> Attention | None:
-        if event.number >= _LOOKED_AT or self._recorder.optimizers.known():
+        known = self._recorder.optimizers.any_known
+        # Where optimizers own all that the first backwards reach, there is nothing to follow.
+        if event.number >= (ALWAYS_WALKED if known and not self._any else _LOOKED_AT):
             self._followed.clear()
             self._reached = []
             return Attention.ASLEEP
@@ -148,8 +170,15 @@ class MissingZeroGradByHandDetector:
         if event.accumulates and not dispatch_mode_is_active():
             if self._followed:
                 without_user_modes(self._look_at_updates, event)
-            self._reached = [weakref.ref(leaf) for leaf in _leaves_under(event)]
+            self._reached = [weakref.ref(leaf) for leaf in self._unowned(_leaves_under(event))]
+            self._any = self._any or bool(self._reached)
         return None
+
+    def _unowned(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the leaves that no optimizer owns."""
+        optimizers = self._recorder.optimizers.known()
+        owned = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
+        return [leaf for leaf in leaves if id(leaf) not in owned]
 
     def _after_backward(self, event: BackwardFinished) -> Attention | None:
         if event.number >= _LOOKED_AT:
@@ -198,6 +227,8 @@ class MissingZeroGradByHandDetector:
             if torch.equal(samples[1], followed.value):
                 continue  # no update yet: a window of several backwards
             change = _rate_of(followed.value, samples[1], followed.slope)
+            if change is None and _follows_sign(followed.value, samples[1], followed.slope):
+                change = (None, True)
             if change is None:
                 del self._followed[key]
                 continue
@@ -223,7 +254,14 @@ class MissingZeroGradByHandDetector:
                 for each in stale[:_NAMES_SHOWN]
                 if (name := self._names.of(each.leaf) or local_name(each.leaf)) is not None
             )
-            return _Occurrence(update, self._backward, event.number - 1, len(stale), tuple(names))
+            return _Occurrence(
+                update,
+                self._backward,
+                event.number - 1,
+                len(stale),
+                tuple(names),
+                signed=all(each.rate is None for each in stale),
+            )
 
         self._occurrences.note((update, self._backward), describe)
 
@@ -254,7 +292,26 @@ def _samples(leaf: Tensor | None, gradient: Tensor | None) -> tuple[Tensor, Tens
     return None if slope is None or value is None else (slope, value)
 
 
-def _rate_of(before: Tensor, after: Tensor, slope: Tensor) -> tuple[float, bool] | None:
+def _follows_sign(before: Tensor, after: Tensor, slope: Tensor) -> bool:
+    """Return whether elements moved by one distance, along their gradient or all against it."""
+    if before.is_complex():
+        return False
+    rounding = torch.finfo(after.dtype).eps * torch.maximum(before.abs(), after.abs())
+    change = after - before
+    moved = (change.abs() > _ROUNDED * rounding) & (slope != 0)
+    total = int(moved.sum())
+    if total < _MOVED:
+        return False
+    change, slope, rounding = change[moved], slope[moved], rounding[moved]
+    along, rising = int((change * slope > 0).sum()), int((slope > 0).sum())
+    # A shift of all elements alike would fit signs that are all the same.
+    both = min(rising, total - rising) * _MOVED >= total
+    distance = change.abs().median()
+    alike = int(((change.abs() - distance).abs() <= 4 * rounding + _CLOSE * distance).sum())
+    return both and alike >= _ALIKE * total and max(along, total - along) >= _ALONG * total
+
+
+def _rate_of(before: Tensor, after: Tensor, slope: Tensor) -> tuple[float | None, bool] | None:
     """Return what a gradient was multiplied by to make the change, and whether only that fits.
 
     A gradient of one element, or of the same everywhere, fits any change of that form.
@@ -276,11 +333,14 @@ def _rate_of(before: Tensor, after: Tensor, slope: Tensor) -> tuple[float, bool]
 def _is_proven(moved: _Moved, others: list[_Moved]) -> bool:
     """Return whether the gradient was used: the rate fits others', or that of the time before."""
     before = moved.followed.rate
+    if moved.rate is None:
+        return True
     return (
         moved.alone
         or (before is not None and _is_close(before, moved.rate))
         or any(
-            _is_close(other.rate, moved.rate)
+            other.rate is not None
+            and _is_close(other.rate, moved.rate)
             and (other.alone or not torch.equal(other.followed.slope, moved.followed.slope))
             for other in others
             if other is not moved
@@ -303,6 +363,7 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
         "already used, with the new gradient added on top; expected them to be cleared in "
         f"between (first after backward {occurrence.first_backward})",
         detector="audit",
+        doubts=["it followed the signs of these gradients"] if occurrence.signed else [],
         location=update or backward,
         related=[] if update is None else related(added),
         hint="set .grad to None (or call .grad.zero_()) after each update",

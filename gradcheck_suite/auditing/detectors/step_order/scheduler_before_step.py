@@ -1,9 +1,10 @@
-"""Schedulers that step before their optimizer does: the first value is never used.
+"""Schedulers that step before their optimizer does, or more often.
 
-Told when the scheduler comes round again on the same line and its optimizer has stepped by then.
-A scheduler that is wound forward on resuming steps several times before training; one that is
-given the epoch (``scheduler.step(epoch)``) sets a value and does not advance; one that watches a
-metric has no order to keep.
+Told when the scheduler comes round again on the same line and its optimizer has stepped by then:
+the first value is never used. One that steps for each micro-batch steps several times for each
+step of its optimizer, with a backward before each. One that is wound forward on resuming steps
+before training, as torch warns too: a note. One that is given the epoch (``scheduler.step(epoch)``)
+sets a value and does not advance; one that watches a metric has no order to keep.
 """
 
 from __future__ import annotations
@@ -22,30 +23,63 @@ from gradcheck_suite.findings import Finding
 if TYPE_CHECKING:
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
     from gradcheck_suite.auditing.events import Subscriptions
+    from gradcheck_suite.auditing.recorder import Recorder
 
 __all__ = ["SchedulerBeforeStepDetector"]
 
 
+_ENOUGH = 3
+"""Steps of an optimizer, each with several of its scheduler, before that is told. Chosen: the first
+may differ, and a last one come of what an epoch leaves over."""
+
+
 @dataclass(slots=True)
 class _Seen:
-    """A scheduler's first step came at ``site``, before any of its optimizer's."""
+    """What a scheduler has done.
 
+    Attributes:
+        scheduler: its class.
+        optimizer: the class of its optimizer.
+        site: where it stepped first.
+        early: whether that was before any step of its optimizer.
+        left_out: whether a scaler had left steps of its optimizer out by then.
+        comes_round: whether it stepped again on that line, after its optimizer.
+        steps: how many steps its optimizer had taken at its last.
+        backwards: how many backwards had begun by then.
+        in_a_row: how many have come since its optimizer's last step, a backward before each.
+        repeated: in how many of its optimizer's steps there were several of these.
+        most: how many, at most.
+        single: in how many there was one.
+        beside: how many steps another optimizer has taken while its own took none.
+    """
+
+    scheduler: str
+    optimizer: str
     site: CallSite | None
     early: bool
-    told: bool = False
+    left_out: bool
+    comes_round: bool = False
+    steps: int = 0
+    backwards: int = 0
+    in_a_row: int = 1
+    repeated: int = 0
+    most: int = 1
+    single: int = 0
+    beside: int = 0
 
 
 class SchedulerBeforeStepDetector:
     """Reports scheduler-before-step (GCS306)."""
 
-    def __init__(self, windows: AccumulationWindows) -> None:
+    def __init__(self, recorder: Recorder, windows: AccumulationWindows) -> None:
+        self._recorder = recorder
         self._windows = windows
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        self._all: list[_Seen] = []
         self._attempted: set[int] = set()
-        self._found: dict[object, tuple[str, str, CallSite | None]] = {}
 
     def subscriptions(self) -> Subscriptions:
-        """Compare a scheduler's first step with its optimizer's."""
+        """Compare a scheduler's steps with its optimizer's."""
         return {SchedulerStepped: self._step, ScalerStepped: self._attempt}
 
     def _attempt(self, event: ScalerStepped) -> None:
@@ -57,37 +91,94 @@ class SchedulerBeforeStepDetector:
         if optimizer is None or isinstance(scheduler, ReduceLROnPlateau):
             return
         window = self._windows.of(optimizer)
+        backwards = self._recorder.state.backwards
         seen = self._seen.get(scheduler)
         if seen is None:
             early = (
                 window.steps == 0
                 and window.constructed_at is not None
-                and id(optimizer) not in self._attempted
                 and (
                     isinstance(scheduler, ChainedScheduler)  # it counts nothing itself
                     or getattr(scheduler, "last_epoch", None) == 1
                 )
             )
-            self._seen[scheduler] = _Seen(event.site, early)
-        elif seen.early and not seen.told:
-            seen.early = window.steps > 0
-            seen.told = seen.early and seen.site == event.site
-            if seen.told:
-                names = (type(scheduler).__name__, type(optimizer).__name__)
-                self._found[seen.site] = (*names, seen.site)
+            names = (type(scheduler).__name__, type(optimizer).__name__)
+            left_out = id(optimizer) in self._attempted
+            seen = self._seen[scheduler] = _Seen(*names, event.site, early, left_out)
+            self._all.append(seen)
+        elif seen.site == event.site:
+            seen.comes_round = seen.comes_round or (seen.steps == 0 < window.steps)
+            if window.steps != seen.steps:
+                seen.repeated += seen.in_a_row > 1
+                seen.single += seen.in_a_row == 1
+                seen.most = max(seen.most, seen.in_a_row)
+                seen.in_a_row = 1
+            elif backwards > seen.backwards:
+                seen.in_a_row += 1
+        seen.steps, seen.backwards = window.steps, backwards
+        if seen.early and not window.steps:
+            seen.beside = max(each.steps for each in self._windows.all())
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line."""
-        return [
-            Finding.of(
-                catalogue.SCHEDULER_BEFORE_STEP,
-                f"{scheduler}.step() ran before the first {optimizer}.step(): the first learning "
-                "rate of the schedule was never used and every later one comes a step early; "
-                "expected the optimizer to step first",
-                detector="audit",
-                location=location_of(site),
-                hint="call scheduler.step() after optimizer.step()",
-                evidence={"scheduler": scheduler, "optimizer": optimizer},
-            )
-            for scheduler, optimizer, site in self._found.values()
-        ]
+        found: dict[CallSite | None, Finding] = {}
+        for seen in self._all:
+            if seen.repeated >= _ENOUGH and seen.repeated > seen.single:
+                found.setdefault(seen.site, _each_micro_batch(seen))
+            elif seen.early and not seen.steps and seen.beside >= _ENOUGH:
+                found.setdefault(seen.site, _of_another(seen))
+            elif seen.early:
+                found.setdefault(seen.site, _before(seen))
+        return list(found.values())
+
+
+def _before(seen: _Seen) -> Finding:
+    doubts = []
+    if seen.left_out:
+        doubts.append("a GradScaler had left out the optimizer's first steps")
+    if not seen.comes_round:
+        doubts.append("it did not come before the optimizer's step again")
+    return Finding.of(
+        catalogue.SCHEDULER_BEFORE_STEP,
+        f"{seen.scheduler}.step() ran before the first {seen.optimizer}.step(): the first learning "
+        "rate of the schedule was never used and every later one comes a step early; "
+        "expected the optimizer to step first",
+        detector="audit",
+        doubts=doubts,
+        location=location_of(seen.site),
+        hint="call scheduler.step() after optimizer.step()",
+        evidence={"scheduler": seen.scheduler, "optimizer": seen.optimizer},
+    )
+
+
+def _of_another(seen: _Seen) -> Finding:
+    return Finding.of(
+        catalogue.SCHEDULER_BEFORE_STEP,
+        f"{seen.scheduler}.step() schedules a {seen.optimizer} that never stepped, while another "
+        f"optimizer took {seen.beside} steps at the rate it was made with; expected the scheduler "
+        "to be made with the optimizer that steps",
+        detector="audit",
+        location=location_of(seen.site),
+        hint="make the scheduler anew whenever the optimizer is",
+        evidence={"scheduler": seen.scheduler, "optimizer": seen.optimizer, "count": seen.beside},
+    )
+
+
+def _each_micro_batch(seen: _Seen) -> Finding:
+    return Finding.of(
+        catalogue.SCHEDULER_BEFORE_STEP,
+        f"{seen.scheduler}.step() ran up to {seen.most} times for each {seen.optimizer}.step(), a "
+        "backward() before each, as for micro-batches: its schedule runs so many times faster; "
+        "expected it once for each step of the optimizer, after it",
+        detector="audit",
+        # Torch, too, warns of one that begins before its optimizer.
+        doubts=[] if seen.early else ["a schedule may be counted in micro-batches on purpose"],
+        location=location_of(seen.site),
+        hint="call scheduler.step() right after optimizer.step(), not for each micro-batch",
+        evidence={
+            "scheduler": seen.scheduler,
+            "optimizer": seen.optimizer,
+            "most": seen.most,
+            "count": seen.repeated,
+        },
+    )

@@ -41,8 +41,8 @@ _ENOUGH = 3
 purpose."""
 
 _ENOUGH_OF_A_SCHEDULE = 12
-"""As many under a scheduler. Chosen, four times the usual: a schedule may hold a rate of zero for
-more than one step, as where it steps once for several batches."""
+"""Under a scheduler, a note until so many. Chosen, four times the usual: a schedule may hold a rate
+of zero for more than one step, as where it steps once for several batches."""
 
 _ENOUGH_SKIPPED = 4
 """Steps left out by a scaler, all there were. Chosen: a new ``GradScaler`` halves its scale of
@@ -165,17 +165,13 @@ class StepWithoutEffectDetector:
     def findings(self) -> list[Finding]:
         """Return one finding for each optimizer."""
         return [
-            *(_of_still(still) for still in self._still if _is_enough(still)),
+            *(_of_still(still) for still in self._still if still.steps >= _ENOUGH),
             *(
                 _of_skipped(skipped)
                 for skipped in self._skipped.values()
                 if skipped.count >= _ENOUGH_SKIPPED
             ),
         ]
-
-
-def _is_enough(still: _Still) -> bool:
-    return still.steps >= (_ENOUGH_OF_A_SCHEDULE if still.scheduled else _ENOUGH)
 
 
 def _of_still(still: _Still) -> Finding:
@@ -185,11 +181,13 @@ def _of_still(still: _Still) -> Finding:
     hint = "give it a learning rate above 0"
     if not is_zero:
         hint = "raise the learning rate, or keep the parameters in a wider type than updates need"
+    may_begin_so = still.scheduled and still.steps < _ENOUGH_OF_A_SCHEDULE
     return Finding.of(
         catalogue.STEP_WITHOUT_EFFECT,
         f"none of {steps} calls of {still.optimizer}.step() changed a parameter, though there were "
         f"gradients: {why}; expected the parameters to move",
         detector="audit",
+        doubts=["its schedule may begin with a rate of 0"] if may_begin_so else [],
         location=location_of(still.site),
         hint=hint,
         evidence={"steps": steps, "optimizer": still.optimizer, "learning_rates": still.rates},

@@ -5,8 +5,8 @@ follows finds none, and this turn after turn. A loop that clears now and then to
 batch does not do this each time. Where the gradients were put away by hand, nobody may have written
 to the parameters meanwhile, and no later step on that line may use gradients after all.
 
-On each micro-batch: several backwards, called on one line, are each cleared on one line, and only
-the last reaches the step; as often in every window. Who evaluates the gradient at several points
+On each micro-batch: the same backwards come several times, are each time cleared on one line, and
+only the last reach the step; as often in every window. Who evaluates the gradient at several points
 (SAM) writes to the parameters in between; who combines gradients (PCGrad) writes to ``.grad``.
 """
 
@@ -236,12 +236,15 @@ class ZeroGradMisplacedDetector:
 
 
 def _is_last_alone(window: AccumulationWindow) -> bool:
-    """Return whether each backward of this window was alone, on one line, and cleared on one."""
+    """Return whether the same backwards came again and again, and were cleared on one line.
+
+    One that has filled the gradients of another optimizer as well, as an actor's loss those of the
+    critic, is of another loss.
+    """
     clearings = {discarded.site for discarded in window.discarded}
-    backwards = {fill.site for discarded in window.discarded for fill in discarded.fills}
-    backwards.update(fill.site for fill in window.fills)
-    alone = all(len(discarded.fills) == 1 for discarded in window.discarded)
-    return alone and len(window.fills) == 1 and len(clearings) == len(backwards) == 1
+    parts = [discarded.fills for discarded in window.discarded] + [tuple(window.fills)]
+    alike = {tuple((fill.site, fill.others) for fill in fills) for fills in parts}
+    return len(clearings) == len(alike) == 1
 
 
 def _is_for_others(window: AccumulationWindow) -> bool:
@@ -261,10 +264,13 @@ def _finding(occurrence: _Occurrence, count: int) -> Finding:
     step = location_of(summary.site)
     name = occurrence.optimizer
     if occurrence.each_micro_batch:
-        size = 1 + len(summary.discarded)
+        last = len(summary.fills)
+        lost = sum(len(discarded.fills) for discarded in summary.discarded)
+        which = "last" if last == 1 else f"last {last}"
         message = (
-            f"each {name}.step() used the gradients of the last of {size} backward() calls, and "
-            f"those of the other {size - 1} were cleared unused; expected an accumulation window "
+            f"each {name}.step() used the gradients of the {which} of {last + lost} backward() "
+            f"calls, and those of the other {lost} were cleared unused; expected an accumulation "
+            "window "
             "to be cleared once (if only the last was to be used, the others are not needed)"
         )
         hint = "call zero_grad() once for each step, before the first backward() of the window"

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
     from gradcheck_suite.verification.numerics.decision import Conclusion
     from gradcheck_suite.verification.target.pure_function import Output
 
-__all__ = ["Trial", "VariationResult", "attempt", "attempt_non_finite", "extends"]
+__all__ = [
+    "Trial",
+    "VariationResult",
+    "attempt",
+    "attempt_non_finite",
+    "extends",
+    "matching_outputs",
+]
 
 _STREAM = 77
 """Stream of directions and cotangents; any number does. ``second_order`` has the same, of another
@@ -107,7 +114,7 @@ def attempt(
         produced = subject.first_call()
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises here
         return Trial("refused", f"raises {one_line(error)}")
-    outputs = _matching(state, produced, resized=resized)
+    outputs = matching_outputs(state, produced, resized=resized)
     if isinstance(outputs, str):
         return Trial("refused", outputs)
     counted = _counted(state) if pairs is None else frozenset(pairs)
@@ -132,7 +139,7 @@ def _held(state: CheckState, unresolved: frozenset[Pair]) -> Trial:
 def attempt_non_finite(state: CheckState, subject: PureFunction) -> Trial:
     """Look for NaN and Inf alone in the gradients of a varied subject, all of them at once."""
     try:
-        outputs = _matching(state, subject.first_call(), resized=False)
+        outputs = matching_outputs(state, subject.first_call(), resized=False)
         if isinstance(outputs, str):
             return Trial("refused", outputs)
         point = given_point(subject, outputs, eps=state.context.precision.eps)
@@ -159,7 +166,7 @@ def attempt_non_finite(state: CheckState, subject: PureFunction) -> Trial:
 
 def extends(state: CheckState, larger: PureFunction) -> bool:
     """Return whether a subject with more entries gives what it gave before for those it had."""
-    outputs = _matching(state, larger.first_call(), resized=True)
+    outputs = matching_outputs(state, larger.first_call(), resized=True)
     if isinstance(outputs, str):
         return False
     for before, now in zip(state.context.point.outputs, outputs, strict=True):
@@ -271,7 +278,7 @@ def _confirm(
     return Trial("held")
 
 
-def _matching(
+def matching_outputs(
     state: CheckState, produced: Sequence[Output], *, resized: bool
 ) -> list[Output] | str:
     """Find the outputs of the given point among these; a reason where they are not as usable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from gradcheck_suite.findings import Finding
 from gradcheck_suite.severity import Severity
 from gradcheck_suite.verification.diagnosis.contract_messages import blamed
+from gradcheck_suite.verification.diagnosis.messages import percent
 from gradcheck_suite.verification.options import LAYOUTS, chosen_variations
 from gradcheck_suite.verification.stage import CheckState, StageResult
 from gradcheck_suite.verification.stages.contracts.function_nodes import has_custom_code
@@ -23,7 +25,9 @@ from gradcheck_suite.verification.stages.input_variations.rerun import (
     attempt,
     attempt_non_finite,
     extends,
+    matching_outputs,
 )
+from gradcheck_suite.verification.stages.input_variations.settling import settling
 from gradcheck_suite.verification.stages.input_variations.single_input import try_single_inputs
 from gradcheck_suite.verification.stages.input_variations.sizes import Resized, resized_subjects
 from gradcheck_suite.verification.stages.input_variations.values import (
@@ -149,9 +153,9 @@ class _Run:
         trial = None if change is None else self._attempt([change])
         if change is None or trial is None or trial.status != "failed":
             return
+        told = _under_variation(trial, change.kind, change.words, _VALUES)
         # Next to a tolerance, tiny values are nothing: an iteration ends early there.
-        if any(finding.severity is Severity.ERROR for finding in trial.findings):
-            self._conclude(change, trial, whole=False)
+        self._keep(told, trial, changed(self.state.subject, [change]), least=Severity.ERROR)
 
     def huge_values(self) -> None:
         """Try inputs whose exponentials overflow, for NaN and Inf alone."""
@@ -239,6 +243,8 @@ class _Run:
         findings: Iterable[Finding],
         trial: Trial | None = None,
         subject: PureFunction | None = None,
+        *,
+        least: Severity = Severity.NOTE,
     ) -> None:
         """Keep findings that name something new; one mistake often shows in several ways."""
         if trial is not None and subject is not None and repeats_indices(self.state, subject):
@@ -249,11 +255,43 @@ class _Run:
                     "the gradient's to know"
                 )
                 return
+        if subject is not None:
+            findings = self._held_to_iterations(findings, subject)
         told = {_place(finding) for finding in self.findings}
         for finding in findings:
-            if _place(finding) not in told:
+            if finding.severity < least:
+                self._leave(f"{_seen(finding)} the function iterates, and may end early")
+            elif _place(finding) not in told:
                 told.add(_place(finding))
                 self.findings.append(finding)
+
+    def _held_to_iterations(
+        self, findings: Iterable[Finding], subject: PureFunction
+    ) -> Iterator[Finding]:
+        """Leave out gradients that differ where an iteration in the function has not settled."""
+        outputs = matching_outputs(self.state, subject.first_call(), resized=True)
+        assert not isinstance(outputs, str)
+        seen = settling(self.state, subject, outputs)
+        why = f"its last round still changes the output by {percent(seen.values)}"
+        if math.isinf(seen.values):
+            why = "it makes one round at most"
+        for finding in findings:
+            if seen.unsettled(finding):
+                self._leave(
+                    f"{_seen(finding)} an iteration in the function does not come to its end, "
+                    f"which it does for the given ones ({why}), so that its gradient could not be "
+                    "judged there"
+                )
+            else:
+                yield seen.held_to(finding)
+
+    def _leave(self, line: str) -> None:
+        if line not in self.not_covered:
+            self.not_covered.append(line)
+
+
+def _seen(finding: Finding) -> str:
+    return f"{finding.evidence['variation']}: {finding.evidence['seen']}"
 
 
 def _under_variation(trial: Trial, kind: str, words: str, hint: str) -> Iterator[Finding]:

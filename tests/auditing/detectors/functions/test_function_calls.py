@@ -135,6 +135,49 @@ class SavesGiven(torch.autograd.Function):
         return grad * weight, None
 
 
+class SavesOfGiven(torch.autograd.Function):
+    """What it saves depends on what needs no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, temperature):
+        scale = 1 / (2 * temperature)
+        ctx.save_for_backward(scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scale,) = ctx.saved_tensors
+        return grad * scale, None
+
+
+class SavesNoise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        noise = torch.randn_like(x)
+        ctx.save_for_backward(noise)
+        return x * noise
+
+    @staticmethod
+    def backward(ctx, grad):
+        (noise,) = ctx.saved_tensors
+        return grad * noise
+
+
+class SavesOfBoth(torch.autograd.Function):
+    """Is wrong in its second derivative, as what is saved depends on x as well."""
+
+    @staticmethod
+    def forward(ctx, x, temperature):
+        exponential = torch.exp(x / temperature)
+        ctx.save_for_backward(exponential, temperature)  # <- here
+        return exponential + 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        exponential, temperature = ctx.saved_tensors
+        return grad * exponential / temperature, None
+
+
 @pytest.mark.parametrize("function", [Shifts, ShiftsWithSetup])
 def test_an_input_that_is_written_to_unsaid(audited, only, line_of, function):
     finding = only(audited(lambda: train(function)), "GCS503")
@@ -150,6 +193,48 @@ def test_a_second_derivative_through_an_intermediate(audited, only, line_of):
     assert "saved tensor 0 (3x4)" in finding.message
 
 
+def given(*, requires_grad=False):
+    return torch.linspace(1, 2, 4).requires_grad_(requires_grad)
+
+
+def test_one_that_depends_on_an_input_with_a_gradient_too_is_a_mistake(audited, only, line_of):
+    session = audited(lambda: train(SavesOfBoth, given(), steps=4, twice=True))
+    finding = only(session, "GCS507")
+    assert finding.location.line == line_of(SavesOfBoth)
+    assert finding.severity.value == "warning"
+
+
+def test_one_that_may_depend_on_what_gets_no_gradient_alone_is_a_note(audited, only):
+    net = nn.Linear(4, 3)
+
+    class Gated(SavesOfGiven):
+        @staticmethod
+        def forward(ctx, x, gate):
+            return SavesOfGiven.forward(ctx, x, gate.exp())
+
+    def run():
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(4):
+            optimizer.zero_grad()
+            x = torch.randn(4, requires_grad=True)
+            out = Gated.apply(net(x), net(x))
+            (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            (out.sum() + gradient.pow(2).sum()).backward()
+            optimizer.step()
+
+    finding = only(audited(run), "GCS507")
+    assert finding.severity.value == "note"
+    assert finding.evidence["lowered"] == (
+        "`gate` gets no gradient, and may be all that it was computed from",
+    )
+
+
+def test_one_beside_random_numbers_is_a_note(audited, only):
+    finding = only(audited(lambda: train(SavesNoise, steps=4, twice=True)), "GCS507")
+    assert finding.severity.value == "note"
+    assert "draws random numbers" in finding.evidence["lowered"][0]
+
+
 @pytest.mark.parametrize(
     ("function", "extra", "twice"),
     [
@@ -160,6 +245,8 @@ def test_a_second_derivative_through_an_intermediate(audited, only, line_of):
         (SavesMask, (), True),
         (SavesGiven, ((torch.linspace(1, 2, 12).view(3, 4),),), True),
         (SavesIntermediateOnce, (), False),
+        (SavesOfGiven, (given(),), True),
+        (SavesOfGiven, (given(requires_grad=True),), True),
     ],
 )
 def test_nothing_is_said_of_those_that_keep_their_contract(audited, function, extra, twice):

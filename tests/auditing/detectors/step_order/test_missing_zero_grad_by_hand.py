@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from gradcheck_suite.findings import Severity
+
 STEPS = 6
 
 
@@ -232,10 +234,6 @@ def dual_averaging():
                 p.copy_(start - 0.01 * p.grad)
 
 
-def signs_of_a_running_sum():
-    updated(nothing, lambda p: p.sub_(0.01 * p.grad.sign()))
-
-
 def windows():
     model = net()
     for step, (x, y) in enumerate(batches(12)):
@@ -295,7 +293,6 @@ CLEAN = [
     gradients_that_are_returned_beside_a_sum_that_nobody_uses,
     momentum_kept_in_grad,
     dual_averaging,
-    signs_of_a_running_sum,
     windows,
     clipped_weights_while_gradients_pile_up,
     statistics_of_a_model_that_stays,
@@ -326,11 +323,12 @@ def test_odd_leaves_are_left_alone(audited):
     assert {each.code for each in audited(loop).findings} <= {"GCS301"}
 
 
-def test_an_optimizer_ends_the_search(audited):
+def test_what_an_optimizer_owns_is_not_followed(audited):
+    other = torch.randn(4, 1, requires_grad=True)
+
     def loop():
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        other = torch.randn(4, 1, requires_grad=True)
         for x, y in batches():
             optimizer.zero_grad()
             (loss_of(model, x, y) + (x @ other).square().mean()).backward()
@@ -342,8 +340,57 @@ def test_an_optimizer_ends_the_search(audited):
         for each in session._detectors
         if type(each).__name__ == "MissingZeroGradByHandDetector"
     ]
-    assert not detector._followed
-    assert session.findings == ()
+    assert [each.leaf() for each in detector._followed.values()] == [other]
+    assert session.report.at_least(Severity.WARNING) == ()
+
+
+def signed_attack(clear=nothing, assign=False):
+    model, x = net(), torch.randn(6, 4)
+    delta = torch.zeros_like(x, requires_grad=True)
+    for _ in range(STEPS):
+        model(x + delta).square().mean().backward()
+        if assign:
+            delta.data = (delta + 0.01 * delta.grad.sign()).clamp(-0.1, 0.1)
+        else:
+            delta.data.add_(delta.grad.sign(), alpha=0.01).clamp_(-0.1, 0.1)
+        clear(delta)
+
+
+def signed_attack_while_training():
+    model, x = net(), torch.randn(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        delta = torch.zeros_like(x, requires_grad=True)
+        for _ in range(4):
+            model(x + delta).square().mean().backward()
+            with torch.no_grad():
+                delta += 0.01 * delta.grad.sign()
+        optimizer.zero_grad()
+        model(x + delta.detach()).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        signed_attack,
+        lambda: signed_attack(assign=True),
+        signed_attack_while_training,
+        lambda: updated(nothing, lambda p: p.sub_(0.01 * p.grad.sign())),
+    ],
+)
+def test_signs_of_gradients_that_pile_up_are_told(audited, loop):
+    (finding,) = [each for each in audited(loop).findings if each.code == "GCS301"]
+    assert finding.severity is Severity.WARNING
+    assert finding.evidence["lowered"] == ("it followed the signs of these gradients",)
+
+
+def gradient_zeroed(delta):
+    delta.grad.zero_()
+
+
+def test_signs_of_gradients_that_are_cleared_are_not(audited):
+    assert audited(lambda: signed_attack(gradient_zeroed)).findings == ()
 
 
 def test_the_parameters_are_the_same_bits(audited):

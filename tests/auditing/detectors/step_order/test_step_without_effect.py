@@ -126,7 +126,6 @@ def gradients_of_zero():
     [
         usual,
         a_warm_up_from_zero,
-        the_beginning_of_a_warm_up,
         few_steps,
         some_parameters_are_held,
         gradients_of_zero,
@@ -135,6 +134,14 @@ def gradients_of_zero():
 )
 def test_what_moves_or_may_yet_is_not_told_of(audited, loop):
     assert CODE not in {finding.code for finding in audited(loop).findings}
+
+
+def test_the_beginning_of_a_schedule_is_a_note(audited):
+    (finding,) = [
+        each for each in audited(the_beginning_of_a_warm_up).findings if each.code == CODE
+    ]
+    assert finding.severity.value == "note"
+    assert finding.evidence["lowered"] == ("its schedule may begin with a rate of 0",)
 
 
 def scaled(*, overflows, steps=6, enabled=True):

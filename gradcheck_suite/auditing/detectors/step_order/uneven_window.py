@@ -1,0 +1,300 @@
+"""Steps that used other backwards than most steps of the same optimizer.
+
+Within one run the majority is the reference. A first step that also applies a backward from before
+the loop, which no other step does, has a gradient in it that was not meant for it. One window of
+another length, or one step without a new backward, among many alike is a fact to know of.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from gradcheck_suite import catalogue
+from gradcheck_suite.auditing.call_sites import CallSite, location_of
+from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.gradients import is_nonzero
+from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFinished
+from gradcheck_suite.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_suite.auditing.detectors.accumulation_windows import (
+        AccumulationWindow,
+        AccumulationWindows,
+        Fill,
+    )
+    from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
+    from gradcheck_suite.auditing.detectors.step_order.step_without_backward import (
+        StepWithoutBackwardDetector,
+    )
+    from gradcheck_suite.auditing.events import Subscriptions
+
+__all__ = ["UnevenWindowDetector"]
+
+_ENOUGH = 4
+"""Steps alike before one that is not departs from them. Chosen: fewer are no majority."""
+
+_MOST_SHAPES = 8
+"""Kinds of windows of one optimizer that are told apart. A bound on memory: a program with more has
+no usual one."""
+
+_DEPARTING = 2
+"""All that departs is at most one part in so many of the steps: the rest is most of them."""
+
+_Shape: TypeAlias = "tuple[tuple[int, int], ...]"
+"""The lines of a window's backwards, in order: the identity of a code object, and the offset."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Windows with the same backwards.
+
+    Attributes:
+        sites: their lines.
+        count: how many there were.
+        first: the number of the first one's step, counted from 1.
+        latest: that of the last.
+        added: whether its last backward added to what was there.
+    """
+
+    sites: tuple[CallSite | None, ...]
+    count: int
+    first: int
+    latest: int
+    step_site: CallSite | None
+    added: bool
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of one optimizer.
+
+    Attributes:
+        name: its class.
+        kinds: what they used.
+        last: the kind of the last one.
+        others: whether it has other kinds than are kept.
+        left_before: whether gradients other than zeros were there when a backward on another line
+            began, before the first step.
+    """
+
+    name: str = ""
+    kinds: dict[_Shape, _Kind] = field(default_factory=dict)
+    last: _Shape = ()
+    others: bool = False
+    left_before: bool = False
+    asked: int = 0
+
+
+class UnevenWindowDetector:
+    """Reports what departs: GCS309, GCS311 and, of single steps, GCS303."""
+
+    def __init__(
+        self,
+        windows: AccumulationWindows,
+        leaves: LeafRecords,
+        without: StepWithoutBackwardDetector,
+    ) -> None:
+        self._windows = windows
+        self._leaves = leaves
+        self._without = without
+        self._steps: dict[int, tuple[weakref.ref[AccumulationWindow], _Steps]] = {}
+        self._all: list[_Steps] = []
+
+    def subscriptions(self) -> Subscriptions:
+        """Compare what each step has used."""
+        return {BackwardStarted: self._begin_backward, StepFinished: self._end_step}
+
+    def _of(self, window: AccumulationWindow) -> _Steps:
+        found = self._steps.get(id(window))
+        if found is None or found[0]() is not window:
+            found = self._steps[id(window)] = (weakref.ref(window), _Steps())
+            self._all.append(found[1])
+        return found[1]
+
+    def _begin_backward(self, event: BackwardStarted) -> Attention | None:
+        waiting = [window for window in self._windows.all() if not window.steps]
+        if not waiting:
+            return Attention.ASLEEP
+        for window in waiting:
+            if window.fills and event.accumulates:
+                known = self._of(window)
+                # Twice will do: this may wait for a device.
+                if known.asked < 2:  # noqa: PLR2004 - as said
+                    known.asked += 1
+                    known.left_before = any(is_nonzero(each.grad) for each in window.parameters())
+        return None
+
+    def _end_step(self, event: StepFinished) -> None:
+        window = self._windows.stepped
+        summary = window.summary
+        if summary is None or summary.discarded or summary.failed:
+            return
+        known = self._of(window)
+        shape = _shape_of(summary.fills)
+        kind = known.kinds.get(shape)
+        known.last = shape
+        if kind is not None:
+            kind.count += 1
+            kind.latest = window.steps
+        elif len(known.kinds) >= _MOST_SHAPES:
+            known.others = True
+        else:
+            known.name = type(event.optimizer).__name__
+            sites = tuple(fill.site for fill in summary.fills)
+            added = bool(summary.fills) and summary.fills[-1].added
+            known.kinds[shape] = _Kind(sites, 1, window.steps, window.steps, event.site, added)
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each kind of step that departs from most."""
+        attacks = {
+            _key(site)
+            for leaf in self._leaves.all()
+            if not leaf.is_parameter and not leaf.owners
+            for site in leaf.sites
+        }
+        told = {(finding.code, finding.location) for finding in self._without.findings()}
+        found = {}
+        for steps in self._all:
+            for finding in self._judge(steps, attacks):
+                if (finding.code, finding.location) not in told:
+                    found[finding.code, finding.location] = finding
+        return list(found.values())
+
+    def _judge(self, steps: _Steps, attacks: set[tuple[int, int]]) -> Iterator[Finding]:
+        if not steps.kinds or steps.others:
+            return
+        shape, usual = max(steps.kinds.items(), key=lambda each: each[1].count)
+        total = sum(kind.count for kind in steps.kinds.values())
+        if usual.count < _ENOUGH:
+            return
+        attack = next((site for site in shape if site in attacks), None)
+        if attack is not None and any(site not in attacks for site in shape):
+            yield _attack(steps, usual, usual.sites[shape.index(attack)])
+        departing = [pair for pair in steps.kinds.items() if pair[1] is not usual]
+        if not usual.sites or sum(kind.count for _, kind in departing) * _DEPARTING > total:
+            return
+        for other, kind in departing:
+            yield from _departing(steps, (shape, usual), (other, kind))
+
+
+def _key(site: CallSite | None) -> tuple[int, int]:
+    # By identity: the hash of a code object goes through all its constants.
+    return (0, 0) if site is None else (id(site[0]), site[1])
+
+
+def _shape_of(fills: tuple[Fill, ...]) -> _Shape:
+    return tuple([_key(fill.site) for fill in fills])
+
+
+def _departing(
+    steps: _Steps, most: tuple[_Shape, _Kind], one: tuple[_Shape, _Kind]
+) -> Iterator[Finding]:
+    """Yield what is to be told of steps of another kind than most."""
+    (shape, usual), (other, kind) = most, one
+    is_first = kind.first == 1 and kind.count == 1
+    extra = [site for key, site in zip(other, kind.sites, strict=True) if key not in shape]
+    if not other:
+        # The very first may come before any backward, to begin a schedule.
+        goes_on = usual.latest > kind.latest
+        if not is_first and goes_on and kind.count * _ENOUGH <= usual.count:
+            yield _idle(steps, usual, kind)
+    elif is_first and len(other) > len(shape) and (extra or len(shape) == 1):
+        yield _left_before(steps, usual, kind, extra[0] if extra else kind.sites[0])
+    elif not extra and set(other) == set(shape) and len(other) != len(shape):
+        is_remainder = len(other) < len(shape) and (not is_first or steps.last == other)
+        # One length after the other is a schedule.
+        takes_turns = usual.first < kind.latest and kind.first < usual.latest
+        if not is_remainder and (is_first or takes_turns):
+            yield _uneven(steps, usual, kind)
+
+
+def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None) -> Finding:
+    doubts = []
+    if not steps.left_before or not kind.added:
+        doubts.append("its gradients may have been set to zero by hand in between")
+    return Finding.of(
+        catalogue.LEFTOVER_GRADIENT,
+        f"the first {steps.name}.step() also applied the gradients that this backward() had left, "
+        f"from before the loop: it used {len(kind.sites)} backward() calls, and each of "
+        f"{usual.count} later steps {len(usual.sites)}; expected the gradients to be cleared after "
+        "this backward()",
+        detector="audit",
+        doubts=doubts,
+        location=location_of(site),
+        related=related(
+            (location_of(usual.sites[-1]), "this backward added to them"),
+            (location_of(kind.step_site), "this step applied both"),
+        ),
+        hint="call zero_grad() after this backward(), or before each backward() of the loop",
+        evidence={
+            "count": 1,
+            "optimizer": steps.name,
+            "backwards": len(kind.sites),
+            "usual_backwards": len(usual.sites),
+            "usual_steps": usual.count,
+        },
+    )
+
+
+def _calls(kind: _Kind) -> str:
+    number = len(kind.sites)
+    return f"{number} backward() {'call' if number == 1 else 'calls'}"
+
+
+def _attack(steps: _Steps, usual: _Kind, site: CallSite | None) -> Finding:
+    return Finding.of(
+        catalogue.LEFTOVER_GRADIENT,
+        f"each of {usual.count} calls of {steps.name}.step() also applied the gradients that this "
+        "backward() had left in its parameters; it gave a gradient to a tensor that is no "
+        "parameter, as for an attack, and the backward() after it does not; if only the later one "
+        "is to be applied, gradients are to be cleared in between",
+        detector="audit",
+        severity=Severity.NOTE,
+        location=location_of(site),
+        related=related((location_of(usual.step_site), "this step applied both")),
+        hint="call zero_grad() after this backward(), or use torch.autograd.grad(loss, tensor)",
+        evidence={"count": usual.count, "optimizer": steps.name},
+    )
+
+
+def _uneven(steps: _Steps, usual: _Kind, kind: _Kind) -> Finding:
+    total = usual.count + kind.count
+    which = "the first" if kind.first == 1 and kind.count == 1 else str(kind.count)
+    return Finding.of(
+        catalogue.ACCUMULATION_MISMATCH,
+        f"{which} of {total} calls of {steps.name}.step() used {_calls(kind)}, the others "
+        f"{len(usual.sites)} (first in its step {kind.first})",
+        detector="audit",
+        severity=Severity.NOTE,
+        location=location_of(kind.step_site),
+        related=related((location_of(kind.sites[0]), "these backwards were added up")),
+        hint=(
+            "step after each full window, and after what is left at the end of an epoch: "
+            "`if (i + 1) % accumulate == 0 or i + 1 == len(loader)`"
+        ),
+        evidence={
+            "count": kind.count,
+            "step": kind.first,
+            "optimizer": steps.name,
+            "backwards": len(kind.sites),
+            "usual_backwards": len(usual.sites),
+            "usual_steps": usual.count,
+        },
+    )
+
+
+def _idle(steps: _Steps, usual: _Kind, kind: _Kind) -> Finding:
+    return Finding.of(
+        catalogue.STEP_WITHOUT_BACKWARD,
+        f"{kind.count} of {usual.count + kind.count} calls of {steps.name}.step() came without a "
+        f"new backward() (first its step {kind.first}); the others used {len(usual.sites)} each",
+        detector="audit",
+        severity=Severity.NOTE,
+        location=location_of(kind.step_site),
+        hint="leave step() out where backward() is left out",
+        evidence={"count": kind.count, "step": kind.first, "optimizer": steps.name},
+    )

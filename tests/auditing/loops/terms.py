@@ -1,0 +1,333 @@
+"""Losses of several terms, some of which carry no gradient."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributions import Categorical
+from torch.nn import functional as F  # noqa: N812 - as everybody writes it
+
+from tests.auditing.loops.bank import buggy, clean, setup
+
+
+def batches(count=5):
+    for _ in range(count):
+        yield torch.randn(6, 4), torch.randn(6, 1)
+
+
+def wide(outputs=4):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+@buggy("GCS411")
+def penalty_as_a_number():
+    model, optimizer = setup()
+    for x, y in batches():
+        out = model(x)
+        penalty = out.abs().mean().item()  # <- here
+        update(optimizer, F.mse_loss(out, y) + 0.1 * penalty)
+
+
+@buggy("GCS411")
+def penalty_added_in_place():
+    model, optimizer = setup()
+    for x, y in batches():
+        out = model(x)
+        loss = F.mse_loss(out, y)
+        loss += 0.3 * out.detach().abs().mean()  # <- here
+        update(optimizer, loss)
+
+
+@buggy("GCS411")
+def gradient_penalty_without_a_graph():
+    critic, optimizer = setup()
+    for x, _ in batches():
+        mixed = (0.5 * x + 0.5 * torch.randn(6, 4)).requires_grad_()
+        slope = torch.autograd.grad(critic(mixed).sum(), mixed)[0]  # <- here
+        penalty = ((slope.norm(2, 1) - 1) ** 2).mean()
+        update(optimizer, critic(torch.randn(6, 4)).mean() - critic(x).mean() + 10 * penalty)
+
+
+@buggy("GCS411")
+def divergence_without_recording():
+    model, optimizer = wide()
+    for x, y in batches():
+        mean, log_var = model(x).chunk(2, 1)
+        fit = F.mse_loss(mean + log_var, y.expand(6, 2))
+        with torch.no_grad():  # <- here
+            divergence = -0.5 * (1 + log_var - mean**2 - log_var.exp()).sum(1).mean()
+        update(optimizer, fit + divergence)
+
+
+class KeepsItsPenalty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 1)
+        self.penalty = None
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        self.penalty = self.size(hidden)
+        return self.head(hidden)
+
+    def size(self, hidden):
+        return hidden.data.pow(2).mean()
+
+
+@buggy("GCS411")
+def penalty_kept_by_the_model():
+    model = KeepsItsPenalty()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in batches():
+        update(optimizer, F.mse_loss(model(x), y) + 0.1 * model.penalty)
+
+
+@buggy("GCS411")
+def list_made_a_tensor():
+    model, optimizer = setup()
+    for x, y in batches():
+        out, penalties = model(x), []
+        for row in out:
+            penalties.append(torch.relu(row - 1).sum())  # noqa: PERF401 - as people write it
+        penalty = torch.tensor(penalties).mean()  # <- here
+        update(optimizer, F.mse_loss(out, y) + penalty)
+
+
+@buggy("GCS411")
+def count_in_a_dict():
+    model, optimizer = setup()
+    for x, y in batches():
+        out, losses = model(x), {}
+        losses["fit"] = F.mse_loss(out, y)
+        losses["active"] = (out > 0.5).float().mean()  # <- here
+        update(optimizer, sum(losses.values()))
+
+
+@buggy("GCS411")
+def entropy_of_a_copy():
+    model, optimizer = wide()
+    for x, y in batches():
+        policy = Categorical(logits=model(x))
+        gain = (policy.log_prob(policy.sample()) * y.squeeze(1)).mean()
+        entropy = Categorical(logits=model(x).detach()).entropy().mean()  # <- here
+        update(optimizer, -gain - 0.01 * entropy)
+
+
+@buggy("GCS411")
+def term_of_a_list():
+    model, optimizer = setup()
+    for x, y in batches():
+        out = model(x)
+        terms = [F.mse_loss(out, y), out.std().detach()]  # <- here
+        update(optimizer, torch.stack(terms).sum())
+
+
+@buggy("GCS411")
+def overlap_of_a_mask():
+    model, optimizer = wide()
+
+    def overlap(out, wanted):
+        mask = (out > 0).float()  # <- here
+        return 1 - 2 * (mask * wanted).sum() / (mask.sum() + wanted.sum() + 1)
+
+    for x, _ in batches():
+        wanted = (x > 0).float()
+        out = model(x)
+        update(optimizer, F.binary_cross_entropy_with_logits(out, wanted) + overlap(out, wanted))
+
+
+class Smoothness(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = 0.5
+
+    def edges(self, out):
+        return torch.as_tensor(np.diff(out.detach().numpy()))  # <- here
+
+    def forward(self, out, wanted):
+        fit = F.l1_loss(out, wanted)
+        return fit + self.weight * F.l1_loss(self.edges(out), self.edges(wanted)), fit.item()
+
+
+@buggy("GCS411")
+def criterion_through_numpy():
+    model, optimizer = wide()
+    criterion = Smoothness()
+    for x, _ in batches():
+        loss, _ = criterion(model(x), x)
+        update(optimizer, loss)
+
+
+@buggy("GCS411")
+def weights_through_data():
+    model, optimizer = setup()
+    for x, y in batches():
+        size = torch.tensor(0.0)
+        for parameter in model.parameters():
+            size = size + parameter.data.abs().sum()  # <- here
+        update(optimizer, F.mse_loss(model(x), y) + 1e-3 * size)
+
+
+@buggy("GCS411")
+def rate_that_is_rounded():
+    model, optimizer = setup()
+    for x, y in batches():
+        out = model(x)
+        rate = torch.round(out).abs().mean()  # <- here
+        update(optimizer, F.mse_loss(out, y) + 0.1 * rate)
+
+
+# Correct ones.
+
+
+@clean
+def numbers_are_added():
+    model, optimizer = setup()
+    for number, (x, y) in enumerate(batches()):
+        loss = 0
+        for weight, part in ((1.0, F.mse_loss), (0.5, F.l1_loss)):
+            loss += weight * part(model(x), y)
+        if number > 2:
+            loss = loss + min(1.0, float(number) / 3) * model(x).pow(2).mean()
+        update(optimizer, loss + 0.5 * math.log(2 * math.pi))
+
+
+@clean
+def terms_are_logged():
+    model, optimizer = setup()
+    total, log = 0.0, {}
+    for x, y in batches():
+        fit, size = F.mse_loss(model(x), y), model(x).abs().mean()
+        loss = fit + 0.1 * size
+        update(optimizer, loss)
+        total, log = total + loss.detach(), {"fit": fit.item(), "size": size.detach()}
+    assert total > 0
+    assert log
+
+
+@clean
+def target_of_a_target_network():
+    model, optimizer = setup()
+    target = copy.deepcopy(model)
+    for x, y in batches():
+        with torch.no_grad():
+            wanted = y + 0.9 * target(x)
+        delta = y + 0.9 * model(x).detach() - model(x)
+        update(optimizer, F.mse_loss(model(x), wanted) + 0.1 * delta.pow(2).mean())
+
+
+@clean
+def loss_straight_through():
+    model, optimizer = wide()
+    for x, _ in batches():
+        out = model(x)
+        soft, hard = F.mse_loss(out, x), (out > 0).float().mean()
+        rounded = out + (out.round() - out).detach()
+        update(optimizer, soft + (hard - soft).detach() + rounded.mean())
+
+
+@clean
+def codebook_and_commitment():
+    encoder, codes = nn.Linear(4, 2), nn.Embedding(5, 2)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *codes.parameters()], lr=0.01)
+    for x, _ in batches():
+        z = encoder(x)
+        nearest = codes(torch.cdist(z, codes.weight).argmin(1))
+        commitment, codebook = F.mse_loss(z, nearest.detach()), F.mse_loss(nearest, z.detach())
+        update(optimizer, codebook + 0.25 * commitment)
+
+
+@clean
+def factors_are_detached():
+    model, optimizer = wide(2)
+    for x, y in batches():
+        out = model(x)
+        fit, size = F.mse_loss(out[:, :1], y), out.abs().mean()
+        weight = out.std().detach()
+        update(
+            optimizer, weight * fit + (1 - weight) * size + fit / fit.detach() + size / size.item()
+        )
+
+
+@clean
+def multiplier_and_constraint():
+    model, _ = setup()
+    multiplier = torch.tensor(1.0, requires_grad=True)
+    optimizer = torch.optim.SGD([*model.parameters(), multiplier], lr=0.01)
+    for x, y in batches():
+        out = model(x)
+        over = out.pow(2).mean() - 0.1
+        loss = F.mse_loss(out, y) + multiplier.detach() * over - multiplier * over.detach()
+        update(optimizer, loss)
+
+
+@clean
+def divergence_from_a_constant():
+    model, optimizer = wide()
+    for x, y in batches():
+        log_old = model(x).log_softmax(1).detach()
+        log_new = model(x + 0.1).log_softmax(1)
+        divergence = (log_old.exp() * (log_old - log_new)).sum(1).mean()
+        gap = (log_new[:, 0] - log_old[:, 0]).mean()
+        update(optimizer, (log_new[:, 0] * y.squeeze(1)).mean() + divergence + 0.1 * gap)
+
+
+@clean
+def term_with_a_backward_of_its_own():
+    model, optimizer = setup()
+    for x, y in batches():
+        optimizer.zero_grad()
+        first = F.mse_loss(model(x), y)
+        first.backward()
+        total = first.detach() + model(x).abs().mean()
+        total.backward()
+        optimizer.step()
+
+
+@clean
+def load_of_experts():
+    gate, optimizer = wide()
+    for x, _ in batches():
+        share = gate(x).softmax(1)
+        chosen = F.one_hot(share.argmax(1), 4).float()
+        balance = 4 * (chosen.mean(0) * share.mean(0)).sum()
+        update(optimizer, F.mse_loss(share * chosen, x) + 0.01 * balance)
+
+
+@clean
+def gradient_penalty_with_a_graph():
+    critic, optimizer = setup()
+    for x, _ in batches():
+        mixed = (0.5 * x + 0.5 * torch.randn(6, 4)).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=critic.training)
+        penalty = ((slope.norm(2, 1) - 1) ** 2).mean()
+        update(optimizer, critic(torch.randn(6, 4)).mean() - critic(x).mean() + 10 * penalty)
+
+
+@clean
+def probe_on_detached_features():
+    body, probe = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*body.parameters(), *probe.parameters()], lr=0.01)
+    for x, y in batches():
+        features = body(x)
+        update(optimizer, F.mse_loss(features, x) + F.mse_loss(probe(features.detach()), y))
+
+
+@clean
+def multiplied_by_zero():
+    model, optimizer = setup()
+    for x, y in batches():
+        out = model(x)
+        update(optimizer, F.mse_loss(out, y) + 0.0 * out.detach().mean())
