@@ -45,6 +45,8 @@ NonLeafGradientRead        when torch warns that ``.grad`` of such a tensor is r
 TorchWarned                at any other warning that is shown, recorded or logged
 AutocastEntered            when autocast is entered where it was off
 GradModeChanged            at ``no_grad``, ``inference_mode``, ``enable_grad``, ``set_grad_enabled``
+StateTaken                 after the outermost ``module.state_dict()``
+CopiedOntoItself           after ``copy_`` from the very memory that it writes
 Written                    after an in-place call outside ``optimizer.step()``
 IndexedAssigned            after a slice or element of a tensor that requires grad was assigned to
 WriteRefused               when torch refuses an in-place call (a leaf that requires grad)
@@ -84,6 +86,7 @@ __all__ = [
     "BackwardFailed",
     "BackwardFinished",
     "BackwardStarted",
+    "CopiedOntoItself",
     "Detector",
     "DropoutRanInEval",
     "Event",
@@ -112,6 +115,7 @@ __all__ = [
     "ScalerUpdated",
     "SchedulerStepped",
     "SessionEnded",
+    "StateTaken",
     "StepFinished",
     "StepMarked",
     "StepStarted",
@@ -414,6 +418,22 @@ class GradModeChanged(NamedTuple):
     site: CallSite | None
 
 
+class StateTaken(NamedTuple):
+    """A module has given out its state, whose tensors share the memory of its own."""
+
+    module: nn.Module
+    state: Mapping[str, Any]
+    site: CallSite | None
+
+
+class CopiedOntoItself(NamedTuple):
+    """A tensor was copied onto memory that is its own, so that nothing has changed."""
+
+    target: Tensor
+    source: Tensor
+    site: CallSite | None
+
+
 class Written(NamedTuple):
     """An in-place function has written into ``tensor``."""
 
@@ -509,6 +529,8 @@ Event: TypeAlias = (
     | AutocastEntered
     | DropoutRanInEval
     | GradModeChanged
+    | StateTaken
+    | CopiedOntoItself
     | Written
     | IndexedAssigned
     | WriteRefused

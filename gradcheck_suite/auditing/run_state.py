@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite.auditing.call_sites import CallSite
 
-__all__ = ["Birth", "Clock", "Moment", "OptimizerStep", "RunState"]
+__all__ = ["Birth", "Clock", "Moment", "OptimizerStep", "RunState", "Turn"]
 
 _KEPT_STEPS: Final = 256
 """Finished steps that are remembered, to name one between a save and a use. A bound on memory: a
@@ -21,18 +21,38 @@ graph is mostly used within a step or two."""
 _new_object = object.__new__
 
 
-class Birth:
-    """The time between two backwards in which tensors were saved.
+class Turn:
+    """The time between two backwards; lives for as long as a tensor that was saved in it.
 
-    It lives for as long as one of these tensors is kept. ``sequence`` is the number that it began
-    with.
+    Attributes:
+        index: the number of the backward that ends it.
+        step: the number of optimizer steps finished when it began.
     """
 
-    __slots__ = ("__weakref__", "index", "sequence")
+    __slots__ = ("__weakref__", "index", "step")
 
-    def __init__(self, index: int, sequence: int) -> None:
+    def __init__(self, index: int, step: int) -> None:
         self.index = index
+        self.step = step
+
+
+class Birth:
+    """The part of a turn up to, or from, the call of an outermost module.
+
+    It lives for as long as a tensor that was saved in it.
+
+    Attributes:
+        turn: what it is a part of.
+        sequence: the number that it began with.
+        call: how many calls of outermost modules had been noted by then.
+    """
+
+    __slots__ = ("__weakref__", "call", "sequence", "turn")
+
+    def __init__(self, turn: Turn, sequence: int, call: int) -> None:
+        self.turn = turn
         self.sequence = sequence
+        self.call = call
 
 
 class Moment:
@@ -40,7 +60,7 @@ class Moment:
 
     Attributes:
         sequence: the number of the last write, step or backward before it.
-        birth: the time between two backwards that it lies in.
+        birth: the part of the time between two backwards that it lies in.
         step: the number of optimizer steps finished by then.
     """
 
@@ -65,7 +85,7 @@ class Clock:
     __slots__ = ("moment",)
 
     def __init__(self) -> None:
-        self.moment = Moment(0, Birth(0, 0), 0)
+        self.moment = Moment(0, Birth(Turn(0, 0), 0, 0), 0)
 
     def tick(self) -> int:
         """Begin a new moment and return its number."""
@@ -80,7 +100,14 @@ class Clock:
     def after_backward(self, index: int) -> Birth:
         """Begin the time before backward number ``index``."""
         now = self.moment
-        birth = Birth(index, now.sequence + 1)
+        birth = Birth(Turn(index, now.step), now.sequence + 1, now.birth.call)
+        self.moment = Moment(birth.sequence, birth, now.step)
+        return birth
+
+    def before_call(self) -> Birth:
+        """Begin the time from the call of an outermost module on."""
+        now = self.moment
+        birth = Birth(now.birth.turn, now.sequence + 1, now.birth.call + 1)
         self.moment = Moment(birth.sequence, birth, now.step)
         return birth
 

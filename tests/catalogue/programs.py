@@ -119,6 +119,11 @@ def _gan(names: ModuleType) -> Found:
     return audited(lambda: names.train(generator, critic, loader))
 
 
+def _best(names: ModuleType) -> Found:
+    losses = iter((3.0, 1.0, 2.0, 2.0))
+    return audited(lambda: names.fit(nn.Linear(8, 1), batches(), lambda _: next(losses)))
+
+
 def _module(make: Callable[[ModuleType], nn.Module], *shape: int) -> Program:
     """Train a module that a source defines."""
 
@@ -452,6 +457,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS107": (_scan,),
     "GCS108": (_module(lambda names: names.model, 4, 8),),
     "GCS109": (_gan,),
+    "GCS110": (_best,),
     "GCS201": (_kept,),
     "GCS202": (_carried,),
     "GCS203": (_train_optimizer,),

@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf impor
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
 )
@@ -34,6 +35,9 @@ from gradcheck_suite.auditing.detectors.functions.function_calls import Function
 from gradcheck_suite.auditing.detectors.functions.function_contract import FunctionContractDetector
 from gradcheck_suite.auditing.detectors.leaf_records import LeafRecords
 from gradcheck_suite.auditing.detectors.memory.graph_kept import GraphKeptDetector
+from gradcheck_suite.auditing.detectors.memory.graph_without_backward import (
+    GraphWithoutBackwardDetector,
+)
 from gradcheck_suite.auditing.detectors.memory.retain_graph import RetainGraphDetector
 from gradcheck_suite.auditing.detectors.memory.state_not_detached import StateNotDetached
 from gradcheck_suite.auditing.detectors.memory.unused_graphs import UnusedGraphDetector
@@ -98,6 +102,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
         SliceWriteInLoopDetector(recorder.write_log),
+        CopyOntoItselfDetector(recorder, names),
         MissingZeroGradDetector(recorder, names),
         MissingZeroGradByHandDetector(recorder, names),
         windows,
@@ -122,6 +127,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
         GraphKeptDetector(recorder, carried),
+        GraphWithoutBackwardDetector(recorder),
         without_gradient,
         ConstantLossTermDetector(without_gradient),
         NonFiniteGradientDetector(recorder, names),

@@ -17,6 +17,7 @@ from gradcheck_suite.auditing.instrumentation.legacy_functions import LegacyFunc
 from gradcheck_suite.auditing.instrumentation.modules import (
     ForwardSource,
     ModeSource,
+    StateSource,
 )
 from gradcheck_suite.auditing.instrumentation.optimizers import OptimizerSource, SchedulerSource
 from gradcheck_suite.auditing.instrumentation.replacements import InPlaceReplacements
@@ -42,6 +43,7 @@ _SOURCES: Sequence[type[EventSource]] = (
     ScalingSource,
     SchedulerSource,
     ModeSource,
+    StateSource,
     ForwardSource,
     AutocastSource,
     FunctionalDropoutSource,

@@ -10,7 +10,7 @@ from torch import nn
 
 from gradcheck_suite._torch_compat import jit_is_tracing
 from gradcheck_suite.auditing.call_sites import call_site
-from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged
+from gradcheck_suite.auditing.events import ForwardFinished, ModeChanged, StateTaken
 from gradcheck_suite.auditing.instrumentation.base import EventSource, is_compiling
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradcheck_suite._runtime.patches import Patches
     from gradcheck_suite.auditing.recorder import Recorder
 
-__all__ = ["FIRST_STEPS", "ForwardSource", "ModeSource"]
+__all__ = ["FIRST_STEPS", "ForwardSource", "ModeSource", "StateSource"]
 
 FIRST_STEPS = 8
 """In so many first steps each forward is told of: those in which each graph is looked through
@@ -63,8 +63,40 @@ class ModeSource(EventSource):
         return train
 
 
+class StateSource(EventSource):
+    """Replaces ``Module.state_dict``, which calls that of each child."""
+
+    kinds = (StateTaken,)
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.inside = 0
+
+    def install(self, patches: Patches) -> None:
+        """Replace the method."""
+        patches.replace(nn.Module, "state_dict", self._taking(nn.Module.state_dict))
+
+    def _taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            source: StateSource = self.acting
+            source.inside += 1
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                source.inside -= 1
+            if not source.inside and source.state.running and not is_compiling():
+                source.recorder.bus.emit(StateTaken(module, result, call_site()))
+            return result
+
+        return state_dict
+
+
 class ForwardSource(EventSource):
-    """Replaces ``Module.__call__`` in the first steps, and is gone after them."""
+    """Replaces ``Module.__call__`` in the first steps, and is gone after them.
+
+    Each call begins a birth, by which graphs are told apart that no backward goes through.
+    """
 
     kinds = (ForwardFinished,)
 
@@ -88,6 +120,7 @@ class ForwardSource(EventSource):
             # A trace would write down what is read of the module.
             if source.inside or not state.running or is_compiling() or jit_is_tracing():
                 return original(module, *args, **kwargs)
+            source.recorder.generations.begin_call(state.saved)
             source.inside += 1
             try:
                 result = original(module, *args, **kwargs)

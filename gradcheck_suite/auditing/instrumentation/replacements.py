@@ -56,6 +56,7 @@ class _Watched:
         functools.update_wrapper(self, original)
         self.original = original
         self._name = name
+        self._copies = name == "copy_"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         write_log = _acting.write_log
@@ -68,6 +69,9 @@ class _Watched:
         if write_log is not None and write_log.listening and not _is_compiling():
             written = args[0] if args else kwargs.get("input")
             caller = _running_frame(1)
+            if self._copies:
+                source = args[1] if len(args) > 1 else kwargs.get("src")
+                write_log.look_at_copy(written, source, caller)
             if write_log.last() is not written or not write_log.runs_again(self._name, caller):
                 write_log.note(written, self._name, caller)
         return result

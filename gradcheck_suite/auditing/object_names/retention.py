@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import types
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from gradcheck_suite._torch_compat import (
     read_saved,
     saved_attribute_names,
 )
+from gradcheck_suite.auditing.call_sites import CallSite
 from gradcheck_suite.auditing.object_names.heap import SearchEndedError
 from gradcheck_suite.auditing.object_names.referrers import (
     CACHE,
@@ -37,7 +39,7 @@ from gradcheck_suite.auditing.object_names.referrers import (
     owner_of,
 )
 from gradcheck_suite.auditing.saved_tensors.graph_lifetime import MARK, Generation
-from gradcheck_suite.auditing.saved_tensors.saved_tensor import PackedTensor
+from gradcheck_suite.auditing.saved_tensors.saved_tensor import PackedTensor, packed_tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from gradcheck_suite.auditing.object_names.heap import Heap
     from gradcheck_suite.findings import Location
 
-__all__ = ["HeldGraphs", "Owner", "find_holders", "hook_around"]
+__all__ = ["FreedGraphs", "HeldGraphs", "Owner", "UnusedGraphs", "find_holders", "hook_around"]
 
 _NODES = 5_000
 """Nodes under one tensor that are looked at for freed graphs. A bound on cost, for each of up to
@@ -102,6 +104,9 @@ class HeldGraphs:
         owner: its name, or None where none was found.
         element: for a chain, the type of its objects; for a tensor, the op that made it.
         identity: of the thing, as long as it lives.
+        recorded: the line that saved the first tensor of a graph that it keeps, where that is
+            known.
+        key: the text under which a dictionary in it has a graph; None where none has.
     """
 
     container: str
@@ -113,139 +118,63 @@ class HeldGraphs:
     owner: Owner | None
     element: str | None = None
     identity: int = 0
+    recorded: CallSite | None = None
+    key: str | None = None
+
+
+class Wanted(Protocol):
+    """Graphs that are looked for, in groups that have a number each."""
+
+    def under(self, root: Node, known: dict[Node, set[int]]) -> set[int]:
+        """Return the numbers of those that ``root`` leads to."""
+        ...
+
+    def has_saved(self, packed: PackedTensor) -> bool:
+        """Return whether a saved tensor is of one of them."""
+        ...
+
+    def recorded(self, number: int) -> CallSite | None:
+        """Return the line that recorded one that was found."""
+        ...
 
 
 def find_holders(
-    wanted: Mapping[Generation, int], heap: Heap, *, at_least: int
+    wanted: Wanted, groups: Mapping[int, int], heap: Heap, *, at_least: int
 ) -> tuple[HeldGraphs, ...]:
-    """Return what holds the graphs of backwards of at least ``at_least`` different steps.
+    """Return what holds graphs of at least ``at_least`` different groups.
 
     Args:
-        wanted: the generations whose graphs should be gone, each with its step.
+        wanted: the graphs that should be gone.
+        groups: their numbers, each with its group, as the step of a backward.
         heap: where they are looked for.
-        at_least: of how many steps one holder must keep some.
+        at_least: of how many groups one holder must keep some.
 
     Returns:
         The holders closest to the graphs, none of which keeps them through another, as far as
         there was time to look; none where different things keep one graph each.
     """
-    search = _Search(wanted, heap, at_least)
+    search = _Search(wanted, groups, heap, at_least)
     try:
         return search.run()
     finally:
         search.forget()
 
 
-class _Search:
-    def __init__(self, wanted: Mapping[Generation, int], heap: Heap, at_least: int) -> None:
-        self.heap = heap
-        self.generations = frozenset(wanted)
-        self.wanted = {generation.index: step for generation, step in wanted.items()}
-        self.saved_bytes = 0
-        self.at_least = at_least
-        self.reached: dict[int, set[int]] = {}
-        self.objects: dict[int, Any] = {}
-        self.child: dict[int, int] = {}
-        self.frames = RunningFrames()
-        self.own = {id(self.objects)}
+class FreedGraphs:
+    """The graphs of backwards that have freed them, by the number of the backward."""
 
-    def forget(self) -> None:
-        """Drop every reference to the user's objects."""
-        self.objects.clear()
-        self.frames.forget()
+    def __init__(self, generations: Iterable[Generation]) -> None:
+        self.generations = frozenset(generations)
+        self._births = {birth() for each in self.generations for birth in each.births}
 
-    def run(self) -> tuple[HeldGraphs, ...]:
-        found: list[HeldGraphs] = []
-        with suppress(SearchEndedError):
-            self._look(found)
-        return tuple(found[:_MOST_HOLDERS])
+    def has_saved(self, packed: PackedTensor) -> bool:
+        """Return whether it was saved since the backward before one of these."""
+        return packed.moment.birth in self._births
 
-    def _look(self, found: list[HeldGraphs]) -> None:
-        tensors = self._tensors()
-        self.own.add(id(tensors))
-        sums = [tensor for tensor in tensors.values() if self._holds_enough(tensor)]
-        if sums:
-            # Of a sum and what is computed from it, the one that goes furthest back.
-            most = max(sums, key=lambda tensor: len(self.reached[id(tensor)]))
-            found.append(self._describe(most))
-        frontier = {k: each for k, each in tensors.items() if not self._holds_enough(each)}
-        levels = _LEVELS
-        while frontier and levels > 0:
-            levels -= 1
-            frontier = self._referrers(frontier)
-            for holder in self._holders_in(frontier):
-                found.append(self._describe(holder))
-                # What holds it holds the graphs through it.
-                del frontier[id(holder)]
-                levels = min(levels, _LEVELS_AFTER)
-        if not found:
-            other = self._array_over(tensors) or self._nodes_over(tensors)
-            found += [] if other is None else [other]
+    def recorded(self, number: int) -> None:
+        """Return None: which line recorded a graph is freed with what that line had saved."""
 
-    def _holds_enough(self, thing: object) -> bool:
-        steps = {self.wanted[index] for index in self.reached[id(thing)]}
-        return len(steps) >= self.at_least
-
-    def _holders_in(self, level: dict[int, Any]) -> list[Any]:
-        enough = [thing for thing in level.values() if self._holds_enough(thing)]
-        growing = [thing for thing in enough if self._can_grow(thing) and self._adds_up(thing)]
-        return growing or [thing for thing in enough if self._links_of_its_type(thing)][:1]
-
-    def _can_grow(self, thing: object) -> bool:
-        if isinstance(thing, dict):
-            return not self._is_namespace(thing)
-        return isinstance(thing, (list, set, deque, CACHE)) or issubclass(type(thing), torch.Tensor)
-
-    def _is_namespace(self, mapping: dict[Any, Any]) -> bool:
-        if _is_of_a_module(mapping):
-            return True
-        return any(
-            getattr(holder, "__dict__", None) is mapping
-            for holder in self.heap.referrers([mapping])
-            if type(holder) is not list and not isinstance(holder, types.FrameType)
-        )
-
-    def _adds_up(self, thing: object) -> bool:
-        """Return whether it keeps more than any one thing in it does by itself.
-
-        A list of one trainer, which has the last loss of each of its optimizers, does not.
-        """
-        if isinstance(thing, CACHE):
-            return True
-        child = self.child.get(id(thing))
-        return child is None or len(self.reached[child]) < len(self.reached[id(thing)])
-
-    def _tensors(self) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        known: dict[Node, set[int]] = {}
-        several: dict[frozenset[int], int] = {}
-        addresses: set[int] = set()
-        births = {each.birth() for each in self.generations if each.birth is not None}
-        for candidate in self.heap.instances(torch.Tensor, PackedTensor):
-            if type(candidate) is PackedTensor:
-                if candidate.moment.birth in births:
-                    self._add_bytes(candidate.tensor, addresses)
-                continue
-            node = node_of(candidate)
-            if node is None or len(found) >= _MOST_TENSORS:
-                continue
-            reached = self._generations_under(node, known)
-            # Each level of the search takes time in proportion to what it starts from.
-            same = frozenset(reached)
-            several[same] = several.get(same, 0) + 1
-            if reached and several[same] <= _TENSORS_OF_ONE:
-                found[id(candidate)] = candidate
-                self.reached[id(candidate)] = reached
-        del known
-        self.objects.update(found)
-        return found
-
-    def _add_bytes(self, tensor: torch.Tensor, addresses: set[int]) -> None:
-        if tensor.data_ptr() not in addresses:
-            addresses.add(tensor.data_ptr())
-            self.saved_bytes += tensor.numel() * tensor.element_size()
-
-    def _generations_under(self, root: Node, known: dict[Node, set[int]]) -> set[int]:
+    def under(self, root: Node, known: dict[Node, set[int]]) -> set[int]:
         """Return the generations whose freed graphs ``root`` leads to, down to the first marks.
 
         There is none where a backward could still go all the way from it to a leaf.
@@ -290,6 +219,170 @@ class _Search:
             found = set()
         known[root] = found
         return found
+
+
+class UnusedGraphs:
+    """Graphs that still have what they saved, by the time between two backwards it was saved in.
+
+    Args:
+        births: these times, or parts of them, each with the number of what it counts for.
+    """
+
+    def __init__(self, births: Mapping[object, int]) -> None:
+        self._births = births
+        self._first: dict[int, PackedTensor] = {}
+
+    def _number_of(self, packed: PackedTensor) -> int | None:
+        birth = packed.moment.birth
+        return self._births.get(birth.turn, self._births.get(birth))
+
+    def has_saved(self, packed: PackedTensor) -> bool:
+        """Return whether it was saved in one of these times."""
+        return self._number_of(packed) is not None
+
+    def recorded(self, number: int) -> CallSite | None:
+        """Return the line that saved the first tensor that was found of that time."""
+        first = self._first.get(number)
+        return None if first is None else first.site
+
+    def under(self, root: Node, known: dict[Node, set[int]]) -> set[int]:
+        """Return the numbers of the times in which the graph under ``root`` saved something."""
+        found = known.get(root)
+        if found is not None:
+            return found
+        found = set()
+        seen = {root}
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            for packed in packed_tensors_of(node, type(node)):
+                number = self._number_of(packed)
+                if number is not None:
+                    found.add(number)
+                    self._note(number, packed)
+            for edge, _ in node.next_functions:
+                if edge is not None and edge not in seen and len(seen) < _NODES:
+                    seen.add(edge)
+                    waiting.append(edge)
+        known[root] = found
+        return found
+
+    def _note(self, number: int, packed: PackedTensor) -> None:
+        first = self._first.get(number)
+        # What was walked last lies deepest; within one moment nothing else tells an order.
+        if first is None or packed.moment.sequence <= first.moment.sequence:
+            self._first[number] = packed
+
+
+class _Search:
+    def __init__(
+        self, wanted: Wanted, groups: Mapping[int, int], heap: Heap, at_least: int
+    ) -> None:
+        self.heap = heap
+        self.wanted = wanted
+        self.groups = groups
+        self.saved_bytes = 0
+        self.at_least = at_least
+        self.reached: dict[int, set[int]] = {}
+        self.objects: dict[int, Any] = {}
+        self.child: dict[int, int] = {}
+        self.frames = RunningFrames()
+        self.own = {id(self.objects)}
+
+    def forget(self) -> None:
+        """Drop every reference to the user's objects."""
+        self.objects.clear()
+        self.frames.forget()
+
+    def run(self) -> tuple[HeldGraphs, ...]:
+        found: list[HeldGraphs] = []
+        with suppress(SearchEndedError):
+            self._look(found)
+        return tuple(found[:_MOST_HOLDERS])
+
+    def _look(self, found: list[HeldGraphs]) -> None:
+        tensors = self._tensors()
+        self.own.add(id(tensors))
+        sums = [tensor for tensor in tensors.values() if self._holds_enough(tensor)]
+        if sums:
+            # Of a sum and what is computed from it, the one that goes furthest back.
+            most = max(sums, key=lambda tensor: len(self.reached[id(tensor)]))
+            found.append(self._describe(most))
+        frontier = {k: each for k, each in tensors.items() if not self._holds_enough(each)}
+        levels = _LEVELS
+        while frontier and levels > 0:
+            levels -= 1
+            frontier = self._referrers(frontier)
+            for holder in self._holders_in(frontier):
+                found.append(self._describe(holder))
+                # What holds it holds the graphs through it.
+                del frontier[id(holder)]
+                levels = min(levels, _LEVELS_AFTER)
+        if not found:
+            other = self._array_over(tensors) or self._nodes_over(tensors)
+            found += [] if other is None else [other]
+
+    def _holds_enough(self, thing: object) -> bool:
+        groups = {self.groups[index] for index in self.reached[id(thing)]}
+        return len(groups) >= self.at_least
+
+    def _holders_in(self, level: dict[int, Any]) -> list[Any]:
+        enough = [thing for thing in level.values() if self._holds_enough(thing)]
+        growing = [thing for thing in enough if self._can_grow(thing) and self._adds_up(thing)]
+        return growing or [thing for thing in enough if self._links_of_its_type(thing)][:1]
+
+    def _can_grow(self, thing: object) -> bool:
+        if isinstance(thing, dict):
+            return not self._is_namespace(thing)
+        return isinstance(thing, (list, set, deque, CACHE)) or issubclass(type(thing), torch.Tensor)
+
+    def _is_namespace(self, mapping: dict[Any, Any]) -> bool:
+        if _is_of_a_module(mapping):
+            return True
+        return any(
+            getattr(holder, "__dict__", None) is mapping
+            for holder in self.heap.referrers([mapping])
+            if type(holder) is not list and not isinstance(holder, types.FrameType)
+        )
+
+    def _adds_up(self, thing: object) -> bool:
+        """Return whether it keeps more than any one thing in it does by itself.
+
+        A list of one trainer, which has the last loss of each of its optimizers, does not.
+        """
+        if isinstance(thing, CACHE):
+            return True
+        child = self.child.get(id(thing))
+        return child is None or len(self.reached[child]) < len(self.reached[id(thing)])
+
+    def _tensors(self) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        known: dict[Node, set[int]] = {}
+        several: dict[frozenset[int], int] = {}
+        addresses: set[int] = set()
+        for candidate in self.heap.instances(torch.Tensor, PackedTensor):
+            if type(candidate) is PackedTensor:
+                if self.wanted.has_saved(candidate):
+                    self._add_bytes(candidate.tensor, addresses)
+                continue
+            node = node_of(candidate)
+            if node is None or len(found) >= _MOST_TENSORS:
+                continue
+            reached = self.wanted.under(node, known)
+            # Each level of the search takes time in proportion to what it starts from.
+            same = frozenset(reached)
+            several[same] = several.get(same, 0) + 1
+            if reached and several[same] <= _TENSORS_OF_ONE:
+                found[id(candidate)] = candidate
+                self.reached[id(candidate)] = reached
+        del known
+        self.objects.update(found)
+        return found
+
+    def _add_bytes(self, tensor: torch.Tensor, addresses: set[int]) -> None:
+        if tensor.data_ptr() not in addresses:
+            addresses.add(tensor.data_ptr())
+            self.saved_bytes += tensor.numel() * tensor.element_size()
 
     def _referrers(self, frontier: dict[int, Any]) -> dict[int, Any]:
         targets = list(frontier.values())[:_MOST_PER_LEVEL]
@@ -345,7 +438,18 @@ class _Search:
             owner=owner_of(holder, self.frames, self.heap, skip=self.own),
             element=element,
             identity=id(holder),
+            recorded=self.wanted.recorded(min(self.reached[id(holder)])),
+            key=self._key_below(holder),
         )
+
+    def _key_below(self, holder: object) -> str | None:
+        """Return the text under which a dictionary in the holder has what keeps a graph."""
+        way = self._below(holder)
+        for thing, below in itertools.pairwise(way):
+            if type(thing) is dict and not self._is_namespace(thing):
+                keys = (key for key, value in list(thing.items()) if value is below)
+                return next((key for key in keys if isinstance(key, str)), None)
+        return None
 
     def _between(self, holder: object) -> str | None:
         for thing in self._below(holder):
@@ -393,6 +497,7 @@ class _Search:
                 return HeldGraphs(
                     container="nodes",
                     generations=tuple(sorted(generations)),
+                    recorded=self.wanted.recorded(min(generations)),
                     bound=None,
                     length=len(generations),
                     through=None,

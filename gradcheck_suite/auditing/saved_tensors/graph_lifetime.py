@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from gradcheck_suite._torch_compat import Following
     from gradcheck_suite.auditing.call_sites import CallSite
-    from gradcheck_suite.auditing.run_state import Birth, Clock
+    from gradcheck_suite.auditing.run_state import Birth, Clock, Turn
 
 __all__ = ["MARK", "Generation", "Generations"]
 
@@ -68,14 +68,14 @@ class Generation:
         chain: how many earlier generations, each of an earlier step than the next, these graphs
             go back through.
         reused: the earlier generations that these graphs reach first.
-        birth: finds the time in which the tensors that these graphs keep were saved, while one
-            of them lives; None where nothing was saved.
+        births: find the times in which the tensors that these graphs keep were saved, while one
+            of them lives.
         known: the highest sequence number of this thread's nodes that earlier backwards looked at.
     """
 
     __slots__ = (
         "__weakref__",
-        "birth",
+        "births",
         "chain",
         "freed_by",
         "index",
@@ -92,7 +92,7 @@ class Generation:
         self.step = step
         self.freed_by: int | None = None
         self.partly = False
-        self.birth: weakref.ref[Birth] | None = None
+        self.births: list[weakref.ref[Birth]] = []
         self.chain = self.known = 0
         self.reused: list[weakref.ref[Generation]] = []
 
@@ -108,7 +108,7 @@ class Generation:
 
 
 class _Living:
-    """Counts generations; it refers to none, and they to nothing else when they die."""
+    """Counts things of one kind; it refers to none, and they to nothing else when they die."""
 
     __slots__ = ("count",)
 
@@ -124,6 +124,8 @@ class Generations:
 
     Attributes:
         living: counts those that have a graph that lives.
+        turns: counts the times between backwards of which a saved tensor lives, this one too.
+        births: counts the parts of these that began with the call of an outermost module.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -133,7 +135,14 @@ class Generations:
         # The sequence numbers of marked nodes, and the highest of those that are forgotten.
         self._marked: set[int] = set()
         self._unsure = 0
-        self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(clock.moment.birth)])
+        self.turns, self.births = _Living(), _Living()
+        birth = clock.moment.birth
+        self.turns.count = 1
+        self._living_turns = [weakref.ref(birth.turn, self.turns.note_death)]
+        self._births: deque[weakref.ref[Birth]] = deque([weakref.ref(birth)])
+        # Those since the last backward.
+        self._new_births: list[weakref.ref[Birth]] = [weakref.ref(birth)]
+        self._saved = 0
 
     @cached_property
     def _newest(self) -> threading.local:
@@ -184,11 +193,29 @@ class Generations:
         self.living.count += 1
         if len(self._used) > _WORTH_CLEARING + 2 * self.living.count:
             self._all_living()
-        generation.birth = weakref.ref(self._clock.moment.birth)
-        self._births.append(weakref.ref(self._clock.after_backward(index + 1)))
-        if len(self._births) > _WORTH_CLEARING:
-            self.oldest_save()
+        generation.births, self._new_births = self._new_births, []
+        birth = self._clock.after_backward(index + 1)
+        reference = weakref.ref(birth)
+        self._births.append(reference)
+        self._new_births.append(reference)
+        self._living_turns.append(weakref.ref(birth.turn, self.turns.note_death))
+        self.turns.count += 1
+        if len(self._living_turns) > _WORTH_CLEARING + 2 * self.turns.count:
+            self.living_turns()
+            self._births = deque(each for each in self._births if each() is not None)
         return generation
+
+    def begin_call(self, saved: int) -> None:
+        """Begin a birth, if anything was saved in the last; ``saved`` counts what was so far."""
+        if saved != self._saved:
+            self._saved = saved
+            reference = weakref.ref(self._clock.before_call(), self.births.note_death)
+            self.births.count += 1
+            self._births.append(reference)
+            self._new_births.append(reference)
+            if len(self._new_births) > _WORTH_CLEARING + 2 * self.births.count:
+                self._new_births = [each for each in self._new_births if each() is not None]
+                self._births = deque(each for each in self._births if each() is not None)
 
     def _walk(
         self, generation: Generation, roots: Iterable[Node], following: dict[Node, Following]
@@ -241,6 +268,19 @@ class Generations:
     def freed(self) -> list[Generation]:
         """Return the living generations whose buffers a backward has freed, oldest first."""
         return [each for each in self._all_living() if each.freed_by is not None]
+
+    def living_turns(self) -> list[Turn]:
+        """Return the times between backwards of which a saved tensor lives, oldest first."""
+        self._living_turns = [each for each in self._living_turns if each() is not None]
+        return [turn for each in self._living_turns if (turn := each()) is not None]
+
+    def births_since_backward(self) -> list[Birth]:
+        """Return the parts of the time since the last backward of which a saved tensor lives."""
+        return [birth for each in self._new_births if (birth := each()) is not None]
+
+    def retained(self) -> list[Generation]:
+        """Return the living generations whose buffers no backward has freed, oldest first."""
+        return [each for each in self._all_living() if each.freed_by is None]
 
     def _all_living(self) -> list[Generation]:
         living = []

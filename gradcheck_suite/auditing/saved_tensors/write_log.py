@@ -15,7 +15,12 @@ from gradcheck_suite._torch_compat import (
     without_torch_function,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, kind_of_file
-from gradcheck_suite.auditing.events import IndexedAssigned, WriteRefused, Written
+from gradcheck_suite.auditing.events import (
+    CopiedOntoItself,
+    IndexedAssigned,
+    WriteRefused,
+    Written,
+)
 from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
@@ -81,12 +86,13 @@ class WriteLog:
         self.listening = False
         self.on_repeat: Callable[[Tensor, CallSite | None], object] | None = None
         self._tells_of_indexed = False
-        self._tells = False
+        self._tells = self._tells_of_copies = False
 
     def begin(self) -> None:
         """Be told of writes from now on."""
         self._tells = self._bus.wants(Written)
         self._tells_of_indexed = self._bus.wants(IndexedAssigned)
+        self._tells_of_copies = self._bus.wants(CopiedOntoItself)
 
     def end(self) -> None:
         """Forget the writes of an audit that is over."""
@@ -126,6 +132,13 @@ class WriteLog:
                     self._note_tensor(tensor, name, caller)
             else:
                 self._note_tensor(tensor, name, caller)
+
+    def look_at_copy(self, target: object, source: object, caller: FrameType) -> None:
+        """Tell of a copy whose source is the very memory that was written, before it is noted."""
+        if type(target) not in _PLAIN or type(source) not in _PLAIN or jit_is_tracing():
+            return
+        if self._tells_of_copies and without_user_modes(_is_same_memory, target, source):
+            self._bus.emit(CopiedOntoItself(target, source, call_site(caller)))  # type: ignore[arg-type]  # tensors, as was asked
 
     def _note_tensor(self, tensor: Any, name: str, caller: FrameType) -> None:
         # Gradient checks write into single elements thousands of times: each line here counts.
@@ -213,6 +226,20 @@ class WriteLog:
             for write in tuple(self._writes.get(storage, ()))
             if write.sequence > sequence and write.start < end and start < write.end
         ]
+
+
+def _is_same_memory(target: Tensor, source: Tensor) -> bool:
+    """Return whether each element of two tensors is the same place in memory."""
+    try:
+        return (
+            target.data_ptr() == source.data_ptr() != 0
+            and target.shape == source.shape
+            and target.stride() == source.stride()
+            and target.dtype == source.dtype
+            and target.device == source.device
+        )
+    except (RuntimeError, NotImplementedError):  # sparse, or wrapped by a transform
+        return False
 
 
 def _end_of(tensor: Tensor, start: int) -> int:

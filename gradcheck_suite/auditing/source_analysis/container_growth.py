@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Growth", "growth_of"]
+__all__ = ["Growth", "argument_added", "growth_of", "passed_from", "put_under"]
 
 _ADDING_METHODS = frozenset(
     {"add", "append", "appendleft", "extend", "extendleft", "insert", "put", "put_nowait"}
@@ -236,21 +236,26 @@ def _grows(site: _Statement, wanted: _Wanted) -> bool:
 
 def _may_have_added(site: _Statement, wanted: _Wanted, key: str | int | None) -> bool:
     """Return whether a statement that adds may have added a graph, under that key."""
-    statement = site.statement
-    value = _value_of(statement)
-    added: list[ast.expr] = []
-    under: list[ast.expr] = []
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        added = [*value.args, *(keyword.value for keyword in value.keywords)]
-        under = [value.func.value]
-    elif isinstance(statement, ast.AugAssign):
-        added, under = [statement.value], [statement.target]
-    elif isinstance(statement, ast.Assign):
-        added, under = [statement.value], statement.targets
+    added, under = _added_and_where(site.statement)
     if added and all(map(_has_no_graph, added)):
         return False
     keys = [found for each in under if (found := wanted.key_under(each, site.scope)) is not None]
     return key is None or not keys or any(_may_be(each, key) for each in keys)
+
+
+def _added_and_where(
+    statement: ast.stmt | ast.expr,
+) -> tuple[list[ast.expr], list[ast.expr]]:
+    """Return what a statement adds or assigns, and to what."""
+    value = _value_of(statement)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        given = [*value.args, *(keyword.value for keyword in value.keywords)]
+        return given, [value.func.value]
+    if isinstance(statement, ast.AugAssign):
+        return [statement.value], [statement.target]
+    if isinstance(statement, ast.Assign):
+        return [statement.value], statement.targets
+    return [], []
 
 
 def _may_be(node: ast.expr, key: str | int) -> bool:
@@ -301,7 +306,8 @@ def _is_made_of_itself(site: _Statement, wanted: _Wanted) -> bool:
     statement, scope = site.statement, site.scope
     if not isinstance(statement, ast.Assign):
         return False
-    if not any(wanted.is_called(target, scope) for target in statement.targets):
+    targets = (part for each in statement.targets for part in _targets_of(each))
+    if not any(wanted.is_called(target, scope) for target in targets):
         return False
     value = statement.value
     if isinstance(value, ast.IfExp):
@@ -398,3 +404,150 @@ def _own_parts(statement: ast.stmt | ast.expr) -> Iterator[ast.AST]:
         waiting.extend(
             child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)
         )
+
+
+def passed_from(
+    argument: tuple[str, int | None, str], files: Iterable[str], base: str | None
+) -> Location | None:
+    """Return the call that passes what a statement adds, where that is an argument given to it.
+
+    A meter or a buffer adds what it is given: the line to change is the one that gives it a graph.
+
+    Args:
+        argument: the function, place and name, as ``argument_added`` has it.
+        files: where calls are looked for.
+        base: what the program calls the object, as ``losses`` in ``losses.update(loss)``: of
+            several calls, the one of that name is told.
+
+    Returns:
+        The one call that may have passed a graph; None if there are several, or none.
+    """
+    function, place, name = argument
+    calls = [
+        (file, each, call)
+        for file in files
+        for each in _statements(_parsed(file), (), in_loop=False)
+        for call in _own_parts(each.statement)
+        if isinstance(call, ast.Call) and _last_name(call.func) == function
+        if any(not _has_no_graph(given) for given in _given(call, place, name))
+    ]
+    if base is not None and len(calls) > 1:
+        calls = [each for each in calls if base in _names_in(each[2].func)] or calls
+    lines = {(file, call.lineno): each for file, each, call in calls}
+    if len(lines) != 1:
+        return None
+    ((file, _), statement) = next(iter(lines.items()))
+    return _location(file, statement)
+
+
+def _parsed(file: str) -> ast.AST:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def argument_added(site: Location) -> tuple[str, int | None, str] | None:
+    """Return the function whose argument a statement adds, its place, None if any, and its name."""
+    tree = _parsed(site.path)
+    around = [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and each.lineno <= site.line <= (each.end_lineno or each.lineno)
+    ]
+    if not around:
+        return None
+    function = max(around, key=lambda each: each.lineno)
+    used = {
+        part
+        for statement in ast.walk(function)
+        if isinstance(statement, ast.stmt) and statement.lineno == site.line
+        for added in _added_and_where(statement)[0]
+        for part in _passed_on(added)
+    }
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    methods = {
+        id(method)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        for method in each.body
+    }
+    first = 1 if id(function) in methods else 0
+    if given.vararg is not None and given.vararg.arg in used:
+        return function.name, None, given.vararg.arg
+    for place, name in enumerate(names[first:]):
+        if name in used:
+            return function.name, place, name
+    return None
+
+
+def _passed_on(node: ast.expr) -> Iterator[str]:
+    """Yield the names whose own value is a part of an expression's, not that of an attribute."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif not isinstance(node, ast.Attribute):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                yield from _passed_on(child)
+
+
+def _given(call: ast.Call, place: int | None, name: str) -> list[ast.expr]:
+    named = [keyword.value for keyword in call.keywords if keyword.arg == name]
+    if named or place is None:
+        return named or call.args
+    return call.args[place : place + 1]
+
+
+def _last_name(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    parts = list(ast.walk(node))
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    names |= {part.attr for part in parts if isinstance(part, ast.Attribute)}
+    return names | {str(part.value) for part in parts if isinstance(part, ast.Constant)}
+
+
+def put_under(key: str, files: Iterable[str]) -> Location | None:
+    """Return the one place where something that may have a graph is put into a dictionary.
+
+    Args:
+        key: under which, spelled out.
+        files: where it is looked for.
+    """
+    found: dict[tuple[str, int], tuple[ast.expr, str]] = {}
+    for file in files:
+        for each in _statements(_parsed(file), (), in_loop=False):
+            for part in _own_parts(each.statement):
+                for name, value in _items_of(part):
+                    if name == key and not _has_no_graph(value):
+                        found[file, value.lineno] = value, each.scope
+    if len(found) != 1:
+        return None
+    ((file, _), (value, scope)) = next(iter(found.items()))
+    return Location(
+        path=file,
+        line=value.lineno,
+        column=value.col_offset + 1,
+        end_line=value.end_lineno,
+        end_column=None if value.end_col_offset is None else value.end_col_offset + 1,
+        function=scope or None,
+    )
+
+
+def _items_of(node: ast.AST) -> Iterator[tuple[object, ast.expr]]:
+    """Yield the keys, spelled out, and the values that an expression puts into a dictionary."""
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant):
+                yield key.value, value
+    elif isinstance(node, ast.Call) and _last_name(node.func) == "dict":
+        for keyword in node.keywords:
+            yield keyword.arg, keyword.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                yield target.slice.value, node.value

@@ -30,6 +30,8 @@ NAMES = [
     (torch.nn.functional, "dropout"),
     (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     (torch.optim.lr_scheduler, "warnings"),
+    (torch.nn.Module, "__call__"),
+    (torch.nn.Module, "state_dict"),
     (BaseProcess, "start"),
     (subprocess.Popen, "__init__"),
 ]

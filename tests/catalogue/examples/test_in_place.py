@@ -302,3 +302,22 @@ def test_gcs109_an_optimizer_that_writes_through_data_makes_it_silent():
     generator.zero_grad()
     (-score).backward()
     assert not torch.allclose(generator.weight.grad, right, rtol=0.1)
+
+
+def test_gcs110_the_best_weights_are_the_last_ones(example, instead):
+    def moved(names):
+        model = nn.Linear(3, 1)
+        losses = iter((2.0, 1.0, 3.0))
+        states = []
+
+        def validate(model):
+            states.append(copy.deepcopy(model.state_dict()))
+            return next(losses)
+
+        names.fit(model, [(torch.randn(4, 3), torch.randn(4, 1))] * 3, validate)
+        best, last = states[1:]
+        loaded = model.state_dict()
+        return [torch.equal(each["weight"], loaded["weight"]) for each in (best, last)]
+
+    assert moved(example("GCS110")) == [False, True]
+    assert moved(instead("GCS110")) == [True, False]

@@ -65,8 +65,19 @@ _MOST_NODES = 20_000
 
 @dataclass(slots=True)
 class _Retained:
+    """A graph that a backward has retained.
+
+    Attributes:
+        family: the numbers of that backward and of those through whose graphs it went.
+        step: in which it was.
+        used: whether a later backward went through any of these graphs.
+        outlived: whether the graph was still there when a backward of a later step began.
+    """
+
     family: frozenset[int]
+    step: int
     used: bool = False
+    outlived: bool = False
 
 
 @dataclass(slots=True)
@@ -231,6 +242,12 @@ class UnusedGraphDetector:
             if len(records) >= _CERTAIN and not any(record.used for record in records)
         ]
         found += [
+            _retained_last(site, lasts)
+            for site, records in self._retained.items()
+            if any(record.used for record in records)
+            and len(lasts := _outlived_by_the_last(records)) >= _CERTAIN
+        ]
+        found += [
             _evaluated(site, entry)
             for site, entry in self._evaluated.items()
             if entry.unused() >= _CERTAIN
@@ -262,6 +279,7 @@ class UnusedGraphDetector:
         generation = self._recorder.generations.newest()
         if generation is None or generation.index != event.number:
             return None
+        self._note_outlived(step)
         earlier = frozenset[int]()
         for reference in generation.reused:
             other = reference()
@@ -278,7 +296,8 @@ class UnusedGraphDetector:
         finished = event.finished
         if not finished.creates_graph:
             if self._family is not None:
-                self._retained.setdefault(finished.site, []).append(_Retained(self._family))
+                record = _Retained(self._family, self._recorder.state.step)
+                self._retained.setdefault(finished.site, []).append(record)
             return None
         if finished.created or finished.accumulated:
             self._second.note(finished)
@@ -286,6 +305,16 @@ class UnusedGraphDetector:
                 self._cycle = _Cycle(finished.site, self._recorder.state.step)
             return Attention.AWAKE
         return None
+
+    def _note_outlived(self, step: int) -> None:
+        """Take note of the graphs of earlier steps that are still there."""
+        if not self._retained:
+            return
+        alive = {each.index for each in self._recorder.generations.retained()}
+        for records in self._retained.values():
+            for record in records:
+                if record.step < step and max(record.family) in alive:
+                    record.outlived = True
 
     # create_graph
 
@@ -415,6 +444,30 @@ def _retained(site: CallSite | None, count: int) -> Finding:
         location=location_of(site),
         hint="leave out retain_graph=True",
         evidence={"count": count},
+    )
+
+
+def _outlived_by_the_last(records: list[_Retained]) -> list[_Retained]:
+    """Return the last of each step, if none was used and it was still there in the next step.
+
+    Who drops the graph with the function that made it need not care which backward is the last.
+    """
+    last = {record.step: record for record in records}
+    if any(record.used for record in last.values()):
+        return []
+    return [record for record in last.values() if record.outlived]
+
+
+def _retained_last(site: CallSite | None, lasts: list[_Retained]) -> Finding:
+    return Finding.of(
+        catalogue.RETAIN_GRAPH,
+        "the last backward(retain_graph=True) of each step kept the graph too, and nothing went "
+        f"through it any more: {len(lasts)} graphs were still there in the next step, with all "
+        "that they had saved; expected the last backward to free its graph",
+        detector="audit",
+        location=location_of(site),
+        hint="sum(losses).backward(), or retain_graph=True for all but the last",
+        evidence={"count": len(lasts)},
     )
 
 

@@ -112,22 +112,22 @@ class Meter:
         self.total = 0.0
 
     def update(self, value):
-        self.values.append(value)  # <- values
+        self.values.append(value)
 
     def add(self, value):
-        self.total += value  # <- total
+        self.total += value
 
 
 def attribute_list():
     meter = Meter()
     for _, _, loss in steps(6):
-        meter.update(loss)
+        meter.update(loss)  # <- here
 
 
 def attribute_sum():
     meter = Meter()
     for _, _, loss in steps(7):
-        meter.add(loss)
+        meter.add(loss)  # <- here
 
 
 def module_global():
@@ -170,8 +170,8 @@ CASES = {
     unbounded_deque: ("deque `losses` in unbounded_deque()", None),
     running_sum: ("sum `total` in running_sum()", None),
     running_sum_spelled_out: ("sum `total` in running_sum_spelled_out()", None),
-    attribute_list: ("list `meter.values` in attribute_list()", (Meter, "values")),
-    attribute_sum: ("sum `meter.total` in attribute_sum()", (Meter, "total")),
+    attribute_list: ("list `meter.values` in attribute_list()", None),
+    attribute_sum: ("sum `meter.total` in attribute_sum()", None),
     module_global: ("list `HISTORY` in module ", None),
     closures: ("list of closures `callbacks` in closures()", None),
     exceptions: ("list of exceptions `errors` in exceptions()", None),
@@ -597,7 +597,7 @@ class Reporter:
         self.trainer = trainer
 
     def log(self, name, value):
-        self.trainer.rows_of_the_run.setdefault(name, []).append(value)  # <- here
+        self.trainer.rows_of_the_run.setdefault(name, []).append(value)
 
 
 def history_of_another_object():
@@ -606,7 +606,7 @@ def history_of_another_object():
     for _ in range(6):
         loss = net(torch.randn(3, 2)).square().mean()
         loss.backward()
-        reporter.log("loss", loss)
+        reporter.log("loss", loss)  # <- here
 
 
 @pytest.mark.parametrize(
@@ -614,7 +614,7 @@ def history_of_another_object():
     [
         (history_by_name, history_by_name),
         (history_at_two_lines, history_at_two_lines),
-        (history_of_another_object, Reporter),
+        (history_of_another_object, history_of_another_object),
     ],
 )
 def test_the_line_is_one_that_can_have_added_a_graph(audited, only, line_of, loop, place):
