@@ -45,6 +45,7 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[LedgerLine]:
     lines += _parameters(ledger)
     lines += _limited(list(map(_module, ledger["modules"])), "module")
     lines += _limited(list(map(_backward, ledger["backwards"])), "line that runs backwards")
+    lines += _limited([_loss(each) for each in ledger["losses"]], "loss")
     return lines + _memory(ledger["memory"])
 
 
@@ -236,6 +237,31 @@ def _backward(facts: Mapping[str, Any]) -> LedgerLine:
         f"{plural(facts['place']['count'], 'time')}, reaching {plural(reached, 'leaf', 'leaves')}"
     )
     return LedgerLine(f"{verb}{where}", told)
+
+
+def _loss(facts: Mapping[str, Any]) -> LedgerLine:
+    """Say which terms of a loss carry a gradient, and where the others were cut off."""
+    where = "" if facts["location"] is None else f" at {_place(facts['location'])}"
+    live = [f"`{each['text']}`" for each in facts["terms"] if each["state"] == "live"]
+    told = [f"{listed(live)} {'carries' if len(live) == 1 else 'carry'} a gradient"] if live else []
+    cut = [each for each in facts["terms"] if each["state"] == "cut"]
+    told += [
+        f"`{each['text']}` does not"
+        + ("" if each["cut"] is None else f", cut at {_place(each['cut'])} by {each['by']}")
+        for each in cut
+    ]
+    others = len(facts["terms"]) - len(live) - len(cut)
+    if others:
+        told.append(
+            f"{plural(others, 'term')} of which nothing is known, or which depend on no model"
+        )
+    return LedgerLine(f"loss of the backward{where}", "; ".join(told), unusual=bool(cut))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write the first few of these."""
+    more = "" if len(names) <= _MOST_NAMES else f" and {len(names) - _MOST_NAMES} more"
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _memory(facts: Mapping[str, Any]) -> list[LedgerLine]:

@@ -98,6 +98,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     without_backward = StepWithoutBackwardDetector(windows, recorder.optimizers)
     contract = FunctionContractDetector(recorder)
     without_gradient = ParameterWithoutGradientDetector(recorder, names)
+    losses = ConstantLossTermDetector(without_gradient)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -129,14 +130,14 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
-        ConstantLossTermDetector(without_gradient),
+        losses,
         NonFiniteGradientDetector(recorder, names),
         UnusedGraphDetector(recorder),
         RetainGraphDetector(),
         contract,
         FunctionCallDetector(recorder, contract),
         RefusedByTorchDetector(),
-        LedgerObserver(recorder, windows, leaves),
+        LedgerObserver(recorder, windows, leaves, losses),
     )
 
 

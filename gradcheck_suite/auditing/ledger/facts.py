@@ -14,11 +14,13 @@ __all__ = [
     "BackwardFacts",
     "GroupFacts",
     "Ledger",
+    "LossFacts",
     "MemoryFacts",
     "ModuleFacts",
     "OptimizerFacts",
     "ParameterFacts",
     "Place",
+    "TermFacts",
 ]
 
 
@@ -137,6 +139,34 @@ class BackwardFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TermFacts:
+    """A term of a loss.
+
+    Attributes:
+        text: how the program writes it.
+        location: where it is added.
+        state: ``live`` if it carries a gradient, ``cut`` if it depends on what is trained and was
+            cut off from it, ``constant`` if it does not depend on it, ``unknown`` otherwise.
+        cut: the line that cut it off; None for none.
+        by: what cuts there.
+    """
+
+    text: str
+    location: Location
+    state: str
+    cut: Location | None = None
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LossFacts:
+    """The terms of the loss that a backward starts from, where its source could be followed."""
+
+    location: Location | None
+    terms: tuple[TermFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryFacts:
     """How many backwards' graphs were alive after a step: by step, in those looked at."""
 
@@ -154,6 +184,7 @@ class Ledger:
         parameters: as above.
         modules: as above.
         backwards: as above.
+        losses: of those backwards whose loss is a sum.
         memory: of graphs.
     """
 
@@ -163,6 +194,7 @@ class Ledger:
     parameters: tuple[ParameterFacts, ...]
     modules: tuple[ModuleFacts, ...]
     backwards: tuple[BackwardFacts, ...]
+    losses: tuple[LossFacts, ...]
     memory: MemoryFacts
 
     def to_dict(self) -> Mapping[str, Any]:

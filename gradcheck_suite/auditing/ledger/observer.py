@@ -32,13 +32,16 @@ from gradcheck_suite.auditing.ledger.facts import (
     BackwardFacts,
     GroupFacts,
     Ledger,
+    LossFacts,
     MemoryFacts,
     ModuleFacts,
     OptimizerFacts,
     ParameterFacts,
     Place,
+    TermFacts,
 )
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
+from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,9 +49,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+    from gradcheck_suite.auditing.detectors.connectivity.constant_loss_term import (
+        ConstantLossTermDetector,
+    )
     from gradcheck_suite.auditing.detectors.leaf_records import LeafRecord, LeafRecords
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
+    from gradcheck_suite.auditing.source_analysis.loss_terms import LossTerm
     from gradcheck_suite.findings import Finding
 
 __all__ = ["LedgerObserver"]
@@ -105,11 +112,16 @@ class LedgerObserver:
     """Takes part in an audit as detectors do, and accuses nobody."""
 
     def __init__(
-        self, recorder: Recorder, windows: AccumulationWindows, leaves: LeafRecords
+        self,
+        recorder: Recorder,
+        windows: AccumulationWindows,
+        leaves: LeafRecords,
+        losses: ConstantLossTermDetector,
     ) -> None:
         self._recorder = recorder
         self._windows = windows
         self._leaves = leaves
+        self._losses = losses
         self._optimizers: dict[int, _Optimizer] = {}
         self._modules: dict[int, _Module] = {}
         self._backwards: dict[tuple[CallSite | None, bool], _Backward] = {}
@@ -241,6 +253,11 @@ class LedgerObserver:
                 )
                 for (site, accumulates), each in self._backwards.items()
             ),
+            losses=tuple(
+                LossFacts(each.backward, tuple(map(_term_facts, each.terms)))
+                for each in self._losses.terms
+                if each.terms
+            ),
             memory=MemoryFacts(tuple(self._alive.items())),
         )
 
@@ -287,6 +304,12 @@ def _parameter_facts(
         changed=leaf.changed,
         shares_memory_with=tuple(each for each in beside if each != leaf.name),
     )
+
+
+def _term_facts(term: LossTerm) -> TermFacts:
+    cut = term.cut
+    place = None if cut is None else Location(path=cut.path, line=cut.line)
+    return TermFacts(term.text, term.location, term.state, place, "" if cut is None else cut.what)
 
 
 def _group_facts(group: dict[str, Any]) -> GroupFacts:

@@ -204,3 +204,25 @@ def test_a_thousand_parameters_fit_on_a_screen():
 def test_an_audit_without_training_has_no_ledger():
     session = audited(lambda: torch.ones(2).sum())
     assert session.report.ledger is None
+
+
+def test_the_terms_of_a_loss_and_the_line_that_cuts_one_off(model):
+    def penalty(out):
+        return out.detach().square()  # <- cut
+
+    def run():
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(4):
+            optimizer.zero_grad()
+            out = model(torch.ones(2, 4))
+            loss = out.square() + penalty(out)
+            loss.backward()
+            optimizer.step()
+
+    session = audited(run)
+    (loss,) = session.ledger.losses
+    assert [term.state for term in loss.terms] == ["live", "cut"]
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[loss.terms[1].cut.line - 1].endswith("# <- cut")
+    (line,) = [line for line in unusual(session) if line.startswith("loss of the backward")]
+    assert "carries a gradient; `penalty(out)` does not, cut at" in line
