@@ -36,8 +36,10 @@ ALWAYS_WALKED = 4
 gradient that make a finding (``CERTAIN`` of ``missing_gradients``)."""
 
 _FLAT = frozenset(
-    f"{name}Backward0" for name in ("Bernoulli", "Ceil", "Floor", "Round", "Sgn", "Sign", "Trunc")
+    ("Bernoulli", "Ceil", "Floor", "Normal", "Poisson", "Round", "Sgn", "Sign", "Trunc")
 )
+"""Ops whose derivative is zero wherever it exists, as torch names their nodes, in front of
+``Backward`` and the number of the overload."""
 
 
 @dataclass(slots=True)
@@ -134,16 +136,20 @@ def _look(
         kind = type(node)
         facts = kinds.get(kind)
         if facts is None:
-            facts = kinds[kind] = (kind.__name__ in _FLAT, custom_function_class(node))
+            facts = kinds[kind] = (_name_of(kind) in _FLAT, custom_function_class(node))
         flat, custom = facts
         if flat:
-            found.flat.add(kind.__name__.removesuffix("Backward0").lower())
+            found.flat.add(_name_of(kind).lower())
         behind = behind_flat if flat else waiting
         for function, _ in following:
             if function is not None:
                 behind.append(function)
         if custom is not None:
             _note_custom(found, node, custom, following)
+
+
+def _name_of(kind: type[Node]) -> str:
+    return kind.__name__.partition("Backward")[0]
 
 
 def _note_custom(found: ReachableGraph, node: Node, custom: type, following: Following) -> None:

@@ -109,7 +109,10 @@ CUTTING_METHODS = frozenset(
     ]
 )
 FLAT_METHODS = frozenset(
-    {"bernoulli", "ceil", "floor", "floor_", "round", "round_", "sign", "sign_", "trunc"}
+    [
+        *("bernoulli", "ceil", "floor", "floor_", "normal", "poisson"),
+        *("round", "round_", "sign", "sign_", "trunc"),
+    ]
 )
 CUTTING_CALLS = frozenset({"float", "int", "bool", "round"})
 CUTTING_OF_TORCH = frozenset(

@@ -104,7 +104,7 @@ def test_one_value_of_a_tuple_is_followed_on_its_own(audited, only, line_of):
     finding = only(audited(value_as_a_number), "GCS401")
     assert finding.location.line == line_of(value_as_a_number)
     assert "cut by `.item()`" in finding.message
-    assert "`value.weight`, `value.bias`" in finding.message
+    assert "`net.value.weight`, `net.value.bias`" in finding.message
 
 
 def test_a_tuple_whose_values_are_all_used_is_fine(audited):
