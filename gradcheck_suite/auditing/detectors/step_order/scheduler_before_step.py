@@ -21,7 +21,10 @@ from gradcheck_suite.auditing.events import ScalerStepped, SchedulerStepped
 from gradcheck_suite.findings import Finding
 
 if TYPE_CHECKING:
-    from gradcheck_suite.auditing.detectors.accumulation_windows import AccumulationWindows
+    from gradcheck_suite.auditing.detectors.accumulation_windows import (
+        AccumulationWindow,
+        AccumulationWindows,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.recorder import Recorder
 
@@ -51,6 +54,10 @@ class _Seen:
         most: how many, at most.
         single: in how many there was one.
         beside: how many steps another optimizer has taken while its own took none.
+        heirs: the steps, when its own last took one, of the optimizers that own some of the same
+            parameters.
+        inherited: how many they have taken since.
+        idle: how often it has stepped since, a step of theirs before each.
     """
 
     scheduler: str
@@ -66,6 +73,9 @@ class _Seen:
     most: int = 1
     single: int = 0
     beside: int = 0
+    heirs: int = 0
+    inherited: int = 0
+    idle: int = 0
 
 
 class SchedulerBeforeStepDetector:
@@ -115,9 +125,23 @@ class SchedulerBeforeStepDetector:
                 seen.in_a_row = 1
             elif backwards > seen.backwards:
                 seen.in_a_row += 1
+        self._look_for_heirs(seen, window)
         seen.steps, seen.backwards = window.steps, backwards
         if seen.early and not window.steps:
             seen.beside = max(each.steps for each in self._windows.all())
+
+    def _look_for_heirs(self, seen: _Seen, window: AccumulationWindow) -> None:
+        """Count the steps of optimizers that have taken this one's place, if any have."""
+        taken = sum(
+            each.steps
+            for each in self._windows.all()
+            if each is not window and not each.ids.isdisjoint(window.ids)
+        )
+        if window.steps != seen.steps:
+            seen.heirs, seen.inherited, seen.idle = taken, 0, 0
+        elif taken - seen.heirs > seen.inherited:
+            seen.inherited = taken - seen.heirs
+            seen.idle += 1
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line."""
@@ -125,6 +149,8 @@ class SchedulerBeforeStepDetector:
         for seen in self._all:
             if seen.repeated >= _ENOUGH and seen.repeated > seen.single:
                 found.setdefault(seen.site, _each_micro_batch(seen))
+            elif seen.steps and seen.idle >= _ENOUGH:
+                found.setdefault(seen.site, _of_the_old_one(seen))
             elif seen.early and not seen.steps and seen.beside >= _ENOUGH:
                 found.setdefault(seen.site, _of_another(seen))
             elif seen.early:
@@ -161,6 +187,23 @@ def _of_another(seen: _Seen) -> Finding:
         location=location_of(seen.site),
         hint="make the scheduler anew whenever the optimizer is",
         evidence={"scheduler": seen.scheduler, "optimizer": seen.optimizer, "count": seen.beside},
+    )
+
+
+def _of_the_old_one(seen: _Seen) -> Finding:
+    return Finding.of(
+        catalogue.SCHEDULER_BEFORE_STEP,
+        f"{seen.scheduler}.step() still schedules a {seen.optimizer} that steps no more: another "
+        f"optimizer, which owns its parameters, took the last {seen.inherited} steps, at a rate "
+        "that nothing changes; expected the scheduler to be made anew with the optimizer",
+        detector="audit",
+        location=location_of(seen.site),
+        hint="make the scheduler anew whenever the optimizer is",
+        evidence={
+            "scheduler": seen.scheduler,
+            "optimizer": seen.optimizer,
+            "count": seen.inherited,
+        },
     )
 
 

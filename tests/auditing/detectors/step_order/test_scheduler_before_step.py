@@ -92,3 +92,44 @@ def after_each_step_of_two_backwards():
 @pytest.mark.parametrize("loop", [after_each_epoch, after_each_step_of_two_backwards])
 def test_schedulers_in_their_place_are_not_told_of(audited, loop):
     assert not [each for each in audited(loop).findings if each.code == CODE]
+
+
+def test_a_scheduler_of_the_optimizer_that_was_replaced(audited, line_of):
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+
+    def loop():
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for epoch in range(8):
+            if epoch == 3:
+                model[0].requires_grad_(True)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(3, 2)).pow(2).mean().backward()
+                optimizer.step()
+            scheduler.step()  # <- here
+
+    (finding,) = [each for each in audited(loop).findings if each.code == "GCS306"]
+    assert finding.severity.value == "warning"
+    assert finding.location.line == line_of(loop)
+    assert "still schedules a SGD that steps no more" in finding.message
+    assert "took the last 10 steps" in finding.message
+
+
+@pytest.mark.parametrize("turns", [1, 2, 8])
+def test_optimizers_that_take_turns_over_the_same_parameters(audited, turns):
+    model = nn.Linear(2, 1)
+
+    def loop():
+        both = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+        schedulers = [StepLR(each, 5) for each in both]
+        for step in range(16):
+            turn = step // turns % 2
+            both[turn].zero_grad()
+            model(torch.ones(3, 2)).pow(2).mean().backward()
+            both[turn].step()
+            schedulers[turn].step()
+
+    assert CODE not in [each.code for each in audited(loop).findings]
