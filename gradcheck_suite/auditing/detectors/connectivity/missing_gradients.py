@@ -33,6 +33,7 @@ __all__ = [
     "called",
     "cut_before",
     "cut_place",
+    "drawn_finding",
     "finding_of",
     "flat_finding",
     "frozen_finding",
@@ -248,6 +249,25 @@ def flat_finding(
         related=related,
         hint="pass the gradient straight through: x + (x.round() - x).detach()",
         evidence={"parameters": count, "operations": tuple(operations)},
+    )
+
+
+def drawn_finding(
+    operations: Sequence[str], where: Location | None, related: tuple[Related, ...]
+) -> Finding:
+    """Return what is said of values drawn from what has a graph."""
+    names = " and ".join(f"{each}()" for each in operations)
+    return Finding.of(
+        catalogue.GRAPH_BROKEN,
+        f"{names} draws from a distribution whose parameters have a graph, and its derivative is "
+        "zero: what the loss sends back through the drawn values never arrives; expected a draw "
+        "that keeps the gradient",
+        detector="audit",
+        severity=Severity.WARNING,
+        location=where,
+        related=related,
+        hint="mean + std * torch.randn_like(std), or rsample() of the distribution",
+        evidence={"operations": tuple(operations)},
     )
 
 

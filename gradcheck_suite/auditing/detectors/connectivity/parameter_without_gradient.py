@@ -28,6 +28,7 @@ from gradcheck_suite.auditing.detectors.connectivity.missing_gradients import (
     called,
     cut_before,
     cut_place,
+    drawn_finding,
     finding_of,
     flat_finding,
     frozen_finding,
@@ -96,6 +97,11 @@ _STAND_IN = "nothing that its optimizer owns is a module's or reached: it may be
 _SECOND_ORDER = "the loss is made of gradients (create_graph), in which a bias may have no part"
 
 
+_DRAWN = frozenset({"normal", "poisson"})
+"""Ops that draw from a distribution whose parameters may have a graph, and hand no gradient on. Of
+those without slope, these alone are a mistake on one of several ways: `x - x.floor()` is none."""
+
+
 class ParameterWithoutGradientDetector:
     """Reports GCS401 to GCS406 and GCS408.
 
@@ -142,7 +148,7 @@ class ParameterWithoutGradientDetector:
         found = [*self._facts.values(), *self._past]
         for watched in self._watched.values():
             found.extend(self._of(watched))
-        found.extend(self._without_slope())
+        found.extend(self._without_slope() or self._drawn())
         return found
 
     def is_following(self) -> bool:
@@ -556,6 +562,16 @@ class ParameterWithoutGradientDetector:
             flow = self._flat_at
         where, related = cut_place(flow, place)
         return [flat_finding(len(level), sorted(self._flat), where, related)]
+
+    def _drawn(self) -> list[Finding]:
+        """Tell of values drawn from what is computed, on one of several ways to the loss."""
+        drawn = self._flat & _DRAWN
+        if not drawn or not self._stacks:
+            return []
+        files = [at.path for site in self._all_sites() if (at := location_of(site)) is not None]
+        flow = only_flat_call(files, drawn)
+        where, related = cut_place(flow, location_of(next(iter(self._stacks))[0]))
+        return [drawn_finding(sorted(drawn), where, related)]
 
     def _look_for_flat_call(self) -> None:
         """Look for the op without slope in the forward of modules that own such parameters."""

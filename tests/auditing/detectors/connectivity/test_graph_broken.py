@@ -311,3 +311,54 @@ def test_what_never_trains_is_told_with_its_line(audited, line_of, loop, code, p
     if place is not None:
         place, marker = place if isinstance(place, tuple) else (place, "here")
         assert session.findings[0].location.line == line_of(place, marker)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(2, 4)
+        self.draw = draw
+
+    def forward(self, x):
+        mean, spread = self.encoder(x).chunk(2, 1)
+        drawn = self.draw(mean, spread.exp())
+        kl = (mean.square() + spread.exp().square() - 2 * spread).mean()
+        return (self.decoder(drawn) - x).square().mean() + 0.1 * kl
+
+
+def drawn_without_gradient(mean, std):
+    return torch.normal(mean, std)  # <- drawn
+
+
+def drawn_with_gradient(mean, std):
+    return mean + std * torch.randn_like(std)
+
+
+def drawn_from_constants(mean, std):
+    return mean + torch.empty_like(std).normal_()
+
+
+def trained(draw):
+    torch.manual_seed(0)
+    model = Autoencoder(draw)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def run():
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).backward()
+            optimizer.step()
+
+    return run
+
+
+def test_values_drawn_from_what_has_a_graph(audited, only, line_of):
+    finding = only(audited(trained(drawn_without_gradient)), "GCS401")
+    assert finding.severity.value == "warning"
+    assert finding.location.line == line_of(drawn_without_gradient, "drawn")
+    assert "normal() draws from a distribution whose parameters have a graph" in finding.message
+
+
+@pytest.mark.parametrize("draw", [drawn_with_gradient, drawn_from_constants])
+def test_draws_that_keep_the_gradient_or_need_none(audited, draw):
+    assert not audited(trained(draw)).findings
