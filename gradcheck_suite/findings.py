@@ -300,7 +300,11 @@ def _subjects(finding: Finding) -> Iterator[tuple[object, ...]]:
         yield finding.code, path, place.cell, place.line
     parameters = finding.evidence.get("parameters")
     if isinstance(parameters, (list, tuple)):
-        yield finding.code, *sorted(map(str, parameters))
+        names = sorted(map(str, parameters))
+        yield finding.code, *names
+        # The audit knows in which variable the model is; others know the model alone.
+        if finding.detector == "audit" and all("." in name for name in names):
+            yield finding.code, *(name.partition(".")[2] for name in names)
 
 
 def _merged(first: Finding, second: Finding) -> Finding:

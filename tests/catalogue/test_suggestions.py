@@ -25,7 +25,7 @@ from gradcheck_suite import catalogue
         ("ModuleList", ("unregistered-module",)),
         ("hidden state", ("state-not-detached",)),
         ("volatile", ("legacy-volatile",)),
-        ("dropout", ("train-mode-in-eval",)),
+        ("dropout", ("dropout-ignores-eval",)),
     ],
 )
 def test_words_and_slips_lead_to_slugs(name, first):

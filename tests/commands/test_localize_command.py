@@ -118,7 +118,7 @@ def test_the_wrong_calls_of_a_module_are_named_with_their_lines(model):
     assert report["tool"] == "gradcheck-suite localize"
     assert [
         (one["code"], one["line"], one["evidence"]["module"]) for one in report["findings"]
-    ] == [("GCS601", 13, "blocks.0"), ("GCS601", 13, "blocks.1")]
+    ] == [("GCS601", 15, "blocks.0"), ("GCS601", 15, "blocks.1")]
 
 
 def test_a_right_module_passes(run):
@@ -131,7 +131,7 @@ def test_a_right_module_passes(run):
 def test_a_class_a_factory_and_a_function_are_targets_too(run, target):
     status, text, _ = run("localize", target, "--output-format", "concise", "--level", "functions")
     assert status == 1
-    assert text.startswith("deep_model.py:13: GCS601 [error] Softmax, applied in ")
+    assert text.startswith("deep_model.py:15: GCS601 [error] Softmax, applied in ")
 
 
 def test_the_calls_of_the_loss_are_looked_at(run):

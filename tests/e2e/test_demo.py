@@ -26,10 +26,10 @@ PLANTED = {
     ("GCS301", "optimizer.step()"),
     ("GCS403", "def forward(self, images):"),
     ("GCS507", "ctx.save_for_backward(x, gate)"),
-    # Verification tells that a gradient is missing, and source shows which.
+    # The audit tells what got no gradient; verification and source, which expression gives none.
     ("GCS508", "def backward(ctx, grad_output):"),
     ("GCS508", "return grad_output * gate, None"),
-    ("GCS601", "def backward(ctx, grad_output):"),
+    ("GCS601", "return grad_output * gate, None"),
 }
 
 
@@ -75,7 +75,7 @@ def test_what_lint_and_audit_both_see_is_told_once(demo):
     done, _ = demo
     findings = json.loads(done.stdout)["findings"]
     both = {f["code"] for f in findings if f["evidence"].get("also_found_by") == ["lint"]}
-    assert both == {"GCS201", "GCS301"}
+    assert both == {"GCS201", "GCS301", "GCS508"}
 
 
 def test_nothing_is_said_of_the_repaired_script():

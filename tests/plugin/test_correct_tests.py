@@ -26,6 +26,7 @@ def test_correct_tests_pass(run_tests_apart, pytester):
         "forward-under-no-grad",
         "leaf-inplace",
         "backward-arity",
+        "backward-twice",
         "state-not-detached",
         "scaler-misuse",
     }

@@ -37,12 +37,14 @@ _MOST_LOSSES = 32
 _LOOKED_AT = 4
 """Backwards of one line whose graphs are looked at, before it is one in ``_EVERY``."""
 _EVERY = 64
+"""After the first backwards of a line, one of so many is looked at. A bound on cost."""
 _MOST_NODES = 512
 """Nodes of the top of a graph that are looked at. A bound on cost."""
 _REGULARISER = 0.1
 """Terms that are multiplied by no more than this, and a tenth of what the others are, do not stand
 for the loss. Chosen: weights of regularisers lie between 1e-5 and 1e-2."""
 _SHOWN = 3
+"""Terms that a message lists. Chosen, for length."""
 
 _PASSING = frozenset(
     f"{name}Backward"

@@ -380,7 +380,9 @@ class TrainModeInEvalDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each line that calls a model so."""
-        used: set[CallSite] = {passes.places[0] for passes in self._passes.values() if passes.used}
+        used: set[CallSite] = {
+            passes.places[0] for passes in self._passes.values() if passes.used and passes.places
+        }
         trained = {line[0] for line, passes in self._passes.items() if passes.used}
         found: dict[object, Finding] = {}
         for line, passes in self._passes.items():

@@ -33,7 +33,7 @@ class WritesGradient(torch.autograd.Function):
         return grad_output
 
 
-class TooFew(torch.autograd.Function):
+class GivesOneOfTwo(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, factor):
         ctx.factor = factor
@@ -78,10 +78,10 @@ def test_a_write_into_the_given_gradient_is_told_with_its_line(audited, only, li
 def test_too_few_gradients_are_told_at_the_return(audited, only, line_of):
     def loop():
         with pytest.raises(RuntimeError, match="incorrect number of gradients"):
-            train(TooFew, 2.0)()
+            train(GivesOneOfTwo, 2.0)()
 
     finding = only(audited(loop), "GCS501")
-    assert finding.location.line == line_of(TooFew)
+    assert finding.location.line == line_of(GivesOneOfTwo)
     assert "returned 1 gradients, expected 2" in finding.message
 
 
@@ -123,7 +123,7 @@ def test_a_node_that_is_gone_through_again_and_again_is_left_alone_in_the_end(au
     assert [finding.code for finding in session.findings] == codes
 
 
-class ReshapesAView(TooFew):
+class ReshapesAView(GivesOneOfTwo):
     """Changes the shape of a view in place, which moves the version that both share."""
 
     @staticmethod
@@ -133,7 +133,7 @@ class ReshapesAView(TooFew):
         return view[..., 0, 0] * ctx.factor, None
 
 
-class WritesByOut(TooFew):
+class WritesByOut(GivesOneOfTwo):
     @staticmethod
     def backward(ctx, grad_output):
         return torch.mul(grad_output, ctx.factor, out=grad_output), None

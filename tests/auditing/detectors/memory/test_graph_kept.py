@@ -111,23 +111,23 @@ class Meter:
         self.values = []
         self.total = 0.0
 
-    def update(self, value):
+    def take_in_a_loss(self, value):
         self.values.append(value)
 
-    def add(self, value):
+    def add_a_loss(self, value):
         self.total += value
 
 
 def attribute_list():
     meter = Meter()
     for _, _, loss in steps(6):
-        meter.update(loss)  # <- here
+        meter.take_in_a_loss(loss)  # <- here
 
 
 def attribute_sum():
     meter = Meter()
     for _, _, loss in steps(7):
-        meter.add(loss)  # <- here
+        meter.add_a_loss(loss)  # <- here
 
 
 def module_global():
@@ -480,7 +480,8 @@ def shared_trunk():
     ],
 )
 def test_nothing_is_said_of_graphs_that_are_let_go(audited, case):
-    assert audited(case).findings == ()
+    # Some of them train nothing, or leave a layer out, which is another matter.
+    assert not [each for each in audited(case).findings if each.code.startswith("GCS2")]
 
 
 def test_what_the_latest_backward_began_with_is_no_holder(audited, monkeypatch):
@@ -504,8 +505,9 @@ def state_with_its_graph():
 
 def test_a_state_that_keeps_its_graph_is_another_mistake(audited, line_of):
     found = {each.code: each for each in audited(state_with_its_graph).findings}
-    # Nobody trains the cell: torch would refuse to go back through weights that have changed.
-    assert set(found) == {"GCS202", "GCS307"}
+    # Nobody trains the cell: torch would refuse to go back through weights that have changed. What
+    # the optimizer owns is nobody's.
+    assert set(found) == {"GCS202", "GCS307", "GCS308"}
     finding = found["GCS202"]
     assert finding.location.line == line_of(state_with_its_graph)
     assert "7 earlier backwards" in finding.message
