@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -12,6 +12,8 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from gradcheck_suite.catalogue import Entry
@@ -28,6 +30,7 @@ __all__ = [
     "Verdict",
     "VerdictStatus",
     "merge_reports",
+    "moved_locations",
 ]
 
 JSON: TypeAlias = (
@@ -256,6 +259,21 @@ class FindingsError(AssertionError):
         from gradcheck_suite.reporting import report_headline  # noqa: PLC0415 - drawn on demand
 
         return f"{report_headline(self.report)}\n\n{self.report}"
+
+
+def moved_locations(facts: JSON, move: Callable[[Location], Location | None]) -> JSON:
+    """Return plain facts, such as a ledger, with each location in them where ``move`` puts it."""
+    if isinstance(facts, Mapping):
+        if facts.keys() == _OF_A_LOCATION:
+            moved = move(Location(**facts))  # type: ignore[arg-type]  # they are those of one
+            return None if moved is None else asdict(moved)
+        return {key: moved_locations(value, move) for key, value in facts.items()}
+    if isinstance(facts, (list, tuple)):
+        return [moved_locations(each, move) for each in facts]
+    return facts
+
+
+_OF_A_LOCATION = {field.name for field in fields(Location)}
 
 
 def merge_reports(tool: str, reports: Iterable[Report]) -> Report:

@@ -8,7 +8,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import nn
@@ -34,7 +33,7 @@ from gradcheck_suite.auditing.output.status_line import status_line
 from gradcheck_suite.auditing.output.tracebacks import hide_own_frames
 from gradcheck_suite.auditing.recorder import Recorder
 from gradcheck_suite.errors import UsageError
-from gradcheck_suite.findings import Finding, Location, Report
+from gradcheck_suite.findings import Finding, Location, Report, moved_locations
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ TOOL = "gradcheck-suite audit"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_OF_A_LOCATION = {field.name for field in fields(Location)}
 _OPEN: list[Session] = []
 # A signal's handler may end an audit while the program begins or ends one.
 _LOCK = threading.RLock()
@@ -456,19 +454,14 @@ class Session:
             other = next((each for each in inside if each["steps"]), None)
             if other is not None:
                 return other
-        return None if own is None else self._placed(own.to_dict())
+        if own is None or self.place is None:
+            return None if own is None else own.to_dict()
+        place = self.place
 
-    def _placed(self, facts: Any) -> Any:
-        """Return facts with each location where the reader of the report looks for it."""
-        if self.place is None:
-            return facts
-        if isinstance(facts, dict):
-            if facts.keys() != _OF_A_LOCATION:
-                return {key: self._placed(value) for key, value in facts.items()}
-            at = Finding("", "", Severity.NOTE, "", "audit", Location(**facts))
-            moved = self.place(at).location
-            return None if moved is None else asdict(moved)
-        return [self._placed(each) for each in facts] if isinstance(facts, list) else facts
+        def move(location: Location) -> Location | None:
+            return place(Finding("", "", Severity.NOTE, "", "audit", location)).location
+
+        return cast("Mapping[str, JSON]", moved_locations(own.to_dict(), move))
 
     def _summary(self) -> dict[str, JSON]:
         recorder = self._recorder

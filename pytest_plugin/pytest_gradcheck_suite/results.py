@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,10 +14,10 @@ from pytest_gradcheck_suite.options import REPORT_FORMATS, settings_of
 
 if TYPE_CHECKING:
     import doctest
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from gradcheck_suite.findings import Finding, Location, Report
+    from gradcheck_suite.findings import JSON, Finding, Location, Report
 
 __all__ = [
     "RunResults",
@@ -223,7 +223,8 @@ def _placed_in_docstrings(item: pytest.Item, report: Report) -> Report:
     test: doctest.DocTest | None = getattr(item, "dtest", None)
     if test is None or test.filename is None or test.lineno is None:
         return report
-    from gradcheck_suite.reporting.paths import display_path  # noqa: PLC0415 - for doctests
+    from gradcheck_suite.findings import moved_locations  # noqa: PLC0415 - for doctests
+    from gradcheck_suite.reporting.paths import display_path  # noqa: PLC0415 - as above
 
     file, start, examples, name = test.filename, test.lineno, test.examples, test.name
 
@@ -272,6 +273,7 @@ def _placed_in_docstrings(item: pytest.Item, report: Report) -> Report:
             for finding in report.findings
         ),
         not_covered=tuple(_PLACE.sub(moved, line) for line in report.not_covered),
+        ledger=cast("Mapping[str, JSON] | None", moved_locations(report.ledger, placed)),
     )
 
 
