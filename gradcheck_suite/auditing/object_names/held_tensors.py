@@ -47,7 +47,8 @@ def held_over(nodes: Container[Node]) -> HeldTensor | None:
             return None
         for name, value in variables_of(frame).items():
             for held, tensor in _tensors_in(name, value):
-                if tensor.grad_fn in nodes:
+                node = tensor.grad_fn
+                if node is not None and node in nodes:
                     return held
     return None
 

@@ -544,6 +544,7 @@ class _Body:
     def _callee(self, function: ast.expr) -> FunctionType | None:
         """Return the user's Python function that a call names; nothing is computed for it."""
         value: Any = None
+        names: dict[str, Any] = getattr(self.function, "__globals__", {})
         if isinstance(function, ast.Name):
             closure = zip(
                 self.function.__code__.co_freevars, self.function.__closure__ or (), strict=False
@@ -552,9 +553,9 @@ class _Body:
             if function.id in cells:
                 value = _contents(cells[function.id])
             else:
-                value = self.function.__globals__.get(function.id)
+                value = names.get(function.id)
         elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-            owner = self.function.__globals__.get(function.value.id)
+            owner = names.get(function.value.id)
             if isinstance(owner, (ModuleType, type)):
                 value = vars(owner).get(function.attr)
         value = getattr(value, "__func__", value)

@@ -149,12 +149,14 @@ class Freed:
         """Return what tells of a tensor which of these freed graphs it leads to."""
         return FreedGraphs(groups)
 
-    def is_used(self, _held: HeldGraphs) -> bool:
+    def is_used(self, held: HeldGraphs) -> bool:
         """Return False: they can't be."""
+        del held
         return False
 
-    def may_come(self, _count: int) -> bool:
+    def may_come(self, count: int) -> bool:
         """Return False, as well."""
+        del count
         return False
 
 
@@ -219,8 +221,9 @@ class UnusedCalls(Unused):
         births = self._generations.births_since_backward()
         return [_Time(each.call, each.call, each) for each in births]
 
-    def may_come(self, _count: int) -> bool:
+    def may_come(self, count: int) -> bool:
         """Return True: the first may be that of a long sequence."""
+        del count
         return True
 
 
