@@ -549,7 +549,8 @@ def _made_at(growth: Growth, held: HeldGraphs, recorded: Location | None) -> Loc
         if made is not None:
             return made
     argument = None if growth.site is None else argument_added(growth.site)
-    if argument is None:
+    # Calls of a module do not name its `forward`: what does is somebody else.
+    if argument is None or argument[0] == "forward":
         return None
     base = None if held.owner is None or held.owner.grows is None else held.owner.grows.base
     passed = passed_from(argument, user_files_with(f"{argument[0]}("), base)
