@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Unrecorded", "follow"]
 
-_APPLY = str(torch.autograd.function.__file__)
-"""Where ``Function.apply`` is, which calls ``forward``."""
 _MOST_ENTRIES = 2_000_000
 """How many entries of tensors are watched. A bound on cost: copies of them are kept."""
 _MOST_WORK = 200_000_000
@@ -262,12 +260,24 @@ def _location(frame: FrameType, line: int) -> Location:
     return Location(code.co_filename, line, function=getattr(code, "co_qualname", code.co_name))
 
 
+def _forwards() -> set[object]:
+    """Return the code of each custom Function's ``forward``; ``apply`` may leave no frame."""
+    waiting: list[type] = [torch.autograd.Function]
+    found: set[object] = set()
+    while waiting:
+        function = waiting.pop()
+        waiting += function.__subclasses__()
+        found.add(getattr(vars(function).get("forward"), "__func__", None))
+    return {getattr(each, "__code__", None) for each in found}
+
+
 def _caller(base: FrameType) -> Location | None:
     """Return the user's innermost line that is running, of what was called from a frame."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and made for this
     found: Location | None = None
+    forwards = _forwards()
     while frame is not None and frame is not base:
-        if frame.f_code.co_filename == _APPLY:
+        if frame.f_code in forwards:
             return None  # in a custom Function nothing is recorded, nor has to be
         if found is None and owner_of_file(frame.f_code.co_filename) is Owner.USER:
             found = _location(frame, frame.f_lineno)
