@@ -6,6 +6,7 @@ sections with lines; terminals and pages show the same.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,11 +17,9 @@ from gradcheck_suite.reporting.paths import display_path
 from gradcheck_suite.reporting.text import number, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["LedgerLine", "ledger_lines", "shown_paths"]
-
-Facts = "Mapping[str, Any]"
 
 _MOST_LINES = 6
 """Lines of one kind that are listed before the others are counted: all shall fit on a screen."""
@@ -123,7 +122,7 @@ def _parameters(ledger: Mapping[str, Any]) -> list[LedgerLine]:
     lines = []
     for (fate, unusual), members in sorted(groups.items(), key=lambda pair: len(pair[1])):
         count = plural(len(members), "parameter")
-        elements = sum(_elements(each["shape"]) for each in members)
+        elements = sum(math.prod(each["shape"]) for each in members)
         names = _names([each["name"] for each in members], everybody)
         subject = f"{count}{f' ({names})' if names else ''}"
         lines.append(LedgerLine(subject, f"{fate}; {plural(elements, 'element')}", unusual))
@@ -174,13 +173,6 @@ def _gradients(facts: Mapping[str, Any]) -> str:
         if count
     ]
     return f"{', '.join(kinds)} of {number(steps)} steps looked at"
-
-
-def _elements(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _names(names: Sequence[str | None], everybody: Sequence[str | None]) -> str:

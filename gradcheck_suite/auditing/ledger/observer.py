@@ -249,7 +249,7 @@ class LedgerObserver:
             ),
             backwards=tuple(
                 BackwardFacts(
-                    Place(_location(site), each.count), accumulates, each.reached, len(told)
+                    Place(location_of(site), each.count), accumulates, each.reached, len(told)
                 )
                 for (site, accumulates), each in self._backwards.items()
             ),
@@ -276,7 +276,7 @@ class LedgerObserver:
 def _optimizer_facts(known: _Optimizer, name: str) -> OptimizerFacts:
     return OptimizerFacts(
         name=name,
-        made=_location(known.made),
+        made=location_of(known.made),
         groups=known.groups,
         steps=known.steps,
         stepped=known.of("stepped"),
@@ -325,12 +325,8 @@ def _places(counts: Counter[tuple[CallSite | None, str]]) -> tuple[Place, ...]:
     """Return lines with their counts; several calls in one line are one."""
     merged: Counter[tuple[Any, str]] = Counter()
     for (site, what), count in counts.items():
-        merged[(_location(site), what)] += count
+        merged[(location_of(site), what)] += count
     return tuple(Place(location, count, what) for (location, what), count in merged.items())
-
-
-def _location(site: CallSite | None) -> Any:
-    return None if site is None else location_of(site)
 
 
 def _way(event: ForwardFinished) -> str:
