@@ -24,6 +24,7 @@ import sys
 import tempfile
 import types
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -132,7 +133,7 @@ def _received(channel: socket.socket, size: int) -> bytes:
 
 
 def _serve(channel: socket.socket) -> None:
-
+    import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
     while True:
