@@ -84,6 +84,11 @@ class FunctionModel:
         return initial_mode(self.module.scopes, self.scope)
 
     @property
+    def runs_in_engine(self) -> bool:
+        """Tell whether an engine such as Lightning calls the function, and does what it leaves."""
+        return self.module.scopes.runs_in_engine(self.scope)
+
+    @property
     def may_record(self) -> bool:
         """Tell whether operations may be recorded anywhere in the function, judged by words."""
         is_off = self.mode is GradMode.DISABLED or is_turned_off(self.module.scopes, self.scope)
@@ -188,14 +193,6 @@ class ModuleModel:
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
         """What rules have found out and want to know again."""
-
-    @property
-    def uses_engine(self) -> bool:
-        """Tell whether an engine manages the training loop: Lightning does, its Fabric doesn't."""
-        if not self.scopes.uses_engine:
-            return False
-        is_fabric = b"Fabric(" in self.source and self.scopes.imported_engines <= {"lightning"}
-        return not is_fabric or b"LightningModule" in self.source
 
     def mentions(self, *words: bytes) -> bool:
         """Tell whether the source has one of these words, which is looked for once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -344,13 +345,19 @@ def _is_infinite(node: cst.BaseExpression) -> bool:
     return (dotted_name(node) or "").rpartition(".")[2] in {"inf", "Inf", "infty"}
 
 
+@lru_cache(maxsize=4096)
+def names_optimizer(word: str) -> bool:
+    """Tell by its name whether something is an optimizer."""
+    return _OPTIMIZER_NAME.search(word.lower()) is not None
+
+
 def _proof(target: cst.BaseExpression, values: Values) -> Proof | None:
     """Return how sure it is that ``target`` is an optimizer; None if nothing says so."""
     if all_are(values, Kind.OPTIMIZER):
         return Proof.PROVEN
     kinds = {value.kind for value in values}
     last = last_word(place_name(target))
-    if kinds - {Kind.UNKNOWN, Kind.OPTIMIZER} or not _OPTIMIZER_NAME.search(last.lower()):
+    if kinds - {Kind.UNKNOWN, Kind.OPTIMIZER} or not names_optimizer(last):
         return None
     open_origins = {Origin.ARGUMENT, Origin.ATTRIBUTE, Origin.ELEMENT}
     if all(value.kind is Kind.OPTIMIZER or value.origin in open_origins for value in values):

@@ -466,7 +466,7 @@ def _records_nothing(function: FunctionModel, forward: Forward | Call) -> bool:
     if forward.mode is GradMode.AMBIENT and is_handed_on(function):
         return True
     name = function.scope.name.rpartition(".")[2]
-    if function.module.uses_engine and name in _STEPS_OF_ENGINE:
+    if function.runs_in_engine and name in _STEPS_OF_ENGINE:
         return True
     scopes = function.module.scopes
     for value in forward.values if isinstance(forward, Forward) else ():

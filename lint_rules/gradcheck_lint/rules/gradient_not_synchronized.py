@@ -31,7 +31,7 @@ class GradientNotSynchronized(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield models that only run under ``no_sync()``, or only without their wrapper."""
         source = function.module.source
-        if function.module.uses_engine or b"all_reduce" in source:
+        if function.runs_in_engine or b"all_reduce" in source:
             return
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]

@@ -35,7 +35,7 @@ class LeftoverGradient(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step whose gradients hold a loss that another step came after."""
-        if function.module.may_freeze or function.module.uses_engine:
+        if function.module.may_freeze or function.runs_in_engine:
             return
         events = [
             event

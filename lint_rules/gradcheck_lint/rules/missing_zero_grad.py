@@ -30,6 +30,14 @@ from gradcheck_lint.rules._hand_steps import unzeroed_hand_steps
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._intervals import come_round, may_be_whole
 from gradcheck_lint.rules._made_anew import is_made_anew
+from gradcheck_lint.rules._opaque_calls import (
+    ZEROES,
+    Doubt,
+    doubt_of,
+    lowered,
+    reservation,
+    worst,
+)
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
@@ -53,7 +61,8 @@ class _Effects:
     backwards: list[tuple[Event, Backward]] = field(default_factory=list)
     steps: list[tuple[Event, Step, FunctionModel, tuple[Call, ...]]] = field(default_factory=list)
     zeroes: list[tuple[ZeroGrad, FunctionModel]] = field(default_factory=list)
-    unclear: bool = False
+    unknown: list[Call] = field(default_factory=list)
+    """The calls that can't be looked into and may zero gradients."""
     calls_back: bool = False
     """Whether callbacks are called, of which nothing is known."""
 
@@ -77,7 +86,7 @@ class MissingZeroGrad(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""
-        if function.module.uses_engine:
+        if function.runs_in_engine:
             yield from _of_training_step(function)
             return
         for found in unzeroed_hand_steps(function):
@@ -106,13 +115,15 @@ class MissingZeroGrad(Rule):
                 if first_word(step.receiver) in loop.targets and owner is function:
                     continue  # a loop around this one may come to each optimizer again
                 handled.add(id(step))
-                if effects.unclear or loop.runs_once or _is_zeroed(step, owner, effects):
+                doubt = worst(effects.unknown, ZEROES)
+                if doubt is Doubt.CERTAIN or loop.runs_once or _is_zeroed(step, owner, effects):
                     continue
                 severity = self._severity(function, loop, leading, effects, step)
                 if severity is None or is_made_anew(loop, step, owner, calls):
                     continue
                 if may_act_unseen(function, ZEROING):
                     continue
+                severity = lowered(severity, doubt)
                 yield self._violation(function, loop, step, effects, severity)
 
     def _severity(
@@ -162,6 +173,8 @@ class MissingZeroGrad(Rule):
         if outside is not None:
             message += "; the zero_grad() outside the loop doesn't run between two steps"
             related.append((outside.node, "zeroed here, outside the loop"))
+        by_doubt = sorted(effects.unknown, key=lambda call: -doubt_of(call, ZEROES))
+        message += reservation(by_doubt, function)
         hint = f"call `{receiver}.zero_grad()` in the loop, before backward() or after step()"
         if step.receiver is None:
             hint = "call zero_grad() in the loop, before backward() or after step()"
@@ -456,8 +469,8 @@ def _used_again(problem: Problem) -> Violation:
     return Violation(
         step.node,
         "this step uses the gradients of the step before it once more: nothing zeroes them before "
-        "the backward() in between adds to them",
-        Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR,
+        "the backward() in between adds to them" + problem.reservation,
+        min(problem.severity, Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR),
         f"call `{receiver}.zero_grad()` between the steps, before backward()",
         ((first.node, "the step before"), (backward.node, "adds to what that step has used")),
     )
@@ -468,7 +481,8 @@ def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
     if not is_training_step(function) or "manual_backward" not in function.scope.words:
         return
     effects = _effects_of(function.block, function)
-    if effects.unclear or not effects.backwards:
+    doubt = worst(effects.unknown, ZEROES)
+    if doubt is Doubt.CERTAIN or not effects.backwards:
         return
     for _, step, owner, _ in effects.steps:
         if not _is_zeroed(step, owner, effects):
@@ -476,8 +490,9 @@ def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
             yield Violation(
                 step.node,
                 f"`{receiver}.step()` runs for each batch on gradients that nothing here zeroes, "
-                "so every step uses the sum of all backwards before it",
-                Severity.WARNING,
+                "so every step uses the sum of all backwards before it"
+                + reservation(effects.unknown, function),
+                lowered(Severity.WARNING, doubt),
                 f"call `{receiver}.zero_grad()` before manual_backward()",
                 ((effects.backwards[0][1].node, "added to the gradients here, for each batch"),),
             )
@@ -523,7 +538,7 @@ def _collect(
     elif isinstance(event, Call):
         if event.function is None:
             if event.suspends or (not event.harmless and _may_reset(event, function)):
-                effects.unclear = True
+                effects.unknown.append(event)
             elif _CALLBACK.search(_name_of(event)) is not None:
                 effects.calls_back = True
         elif event.function not in (effects.scope, *(call.function for call in calls)):

@@ -108,8 +108,8 @@ def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
         "the scheduler steps before the optimizer's first step: the first value of the schedule is "
-        "skipped, and torch warns at run time",
-        Severity.WARNING,
+        "skipped, and torch warns at run time" + problem.reservation,
+        problem.severity,
         "call it after `optimizer.step()`",
         tuple((event.node, "the optimizer steps here, afterwards") for event in problem.others),
     )

@@ -49,7 +49,7 @@ class StuckInEval(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every eval() after which the next iteration trains."""
-        if function.module.uses_engine:
+        if function.runs_in_engine:
             return
         for loop in function.loops():
             events = list(_inside(loop, function))

@@ -198,11 +198,10 @@ def _violation(problem: Problem) -> Violation:
         (first.node, "computed here" if problem.kind == "between" else "the step that follows"),
         (last.node, "stepped here" if problem.kind == "between" else "added to here each time"),
     )
-    severity = Severity.ERROR if problem.certain else Severity.WARNING
     return Violation(
         problem.event.node,
-        _MESSAGES[problem.kind],
-        severity,
+        _MESSAGES[problem.kind] + problem.reservation,
+        problem.severity,
         _HINTS[problem.kind],
         related,
     )
