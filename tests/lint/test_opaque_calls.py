@@ -19,13 +19,13 @@ _MISTAKES = {
                     warmup_learning_rate(args, epoch, i, len(loader), optimizer)
                     loss = criterion(model(x), y)
                     loss.backward()
-                    optimizer.step()  # ! GCS301 warning
+                    optimizer.step()  # GCS301 warning
 
         def train_and_evaluate(model, loader, criterion, optimizer):
             for i, (x, y) in enumerate(loader):
                 loss = criterion(model(x), y)
                 loss.backward()
-                optimizer.step()  # ! GCS301 warning
+                optimizer.step()  # GCS301 warning
                 if i % 100 == 0:
                     train_loss, val_loss = evaluate_model(model, loader, loader)
         """,
@@ -36,13 +36,13 @@ _MISTAKES = {
             for x, y in loader:
                 loss = compute_loss(model, x, y)
                 loss.backward()
-                optimizer.step()  # ! GCS301 error
+                optimizer.step()  # GCS301
 
         def fit(model, loader, optimizer):
             for x, y in loader:
                 out = apply_model(model, x, y)
                 out.backward()
-                optimizer.step()  # ! GCS301 warning
+                optimizer.step()  # GCS301 warning
         """,
     "a function whose name leaves it open": """
         import torch
@@ -52,7 +52,7 @@ _MISTAKES = {
             for x in loader:
                 prepare(optimizer)
                 model(x).mean().backward()
-                optimizer.step()  # ! GCS301 note
+                optimizer.step()  # GCS301 note
         """,
     "a reset between backward and step, with calls elsewhere": """
         import torch
@@ -63,7 +63,7 @@ _MISTAKES = {
                 prepare(model, optimizer)
                 loss = criterion(model(x), y)
                 loss.backward()
-                optimizer.zero_grad()  # ! GCS302 error
+                optimizer.zero_grad()  # GCS302
                 optimizer.step()
                 adjust_learning_rate(optimizer)
         """,
@@ -75,7 +75,7 @@ _MISTAKES = {
             for x, y in loader:
                 loss = criterion(model(x), y)
                 loss.backward()
-                optimizer.zero_grad()  # ! GCS302 note
+                optimizer.zero_grad()  # GCS302 note
                 prepare(model, optimizer)
                 optimizer.step()
         """,
@@ -90,7 +90,7 @@ _MISTAKES = {
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # ! GCS304 warning
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # GCS304 warning
                 evaluate(model)
         """,
     "no backward at all": """
@@ -101,7 +101,7 @@ _MISTAKES = {
             for x, y in loader:
                 optimizer.zero_grad()
                 loss = criterion(model(x), y)
-                optimizer.step()  # ! GCS303 warning
+                optimizer.step()  # GCS303 warning
                 evaluate(model)
         """,
     "nothing that concerns another optimizer": """
@@ -146,13 +146,13 @@ def test_an_import_alone_silences_nothing(imported: str) -> None:
             for x, y in loader:
                 loss = criterion(model(x), y)
                 loss.backward()
-                optimizer.step()  # ! GCS301 error
+                optimizer.step()  # GCS301
 
         def fit(model, loader, criterion, optimizer):
             for x, y in loader:
                 loss = criterion(model(x), y)
                 loss.backward()
-                optimizer.zero_grad()  # ! GCS302 error
+                optimizer.zero_grad()  # GCS302
                 optimizer.step()
         """
     )
