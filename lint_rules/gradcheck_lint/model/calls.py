@@ -17,6 +17,7 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.attaching import may_hold_layers
+from gradcheck_lint.model.attributes import fields_of
 from gradcheck_lint.model.comprehensions import DRAINING
 from gradcheck_lint.model.elements import element_of
 from gradcheck_lint.model.expressions import container, read
@@ -106,7 +107,14 @@ def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Argum
     elif reading.scopes.derives_from(scope, "torch.optim."):
         kind = Kind.OPTIMIZER
     holds = frozenset({id(node)}) | held_by(arguments.everything)
-    return frozenset({reading.recorder.value(kind, node, name=name, holds=holds)})
+    entries: dict[str, Values] = {}
+    if maker is None and kind is Kind.INSTANCE:
+        entries = dict(zip(fields_of(scope.node), arguments.positional, strict=False))
+        entries.update(arguments.keywords)
+    made = reading.recorder.value(
+        kind, node, name=name, holds=holds, entries=tuple(entries.items())
+    )
+    return frozenset({made})
 
 
 def _is_namedtuple(reading: Reading, value: Value) -> bool:
@@ -228,6 +236,10 @@ def _read_imported(
         made = arguments.positional[0]
     elif arguments.positional and qualified.endswith("amp.scale_loss"):
         made = same_graph(reading, node, arguments.positional[0])
+    elif last in _NAMESPACES and last not in reading.scopes.classes and not arguments.positional:
+        holds = frozenset({id(node)}) | held_by(arguments.everything)
+        entries = tuple(arguments.keywords.items())
+        made = frozenset({make(Kind.INSTANCE, node, holds=holds, entries=entries)})
     elif package == "itertools":
         made = container(reading, node, [arguments.everything])
     elif package in {"numpy", "math"}:
@@ -267,6 +279,10 @@ def _is_short(node: cst.Call) -> bool:
 
 _FEW = 1000
 """So many graphs may be in memory at once: a mean over the last hundred losses is no leak."""
+_NAMESPACES = frozenset(
+    {"SimpleNamespace", "Namespace", "Munch", "EasyDict", "DotDict", "AttrDict"}
+)
+"""Classes whose objects have what they are given as attributes."""
 _CONTAINER_CLASSES = frozenset(
     {"collections.defaultdict", "collections.OrderedDict", "collections.deque"}
 )

@@ -185,7 +185,10 @@ def _make_attribute(
 
 
 def _of_instance(reading: Reading, value: Value, attribute: str, site: int) -> Values:
-    """Return what an attribute of an object of this file is: what is assigned, or a method."""
+    """Return what an attribute of an object is: what it was given, what is assigned, a method."""
+    for key, held in value.entries:
+        if key == attribute:
+            return held
     known = reading.class_attribute(value.name, attribute)
     if known:
         return known

@@ -40,6 +40,9 @@ class Links:
         families: dict[int, tuple[FunctionScope, ...]] = {}
         for scope in scopes.functions:
             self._use(id(scope), scope.words)
+            for word in self._functions.keys() & scope.words if not acts else ():
+                for called in self._functions[word]:
+                    self._add(id(scope), id(called))  # what it hands over
             if provenance is None and scope.parent is not None:
                 self._add(id(scope.parent), id(scope))
             if scope.owner is not None:

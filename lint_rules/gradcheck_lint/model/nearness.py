@@ -59,11 +59,12 @@ LEAF: Final = Sought(
 """What makes a leaf that requires grad, or reaches one."""
 
 ANY_MODE: Final = Sought(
-    lambda word: word.endswith("_grad") or "grad_enabled" in word or word == "inference_mode"
+    lambda word: word.endswith("_grad") or "grad_enabled" in word or word == "inference_mode",
+    is_act=True,
 )
 """What may turn recording on or off."""
 
-MODE: Final = Sought(_is_mode_word)
+MODE: Final = Sought(_is_mode_word, is_act=True)
 """What may turn recording on."""
 
 

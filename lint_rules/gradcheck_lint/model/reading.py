@@ -33,6 +33,11 @@ class Surroundings(Protocol):
         """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
         ...
 
+    @property
+    def zeroed_names(self) -> frozenset[str]:
+        """Return the last words of all whose ``zero_grad()`` the file calls."""
+        ...
+
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
         ...

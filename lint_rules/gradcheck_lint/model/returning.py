@@ -32,7 +32,15 @@ _THEMSELVES = frozenset(
     {Kind.UNKNOWN, Kind.MODULE, Kind.INSTANCE, Kind.OPTIMIZER, Kind.SCALER, Kind.SCHEDULER}
 )
 _THINGS = frozenset(
-    {Kind.MODULE, Kind.INSTANCE, Kind.OPTIMIZER, Kind.SCALER, Kind.SCHEDULER, Kind.PARAMETERS}
+    {
+        Kind.LEAF,
+        Kind.MODULE,
+        Kind.INSTANCE,
+        Kind.OPTIMIZER,
+        Kind.SCALER,
+        Kind.SCHEDULER,
+        Kind.PARAMETERS,
+    }
 )
 _ELEMENTS = frozenset({Kind.TUPLE, Kind.CONTAINER})
 _MOST_LEVELS = 2
@@ -143,7 +151,7 @@ class _Caller:
         if given and all(known.kind in _THEMSELVES for known in given):
             return given
         if value.kind in _THINGS:
-            return frozenset({self._made_there(value)})
+            return frozenset({self._made_there(value, place, levels)})
         if value.kind in _ELEMENTS and levels:
             return self._translated_elements(value, place, levels)
         if value.kind in {Kind.NUMBER, Kind.PLAIN}:
@@ -156,7 +164,7 @@ class _Caller:
             seen = self._with_graph(value, place)
         return frozenset({seen})
 
-    def _made_there(self, value: Value) -> Value:
+    def _made_there(self, value: Value, place: tuple[object, ...], levels: int) -> Value:
         """Return a model, optimizer or the like that the function has made."""
         recorder = self._reading.recorder
 
@@ -171,6 +179,15 @@ class _Caller:
             certain=value.certain,
             mentions=self._made.mentions,
             holds=frozenset(map(here, value.holds | {value.site})),
+            entries=self._translated_entries(value, place, levels),
+        )
+
+    def _translated_entries(
+        self, value: Value, place: tuple[object, ...], levels: int
+    ) -> tuple[tuple[str, Values], ...]:
+        return tuple(
+            (key, join_all(self.translated(part, (*place, key), levels - 1) for part in values))
+            for key, values in (value.entries if levels else ())
         )
 
     def _without_graph(self, value: Value, place: tuple[object, ...]) -> Value:
@@ -229,10 +246,7 @@ class _Caller:
             join_all(self.translated(part, (*place, index), levels - 1) for part in values)
             for index, values in enumerate(value.parts)
         )
-        entries = tuple(
-            (key, join_all(self.translated(part, (*place, key), levels - 1) for part in values))
-            for key, values in value.entries
-        )
+        entries = self._translated_entries(value, place, levels)
         site = recorder.intern(("returned", id(self._node), place, value.kind))
         own = frozenset({site})
         everything = join_all(parts)

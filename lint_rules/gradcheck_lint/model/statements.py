@@ -145,6 +145,7 @@ class StatementReader:
             elif target.attr.value == "requires_grad":
                 set_requires_grad(self._reading, target, base, wanted=boolean(source))
             self._note_attached(target, base, values)
+            self._give_attribute(target, base, values)
         if path is not None:
             if type(source) in _SUMS:
                 self._note_running_sum(target, path, source)
@@ -152,6 +153,15 @@ class StatementReader:
             if type(source) in _GROWN and (self._reading.recorder.loops or "." in path):
                 self._note_growth(target, path, values, source)
             self._reading.bind(path, values)
+
+    def _give_attribute(self, target: cst.Attribute, base: Values, values: Values) -> None:
+        """Let an object have what is assigned to its attribute, under all its names."""
+        key = target.attr.value
+        for value in base:
+            if value.kind is Kind.INSTANCE and value.site != self._reading.own_site:
+                self._reading.state.replace_site(
+                    value.site, lambda known: with_entry(known, key, values)
+                )
 
     def _note_attached(self, target: cst.BaseExpression, base: Values, values: Values) -> None:
         """Record ``model.head = nn.Linear(...)``."""

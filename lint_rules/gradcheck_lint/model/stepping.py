@@ -30,7 +30,8 @@ def may_step(module: ModuleModel, scope: FunctionScope) -> bool:
     if STEPS.isdisjoint(scope.words):
         return False
     text = scope.text
-    return text is None or may_make_optimizer(module) or _NAMED_OPTIMIZER.search(text) is not None
+    is_named = text is None or _NAMED_OPTIMIZER.search(text) is not None
+    return is_named or may_make_optimizer(module) or bool(module.zeroed_names)
 
 
 def may_step_anywhere(module: ModuleModel) -> bool:

@@ -78,6 +78,8 @@ def _is_of_what_lasts(loop: Loop, value: Value, owner: FunctionModel) -> bool:
 
 
 def _is_made_in(function: FunctionModel, value: Value) -> bool:
+    if value.origin in {Origin.ARGUMENT, Origin.ELEMENT}:
+        return False
     if value.kind is not Kind.OPTIMIZER and value.origin is not Origin.CALL:
         return False
     # What a loop goes through was made before it, perhaps elsewhere.

@@ -22,7 +22,7 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
-from gradcheck_lint.model.paths import Occurrence
+from gradcheck_lint.model.paths import Binding, Occurrence, bound_in_callee
 from gradcheck_lint.model.scopes import FunctionScope, Part
 from gradcheck_lint.model.stepping import may_step, may_step_anywhere
 from gradcheck_lint.model.syntax import dotted_name, first_word
@@ -60,7 +60,9 @@ class _Effects:
     scope: FunctionScope
     backwards: list[tuple[Event, Backward]] = field(default_factory=list)
     steps: list[tuple[Event, Step, FunctionModel, tuple[Call, ...]]] = field(default_factory=list)
-    zeroes: list[tuple[ZeroGrad, FunctionModel]] = field(default_factory=list)
+    zeroes: list[Occurrence] = field(default_factory=list)
+    bindings: dict[tuple[Call, ...], Binding] = field(default_factory=dict)
+    """What the parameters of the functions that these calls lead to are to the loop's function."""
     unknown: list[Call] = field(default_factory=list)
     """The calls that can't be looked into and may zero gradients."""
     calls_back: bool = False
@@ -116,7 +118,8 @@ class MissingZeroGrad(Rule):
                     continue  # a loop around this one may come to each optimizer again
                 handled.add(id(step))
                 doubt = worst(effects.unknown, ZEROES)
-                if doubt is Doubt.CERTAIN or loop.runs_once or _is_zeroed(step, owner, effects):
+                used = Occurrence(step, leading, owner, effects.bindings[calls])
+                if doubt is Doubt.CERTAIN or loop.runs_once or _is_zeroed(used, effects):
                     continue
                 severity = self._severity(function, loop, leading, effects, step)
                 if severity is None or is_made_anew(loop, step, owner, calls):
@@ -204,8 +207,8 @@ def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
     doubt = worst(effects.unknown, ZEROES)
     if doubt is Doubt.CERTAIN or not effects.backwards:
         return
-    for _, step, owner, _ in effects.steps:
-        if not _is_zeroed(step, owner, effects):
+    for leading, step, owner, calls in effects.steps:
+        if not _is_zeroed(Occurrence(step, leading, owner, effects.bindings[calls]), effects):
             receiver = step.receiver or "the optimizer"
             yield Violation(
                 step.node,
@@ -218,17 +221,13 @@ def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
             )
 
 
-def _is_zeroed(step: Step, owner: FunctionModel, effects: _Effects) -> bool:
-    """Tell whether a reset in the loop clears, or may clear, what the step uses."""
-    used = Occurrence(step, step, owner, {})
-    return any(
-        covers(Occurrence(zero, zero, where, {}), used) is not False
-        for zero, where in effects.zeroes
-    )
+def _is_zeroed(used: Occurrence, effects: _Effects) -> bool:
+    """Tell whether a reset in the loop clears, or may clear, what a step uses."""
+    return any(covers(zero, used) is not False for zero in effects.zeroes)
 
 
 def _effects_of(block: Block, function: FunctionModel) -> _Effects:
-    effects = _Effects(function.scope)
+    effects = _Effects(function.scope, bindings={(): {}})
     for event in block.events():
         _collect(effects, event, event, function, ())
     return effects
@@ -248,7 +247,7 @@ def _collect(
     What an ``inner`` loop of a called function steps is judged there.
     """
     if isinstance(event, ZeroGrad):
-        effects.zeroes.append((event, function))
+        effects.zeroes.append(Occurrence(event, leading, function, effects.bindings[calls]))
     elif inner and isinstance(event, (Backward, Step)):
         return
     elif isinstance(event, Backward):
@@ -264,6 +263,9 @@ def _collect(
         elif event.function not in (effects.scope, *(call.function for call in calls)):
             called = function.module.function(event.function)
             inside = (*calls, event)
+            effects.bindings[inside] = bound_in_callee(
+                event, called, function, effects.bindings[calls]
+            )
             own = {loop.identity: loop.targets for loop in called.loops()}
             for item in called.events():
                 is_inner = inner or bool(item.loops)
