@@ -14,7 +14,10 @@ def check_marked(text: str) -> None:
     fixture = fixture_of("program", textwrap.dedent(text).lstrip("\n"))
     compile(fixture.source, "program.py", "exec")
     found = lint_source(fixture.source.encode(), "program.py")
-    assert tuple(Expected(f.code, f.location.line, f.severity) for f in found) == fixture.expected
+    told = {Expected(f.code, f.location.line, f.severity): f.message for f in found}
+    expected = set(fixture.expected)
+    assert not expected - told.keys()
+    assert not {known: told[known] for known in told.keys() - expected}
 
 
 def check_quiet(text: str) -> None:

@@ -35,6 +35,8 @@ _TOLD: Final = frozenset(
     {
         Kind.LEAF,
         Kind.HISTORY,
+        Kind.PLAIN,
+        Kind.NUMBER,
         Kind.OPTIMIZER,
         Kind.SCALER,
         Kind.SCHEDULER,
@@ -45,7 +47,7 @@ _TOLD: Final = frozenset(
         Kind.PARAMETERS,
     }
 )
-"""What a function may rely on. That an argument has no graph is no promise to it."""
+"""What is handed on. That a tensor has no graph is no promise to a function: it isn't certain."""
 _MOST_LEVELS: Final = 3
 
 
@@ -148,7 +150,7 @@ class _Parameters:
             loops=(),
             origin=origin,
             name=value.name,
-            certain=value.certain,
+            certain=value.certain and value.kind is not Kind.PLAIN,
             holds=frozenset({site}).union(held_here, *held_inside),
             entries=tuple((key, inside[key]) for key, _ in value.entries if inside[key]),
             parts=self._parts(site, value, inside),
