@@ -422,25 +422,6 @@ def test_what_is_written_to_is_followed_back_to_a_leaf(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement",
-    [
-        "x += self.named",
-        "y = x + self.named; y += 1",
-        "y = F.linear(x, self.named); y += 1",
-        "self.named.data.add_(1)",
-        "nn.init.zeros_(self.named)",
-        "count = 0; count += 1",
-    ],
-)
-def test_what_is_no_leaf_is_not_read(statement: str) -> None:
-    source = _WRITES.format(statement=statement).encode()
-    skeleton = Skeleton(source)
-    model = ModuleModel(skeleton.tree, source, outline=skeleton)
-    (rule,) = load_rules(["GCS101"])
-    assert not rule.may_find(list(model.functions())[-1])
-
-
-@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ("h = f(x)\nh += 1", False),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.arguments import parameters_given
-from gradcheck_lint.model.flow import Call
+from gradcheck_lint.model.flow import Call, Forward
 from gradcheck_lint.model.syntax import is_none
 from gradcheck_lint.model.values import (
     NO_SITES,
@@ -22,6 +22,8 @@ from gradcheck_lint.model.values import (
     Values,
     all_are,
     join,
+    replace,
+    through_all,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ _TOLD: Final = frozenset(
     }
 )
 """What is handed on. That a tensor has no graph is no promise to a function: it isn't certain."""
+_WITHOUT_GRAPH: Final = frozenset({Kind.PLAIN, Kind.NUMBER})
+_TENSORS: Final = frozenset({Kind.HISTORY, Kind.UNKNOWN, Kind.PLAIN, Kind.NUMBER})
 _MOST_LEVELS: Final = 3
 
 
@@ -62,9 +66,8 @@ def given_by_callers(
             found = told
         else:
             found = {
-                parameter: _agreed(values, told[parameter])
-                for parameter, values in found.items()
-                if parameter in told
+                parameter: _agreed(found.get(parameter, NOTHING), told.get(parameter, NOTHING))
+                for parameter in found.keys() | told.keys()
             }
     return {parameter: values for parameter, values in (found or {}).items() if values}
 
@@ -73,10 +76,28 @@ def _calls_of(module: ModuleModel, scope: FunctionScope) -> Iterator[Mapping[int
     """Yield what each call of a function in the file gives to its parameters."""
     for caller in module.callers_of(scope):
         for event in caller.events():
+            if isinstance(event, Forward) and _runs(event, scope, module):
+                yield _passed(event, scope)
             if not isinstance(event, Call) or event.function is not scope or event.referenced:
                 continue
             is_method = event.method is not None or bool(scope.owner and event.is_constructor)
             yield parameters_given(scope, event.arguments, is_method=is_method)
+
+
+def _runs(forward: Forward, scope: FunctionScope, module: ModuleModel) -> bool:
+    """Return whether the model that is called is of the class whose ``forward`` this is."""
+    scopes = module.scopes
+    return all_are(forward.values, Kind.INSTANCE) and all(
+        scopes.method(scopes.classes.get(value.name), "forward") is scope
+        for value in forward.values
+    )
+
+
+def _passed(forward: Forward, scope: FunctionScope) -> Mapping[int, Values]:
+    assert isinstance(forward.node, cst.Call)
+    if any(argument.star or argument.keyword for argument in forward.node.args):
+        return {}
+    return parameters_given(scope, enumerate(forward.passed), is_method=True)
 
 
 def _defaults_of(scope: FunctionScope) -> frozenset[int]:
@@ -93,11 +114,25 @@ def _defaults_of(scope: FunctionScope) -> frozenset[int]:
 
 def _agreed(left: Values, right: Values) -> Values:
     """Return what two calls have in common, nothing if they hand over different things."""
+    if not left or not right:
+        # What one call hands over is not known: it may be the same, if that is no promise.
+        known = [value for value in (*left, *right) if value.kind not in _WITHOUT_GRAPH]
+        return frozenset(replace(value, certain=False) for value in known)
+    left, right = _with_graph_in_one(left, right)
     both = join(left, right)
-    if len(both) != 1 or not left or not right:
+    if len(both) != 1:
         return NOTHING
     names = {value.name for value in (*left, *right)}
     return both if len(names) == 1 or all_are(both, Kind.MODULE) else NOTHING
+
+
+def _with_graph_in_one(left: Values, right: Values) -> tuple[Values, Values]:
+    """Return tensors as what has a graph, if one of two calls hands over one that has."""
+    for one, other in ((left, right), (right, left)):
+        has_graph = all_are(one, Kind.HISTORY) or bool(through_all(one))
+        if has_graph and all_are(other, Kind.PLAIN, Kind.NUMBER):
+            return one, one
+    return left, right
 
 
 class _Parameters:
@@ -135,7 +170,9 @@ class _Parameters:
 
     def _told(self, site: int, values: Values, origin: Origin, levels: int) -> Values:
         value = _only(values)
-        if value is None or value.kind not in _TOLD or not levels:
+        if value is None or not levels:
+            return NOTHING
+        if value.kind not in _TOLD and not (value.kind is Kind.UNKNOWN and value.through):
             return NOTHING
         inside = {
             key: self._told(self._site_of(site, value, key), held, Origin.ELEMENT, levels - 1)
@@ -155,13 +192,14 @@ class _Parameters:
             entries=tuple((key, inside[key]) for key, _ in value.entries if inside[key]),
             parts=self._parts(site, value, inside),
             cut=value.cut,
+            through=value.through,
         )
         return frozenset({made})
 
     def _parts(
         self, site: int, value: Value, inside: Mapping[str | int, Values]
     ) -> tuple[Values, ...]:
-        if value.kind is not Kind.TUPLE:
+        if value.kind is not Kind.TUPLE and value.name != "torch.nn.Sequential":
             return ()
         return tuple(
             inside[index] or self._unknown(site, index) for index in range(len(value.parts))
@@ -176,13 +214,15 @@ class _Parameters:
 
 
 def _only(values: Values) -> Value | None:
-    """Return the one thing that is held, beside None."""
+    """Return the one thing that is held, beside None, or a tensor that may have a graph."""
     known = [value for value in values if not is_none(value.node)]
+    if len(known) > 1 and all(value.kind in _TENSORS for value in known):
+        known = [value for value in known if value.kind is Kind.HISTORY][:1]
     return known[0] if len(known) == 1 else None
 
 
 def _elements(value: Value) -> Iterator[tuple[str | int, Values]]:
     """Yield what a dictionary has under known keys, and what a tuple has at each place."""
     yield from value.entries
-    if value.kind is Kind.TUPLE:
+    if value.kind is Kind.TUPLE or value.name == "torch.nn.Sequential":
         yield from enumerate(value.parts)

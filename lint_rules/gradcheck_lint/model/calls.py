@@ -21,7 +21,7 @@ from gradcheck_lint.model.attributes import fields_of
 from gradcheck_lint.model.comprehensions import DRAINING
 from gradcheck_lint.model.elements import element_of
 from gradcheck_lint.model.expressions import container, read
-from gradcheck_lint.model.flow import Attach, ZeroGrad
+from gradcheck_lint.model.flow import Attach, InPlace, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
 from gradcheck_lint.model.methods import read_method
@@ -243,10 +243,25 @@ def _read_imported(
     elif package == "itertools":
         made = container(reading, node, [arguments.everything])
     elif package in {"numpy", "math"}:
+        _note_numpy_write(reading, node, arguments)
         made = reading.recorder.number(node, _cut_within(arguments))
     if made is not None:
         return made
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)
+
+
+def _note_numpy_write(reading: Reading, node: cst.Call, arguments: Arguments) -> None:
+    """Record ``np.clip(a, 0, 1, out=a)``."""
+    written = keyword(node, "out")
+    if written is not None:
+        reading.recorder.event(
+            InPlace,
+            node,
+            reading.state.mode,
+            values=arguments.keywords.get("out", NOTHING),
+            target=written,
+            operation="out=",
+        )
 
 
 def _read_field(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:

@@ -142,7 +142,10 @@ def _make_attribute(
     if kind is None and attribute in VIEW_ATTRIBUTES and value.kind in _LEAVES:
         kind = Kind.LEAF_VIEW
     if kind is not None:
-        return frozenset({recorder.value(kind, node, site=site, mentions=frozenset({value.site}))})
+        from_it = frozenset({value.site})
+        shared = value.aliases | from_it if attribute == "data" else NO_SITES
+        made = recorder.value(kind, node, site=site, mentions=from_it, aliases=shared)
+        return frozenset({made})
     if value.kind is Kind.PLAIN and value.cut is not None:
         return frozenset({recorder.value(Kind.PLAIN, node, site=site, cut=value.cut)})
     if value.name == SETTINGS:

@@ -14,7 +14,7 @@ from gradcheck_lint.model.callers import given_by_callers
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode, is_turned_off
-from gradcheck_lint.model.nearness import BACKWARD, MODE, Nearness
+from gradcheck_lint.model.nearness import MODE, Nearness
 from gradcheck_lint.model.provenance import Provenance
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
@@ -319,7 +319,10 @@ class ModuleModel:
             name = scope.owner.name.rpartition(".")[2]
         for caller in self.scopes.functions:
             is_being_read = id(caller) in self._readings and id(caller) not in self._finished
-            if name in caller.words and not is_being_read and id(caller) not in self._asking:
+            # A model is called by others than its own methods, under any name.
+            is_of_model = name == "forward" and caller.owner is not scope.owner
+            is_named = name in caller.words or is_of_model
+            if is_named and not is_being_read and id(caller) not in self._asking:
                 yield self.function(caller)
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
@@ -452,15 +455,14 @@ class ModuleModel:
             self._origins = {made: key for key, made in self._interned.items()}
         return self._origins.get(site)
 
-    def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
-        """Return what a function of the file returns, as far as it matters to a caller.
+    def returned_by(self, scope: FunctionScope) -> Values:
+        """Return what a function of the file returns.
 
-        It does where gradients are computed near the caller; elsewhere nothing is looked up.
         Functions that call one another in a circle or a long chain say nothing.
         """
         key = ("returned by", id(scope))
         if key not in self.memo:
-            if self._depth >= _MOST_CALLS or not self.near.has(caller, BACKWARD):
+            if self._depth >= _MOST_CALLS:
                 return NOTHING
             self.memo[key] = NOTHING
             if not isinstance(scope.node, cst.Module) and returns_plainly(scope):

@@ -54,8 +54,8 @@ class Surroundings(Protocol):
         """Tell whether nothing that a function of the file returns can have a graph."""
         ...
 
-    def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
-        """Return what a function of the file returns, as far as it matters to a caller."""
+    def returned_by(self, scope: FunctionScope) -> Values:
+        """Return what a function of the file returns."""
         ...
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:

@@ -180,6 +180,15 @@ class _Caller:
             mentions=self._made.mentions,
             holds=frozenset(map(here, value.holds | {value.site})),
             entries=self._translated_entries(value, place, levels),
+            parts=self._translated_parts(value, place, levels),
+        )
+
+    def _translated_parts(
+        self, value: Value, place: tuple[object, ...], levels: int
+    ) -> tuple[Values, ...]:
+        return tuple(
+            join_all(self.translated(part, (*place, index), levels - 1) for part in values)
+            for index, values in enumerate(value.parts if levels else ())
         )
 
     def _translated_entries(
@@ -242,10 +251,7 @@ class _Caller:
 
     def _translated_elements(self, value: Value, place: tuple[object, ...], levels: int) -> Values:
         recorder = self._reading.recorder
-        parts = tuple(
-            join_all(self.translated(part, (*place, index), levels - 1) for part in values)
-            for index, values in enumerate(value.parts)
-        )
+        parts = self._translated_parts(value, place, levels)
         entries = self._translated_entries(value, place, levels)
         site = recorder.intern(("returned", id(self._node), place, value.kind))
         own = frozenset({site})

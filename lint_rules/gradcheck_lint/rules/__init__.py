@@ -39,7 +39,6 @@ from gradcheck_lint.rules._signs import (
 from gradcheck_lint.rules._write_signs import (
     AUGMENTED_WRITE,
     ITEM_MADE_OF_ITEM,
-    ITEM_MOVED_IN_LOOP,
     ITEM_WRITE,
 )
 
@@ -93,7 +92,7 @@ RULES: Final = (
         "leaf-inplace",
         "gradcheck_lint.rules.leaf_inplace",
         "LeafInplace",
-        ((LEAF_WORD,), (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE)),
+        ((LEAF_WORD,), (CALL_IN_PLACE, AUGMENTED_WRITE, ITEM_WRITE, LAYER_IN_PLACE)),
     ),
     RuleReference(
         "GCS102",
@@ -121,14 +120,14 @@ RULES: Final = (
         "data-write",
         "gradcheck_lint.rules.data_write",
         "DataWrite",
-        ((b".data",), (BACKWARD_CALL, b"def forward")),
+        ((b".data", b".detach()", b"no_grad"), (BACKWARD_CALL, b"def forward")),
     ),
     RuleReference(
         "GCS106",
         "slice-write-in-loop",
         "gradcheck_lint.rules.slice_write_in_loop",
         "SliceWriteInLoop",
-        ((b"for",), (ITEM_MOVED_IN_LOOP,), (FACTORY_CALL,)),
+        ((b"for",), (ITEM_WRITE, AUGMENTED_WRITE)),
     ),
     RuleReference(
         "GCS107",

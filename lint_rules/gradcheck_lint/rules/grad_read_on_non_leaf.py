@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.forward import is_named_as_model
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.knowledge import MAYBE_ITSELF_METHODS
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
@@ -181,6 +182,8 @@ def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
         operands = [node.func.value, *positional(node)]
         if _is_moved_leaf(node):
             return True
+        if node.func.attr.value in MAYBE_ITSELF_METHODS:
+            return False
     else:
         return False
     names = [name for name in map(dotted_name, operands) if name is not None]

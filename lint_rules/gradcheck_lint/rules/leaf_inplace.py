@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace
 from gradcheck_lint.model.nearness import LEAF
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._hidden_acts import FREEZING, is_handed_on, may_act_inside
+from gradcheck_lint.rules._overwriting_layers import written_by_layer
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -28,7 +28,6 @@ class LeafInplace(Rule):
     """A leaf that requires grad is modified in place where operations are recorded."""
 
     entry = catalogue.LEAF_INPLACE
-    part = Part.WRITE
 
     def may_find(self, function: FunctionModel) -> bool:
         """Tell whether what makes a leaf that requires grad can reach the function."""
@@ -37,7 +36,7 @@ class LeafInplace(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""
         raising: set[int] = set()
-        for event in function.events():
+        for event in map(written_by_layer, function.events()):
             if not isinstance(event, InPlace) or event.expects_error:
                 continue
             if not all_are(event.values, Kind.LEAF, Kind.LEAF_VIEW):

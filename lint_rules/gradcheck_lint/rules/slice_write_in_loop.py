@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
-from gradcheck_lint.model.nearness import has_name, writes_items
-from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.syntax import (
+    child_list,
+    dotted_name,
+    keyword,
+    last_word,
+    positional,
+    walk,
+)
 from gradcheck_lint.model.values import Kind, Origin, Values
-from gradcheck_lint.rules._preallocated import FACTORY, is_preallocated
+from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._recording import is_for_evaluation
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
@@ -24,7 +28,6 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_lint.model.deferred import ItemWrite
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -35,24 +38,8 @@ class SliceWriteInLoop(Rule):
     part = Part.WRITE
 
     def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function has a loop and writes to items by an index that may change."""
-        scope = function.scope
-        if Part.LOOP not in scope.parts:
-            return False
-        if scope.statements is None or function.module.provenance is None:
-            return function.may_record and (
-                scope is function.module.scopes.top
-                or (
-                    any(has_name(target) for target, _ in writes_items(scope))
-                    and function.module.near.has(scope, FACTORY)
-                )
-            )
-        moving = [item.target.value for item in scope.item_writes if _may_move(item)]
-        return (
-            bool(moving)
-            and function.may_record
-            and any(function.may_itself_be_made_by(FACTORY.is_one, each) for each in moving)
-        )
+        """Tell whether the function has a loop where operations may be recorded."""
+        return Part.LOOP in function.scope.parts and function.may_record
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such write whose right side is shown to have a graph."""
@@ -61,56 +48,36 @@ class SliceWriteInLoop(Rule):
         for event in function.events():
             if not isinstance(event, InPlace) or not event.loops or id(event.node) in seen:
                 continue
-            if not isinstance(event.node, cst.Subscript) or event.mode is GradMode.DISABLED:
+            item = _item_of(event)
+            if item is None or event.mode is GradMode.DISABLED:
                 continue
             loop = loops[event.loops[-1]]
-            if loop.runs_once or not _is_indexed_by(event.node, loop):
+            if loop.runs_once or not _is_indexed_by(item, loop):
                 continue
             if not is_preallocated(event.values, function, outside=loop.identity):
                 continue
-            if _reads(event.source, event.node.value):
+            if _reads(event.source, item.value):
                 continue
             if not _has_graph(event.written) and not _moves_features(event, function):
                 continue
             if is_for_evaluation(function, event):
                 continue
             seen.add(id(event.node))
-            target = source_of(function.module, event.node.value)
+            target = source_of(function.module, item.value)
             yield Violation(
                 event.node,
                 f"each write to a slice of `{target}` adds a node that copies all of it in "
                 "backward: time and memory grow with the square of the length",
-                Severity.WARNING,
+                Severity.NOTE if _may_be_number(event) else Severity.WARNING,
                 "append to a list and use torch.stack or torch.cat after the loop",
                 ((loop.node, "in this loop"),),
             )
 
 
-def _may_move(item: ItemWrite) -> bool:
-    """Tell whether an item by an index that a loop changes is given something."""
-    if not item.loops or item.is_augmented or _is_constant(item.source):
-        return False
-    used = set(_names_in(item.target.slice))
-    return any(
-        not used.isdisjoint(_names_in(loop.target))
-        for loop in item.loops
-        if isinstance(loop, (ast.For, ast.AsyncFor))
-    )
-
-
-def _is_constant(node: ast.expr) -> bool:
-    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
-
-
-def _names_in(node: ast.expr) -> Iterator[str]:
-    """Yield the names in an expression, with those of attributes and of arguments."""
-    for inner in walk_python(node):
-        if isinstance(inner, ast.Name):
-            yield inner.id
-        elif isinstance(inner, ast.Attribute):
-            yield inner.attr
-        elif isinstance(inner, (ast.keyword, ast.arg)):
-            yield inner.arg or ""
+def _item_of(write: InPlace) -> cst.Subscript | None:
+    """Return the item that a statement assigns or adds to."""
+    node = write.node.target if isinstance(write.node, cst.AugAssign) else write.node
+    return node if isinstance(node, cst.Subscript) else None
 
 
 def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
@@ -173,5 +140,12 @@ def _reads(source: cst.CSTNode | None, base: cst.BaseExpression) -> bool:
     )
 
 
+def _may_be_number(event: InPlace) -> bool:
+    """Tell whether what is written may be a number for a log: a loss that a model returns."""
+    is_sure = any(value.kind is not Kind.UNKNOWN for value in event.written)
+    return not is_sure and "loss" in last_word(dotted_name(event.source)).lower()
+
+
 def _has_graph(values: Values) -> bool:
-    return any(value.kind in {Kind.HISTORY, Kind.LEAF} or value.through for value in values)
+    with_graph = {Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW}
+    return any(value.kind in with_graph or value.through for value in values)
