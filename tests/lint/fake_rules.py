@@ -47,8 +47,6 @@ class Fixable(Rule):
     """A call of a name that the tests have a fix for."""
 
     entry = catalogue.LEAF_INPLACE
-    invalid = ()
-    valid = ()
 
     def check(self, function):
         """Yield every such call of the module."""

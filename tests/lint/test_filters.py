@@ -36,6 +36,7 @@ from gradcheck_lint.rules._write_signs import (
     ITEM_WRITE,
 )
 from gradcheck_lint.skeleton import Skeleton
+from tests.lint.fixtures_of_rules import fixtures_of
 
 if TYPE_CHECKING:
     from gradcheck_lint.rules._signs import Pattern
@@ -53,7 +54,8 @@ def unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _sources() -> list[str]:
     rules = [reference.load() for reference in RULES]
-    return [example.source for rule in rules for example in (*rule.invalid, *rule.valid[::3])]
+    fixtures = [fixtures_of(rule.entry.slug) for rule in rules]
+    return [one.source for each in fixtures for one in (*each.invalid, *each.valid[::3])]
 
 
 def _found(sources: list[str]) -> list[list[tuple[str, int]]]:
@@ -115,7 +117,9 @@ def test_filters_lose_nothing_in_larger_files(
 ) -> None:
     rules = [reference.load() for reference in RULES]
     sources = [
-        _inside(example.source, function=function) for rule in rules for example in rule.invalid
+        _inside(example.source, function=function)
+        for rule in rules
+        for example in fixtures_of(rule.entry.slug).invalid
     ]
     filtered = _found(sources)
     assert sum(map(bool, filtered)) > len(sources) // (3 if function else 2)

@@ -21,6 +21,7 @@ from gradcheck_lint.model.syntax import ATOMS, child_list, semantic_fields, walk
 from gradcheck_lint.model.values import NOTHING, join, join_all
 from gradcheck_lint.rules import RULES
 from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError
+from tests.lint.fixtures_of_rules import fixtures_of
 
 _RARE = """
 from a import b as c
@@ -137,8 +138,8 @@ def test_words_pass_over_no_function_that_acts() -> None:
     acting = 0
     for reference in RULES:
         rule = reference.load()
-        for example in (*rule.invalid, *rule.valid):
-            source = example.source.encode()
+        for program in fixtures_of(rule.entry.slug).sources:
+            source = program.encode()
             skeleton = Skeleton(source)
             model = ModuleModel(skeleton.tree, source, outline=skeleton)
             for function in model.functions():
@@ -186,8 +187,8 @@ def test_words_tell_what_attributes_a_method_may_bind_and_whether_it_returns() -
     checked = 0
     for reference in RULES:
         rule = reference.load()
-        for example in (*rule.invalid, *rule.valid):
-            source = example.source.encode()
+        for program in fixtures_of(rule.entry.slug).sources:
+            source = program.encode()
             skeleton = Skeleton(source)
             for scope in ModuleModel(skeleton.tree, source, outline=skeleton).scopes.functions[1:]:
                 found: dict[str, list[cst.BaseExpression | None]] = {}
@@ -314,8 +315,8 @@ def test_whatever_writes_in_place_has_the_part_for_it() -> None:
     writing = 0
     for reference in RULES:
         rule = reference.load()
-        for example in (*rule.invalid, *rule.valid):
-            for function in _functions(example.source):
+        for program in fixtures_of(rule.entry.slug).sources:
+            for function in _functions(program):
                 writes = any(isinstance(event, InPlace) for event in function.events())
                 assert not writes or Part.WRITE in function.scope.parts, function.scope.name
                 writing += writes
@@ -357,8 +358,8 @@ def test_writes_to_items_that_rules_ask_for_are_all_noted() -> None:
     checked = 0
     for reference in RULES:
         rule = reference.load()
-        for example in (*rule.invalid, *rule.valid):
-            for function in _functions(example.source):
+        for program in fixtures_of(rule.entry.slug).sources:
+            for function in _functions(program):
                 noted = {id(item.target.slice): item for item in function.scope.item_writes}
                 for write in function.writes or ():
                     if write.index is not None:
@@ -372,7 +373,7 @@ def test_writes_to_items_that_rules_ask_for_are_all_noted() -> None:
 def test_values_are_joined_all_at_once_as_they_are_in_pairs() -> None:
     checked = 0
     for reference in RULES[:12]:
-        for example in reference.load().invalid:
+        for example in fixtures_of(reference.slug).invalid:
             for function in _functions(example.source):
                 sets = [*function.bindings.values(), NOTHING]
                 for number in range(len(sets) + 1):

@@ -16,6 +16,7 @@ from gradcheck_lint.model import module, statements
 from gradcheck_lint.model.syntax import semantic_fields
 from gradcheck_lint.rules import RULES
 from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError, _expressions
+from tests.lint.fixtures_of_rules import fixtures_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,7 @@ def _statements(body: object) -> list[object]:
 def _sources() -> Iterator[str]:
     for reference in RULES:
         rule = reference.load()
-        yield from (example.source for example in (*rule.invalid, *rule.valid))
+        yield from fixtures_of(rule.entry.slug).sources
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from gradcheck_lint.model.syntax import plain_string, walk
 from gradcheck_lint.positions import Positions
 from gradcheck_lint.rules import RULES
 from gradcheck_lint.skeleton import Skeleton, UnsupportedSyntaxError, _expressions
+from tests.lint.fixtures_of_rules import fixtures_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_EXAMPLES = [example.source for rule in RULES for example in rule.load().invalid]
+_EXAMPLES = [example.source for rule in RULES for example in fixtures_of(rule.slug).invalid]
 _COMPARED = (cst.BaseExpression, cst.BaseSmallStatement, cst.BaseCompoundStatement)
 
 

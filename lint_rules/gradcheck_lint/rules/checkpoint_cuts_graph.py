@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional
 from gradcheck_lint.model.values import Kind, all_are
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -64,74 +64,6 @@ class CheckpointCutsGraph(Rule):
                 Severity.WARNING,
                 "pass use_reentrant=False",
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-class Network(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.stem = nn.Linear(width, width)
-        self.head = nn.Linear(width, 1)
-
-    def forward(self, x):
-        return self.head(checkpoint(self.stem, x, use_reentrant=True))
-""",
-            lines=(12,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-import torch.utils.checkpoint as cp
-from torch import nn
-
-class Network(nn.Module):
-    def __init__(self, width, depth):
-        super().__init__()
-        self.trunk = nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)])
-        self.stem = nn.Linear(width, width)
-
-    def run(self, x):
-        return self.stem(x).relu()
-
-    def forward(self, x):
-        y = cp.checkpoint(self.run, x, use_reentrant=True)
-        y = y + cp.checkpoint_sequential(self.trunk, 4, x, use_reentrant=True)
-        return y + cp.checkpoint(self.stem, x)
-""",
-            lines=(15, 16, 17),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-
-class Network(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.stem = nn.Linear(width, width)
-        self.body = nn.Linear(width, width)
-        self.layers = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
-
-    def forward(self, x):
-        x = self.stem(x)
-        x = checkpoint(self.body, x, use_reentrant=True)
-        x = checkpoint_sequential(self.layers, 2, x, use_reentrant=True)
-        return checkpoint(self.body, x, use_reentrant=False)
-""",
-            why="the input comes from a layer, or the other kind",
-        ),
-    )
 
 
 _INPUT_PLACES = {"checkpoint": 1, "checkpoint_sequential": 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -20,7 +20,7 @@ from gradcheck_lint.model.paths import ACTS, EFFECTS
 from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.rules._protocol import problems
-from gradcheck_lint.rules._rule import Fix, Insertion, Invalid, Removal, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, Insertion, Removal, Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -45,98 +45,6 @@ class ClipBeforeUnscale(Rule):
         """Yield every clipping that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = model(x).mean()
-        scaler.scale(loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-            lines=(10,),
-            fixed="""\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = model(x).mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        scaler.scale(model(x).mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-            why="unscaled before",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer, scaler):
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model(x).mean()
-        if scaler is not None:
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-        else:
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-""",
-            why="only the scaled path unscales",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    for x in loader:
-        optimizer.zero_grad()
-        scaler.scale(model(x).mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-            why="a scaler that is switched off",
-        ),
-    )
 
 
 def _violation(problem: Problem) -> Violation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -18,7 +18,7 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._protocol import problems
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -47,154 +47,6 @@ class ClipMisplaced(Rule):
         for event in function.events():
             if isinstance(event, Clip) and not event.expects_error:
                 yield from _exhausted(function, event)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-""",
-            lines=(8,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch.nn.utils import clip_grad_value_
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model(x).mean()
-        clip_grad_value_(model.parameters(), 0.5)
-        loss.backward()
-        optimizer.step()
-""",
-            lines=(8,),
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for i, x in enumerate(loader):
-        model(x).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if i % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-            lines=(6,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch.nn.utils import clip_grad_norm_
-
-def train(model, loader):
-    trainable = filter(lambda p: p.requires_grad, model.parameters())
-    optimizer = torch.optim.SGD(trainable, lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        clip_grad_norm_(trainable, 1.0)
-        optimizer.step()
-
-def fit(model, loader, optimizer):
-    weights = (p for p in model.parameters() if p.ndim > 1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-""",
-            lines=(10, 18),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.nn.utils import clip_grad_norm_
-
-def train(model, loader):
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trainable, lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        weights = filter(lambda p: p.ndim > 1, trainable)
-        clip_grad_norm_(weights, 1.0)
-        clip_grad_norm_(trainable, 1.0)
-        optimizer.step()
-""",
-            why="a list, or an iterator made anew each time",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-""",
-            why="between backward and step",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(a, b, loader, opt_a, opt_b):
-    for x in loader:
-        opt_a.zero_grad()
-        opt_b.zero_grad()
-        (a(x) + b(x)).mean().backward()
-        torch.nn.utils.clip_grad_norm_(a.parameters(), 1.0)
-        opt_a.step()
-        torch.nn.utils.clip_grad_norm_(b.parameters(), 1.0)
-        opt_b.step()
-""",
-            why="each comes before the step of its own optimizer",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        print(norm)
-""",
-            why="with no limit it only measures",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for i, x in enumerate(loader):
-        model(x).mean().backward()
-        if i % 4 == 3:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-            why="once for each window",
-        ),
-    )
 
 
 _MESSAGES = {

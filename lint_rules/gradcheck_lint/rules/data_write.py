@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -12,7 +12,7 @@ from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import NOTHING, Kind
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -68,147 +68,6 @@ class DataWrite(Rule):
                 "write after backward() and step(), under `with torch.no_grad():`",
                 ((forward.node, "the forward"), (backward.node, "its backward")),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(3, 3)
-        self.head = nn.Linear(3, 1)
-
-    def forward(self, x):
-        h = self.body(x)
-        h.data[h.data < 0] = 0
-        y = torch.relu(h)
-        y.data.mul_(0.5)
-        return self.head(y)
-""",
-            lines=(12, 14),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def train_critic(critic, pairs):
-    optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
-    for real, fake in pairs:
-        optimizer.zero_grad()
-        loss = critic(fake).mean() - critic(real).mean()
-        for parameter in critic.parameters():
-            parameter.data.clamp_(-0.01, 0.01)
-        loss.backward()
-        optimizer.step()
-""",
-            lines=(9,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Prune(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.fc = nn.Linear(width, width)
-
-    def forward(self, x):
-        h = self.fc(x)
-        flat = h.data.view(-1)
-        flat[:10] = 0
-        return h
-
-def step(model, batch, optimizer, mask):
-    optimizer.zero_grad()
-    loss = model(batch).mean()
-    weight = model.fc.weight.data
-    weight *= mask
-    loss.backward()
-    optimizer.step()
-    weight *= mask
-""",
-            lines=(12, 19),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Prune(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.fc = nn.Linear(width, width)
-
-    def forward(self, x):
-        h = self.fc(x)
-        mean = h.data.mean(0)
-        mean *= 0.9
-        copy = h.data.clone()
-        copy[:2] = 0
-        return h + copy
-
-def step(model, batch, optimizer):
-    optimizer.zero_grad()
-    loss = model(batch).mean()
-    total = sum(p.data.norm() for p in model.parameters())
-    total += 1
-    loss.backward()
-    for p in model.parameters():
-        grad = p.grad.data
-        grad.clamp_(-1, 1)
-    optimizer.step()
-""",
-            why="what is computed of the data has memory of its own",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(3, 3)
-
-    def forward(self, x):
-        self.body.weight.data.clamp_(-1, 1)
-        x.data.clamp_(0, 1)
-        with torch.no_grad():
-            y = self.body(x)
-            y.data.mul_(2)
-        return self.body(x)
-""",
-            why="a weight, an input of which nothing is known, and no recording",
-        ),
-        Valid(
-            """\
-import torch
-
-def train_critic(critic, pairs):
-    optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
-    for parameter in critic.parameters():
-        parameter.data.normal_(0, 0.02)
-    for real, fake in pairs:
-        optimizer.zero_grad()
-        loss = critic(fake).mean() - critic(real).mean()
-        loss.backward()
-        optimizer.step()
-        for parameter in critic.parameters():
-            parameter.data.clamp_(-0.01, 0.01)
-""",
-            why="initialised before, clipped after the step",
-        ),
-    )
 
 
 def _on_activations(function: FunctionModel) -> Iterator[Violation]:

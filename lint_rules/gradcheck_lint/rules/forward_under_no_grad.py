@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
 from gradcheck_lint.model.scopes import Part
@@ -10,7 +10,7 @@ from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._hidden_acts import RECORDING, may_act_elsewhere
 from gradcheck_lint.rules._repeating import is_training_step
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -51,106 +51,6 @@ class ForwardUnderNoGrad(Rule):
                     ((backward.node, "backward() is called here"),),
                 )
         yield from _never_recorded(function, reported)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(model, criterion, loader, optimizer):
-    for x, y in loader:
-        optimizer.zero_grad()
-        out = model(x)
-        with torch.no_grad():
-            loss = criterion(out, y)
-        loss.backward()
-        optimizer.step()
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.no_grad():
-            out = model(x)
-        loss = (out - 1).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-""",
-            lines=(7,),
-        ),
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def train(backbone, head, loader):
-    parameters = [*backbone.parameters(), *head.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    for x, y in loader:
-        with torch.no_grad():
-            features = backbone(x)
-        optimizer.zero_grad()
-        F.cross_entropy(head(features), y).backward()
-        optimizer.step()
-""",
-            lines=(9,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def train(backbone, head, loader):
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    for x, y in loader:
-        with torch.no_grad():
-            features = backbone(x)
-        optimizer.zero_grad()
-        F.cross_entropy(head(features), y).backward()
-        optimizer.step()
-""",
-            why="only the head is trained",
-        ),
-        Valid(
-            """\
-import torch
-
-def guide(model, x):
-    with torch.no_grad():
-        before = model(x)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            loss = model(x).mean()
-            loss.backward()
-    return before, x.grad
-""",
-            why="the innermost context decides",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model(x).mean()
-        with torch.no_grad():
-            loss.backward()
-        optimizer.step()
-""",
-            why="backward alone may run under no_grad",
-        ),
-    )
 
 
 def _records(function: FunctionModel, call: cst.CSTNode) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
@@ -22,7 +22,7 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.model.values import Kind, Value, all_are, held_by, sites
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -63,198 +63,6 @@ class FrozenParameter(Rule):
                         f"end it with the dot: {pattern + '.'!r}",
                     )
                     break
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def freeze_first_layers(model):
-    for name, parameter in model.named_parameters():
-        if name.startswith(("layers.0", "layers.1")):
-            parameter.requires_grad_(False)
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-""",
-            lines=(5,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-def train_head(model, loader, classes):
-    model.head = nn.Linear(8, classes)
-    for p in model.parameters():
-        p.requires_grad = False
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-def train(model, loader):
-    model.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-""",
-            lines=(8, 16),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-def train_head(model, loader, classes):
-    model.head = nn.Linear(8, classes)
-    for p in model.parameters():
-        p.requires_grad = False
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-class Trainer:
-    def __init__(self, model):
-        self.model = model
-        self.model.requires_grad_(False)
-        self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
-
-    def step(self, x):
-        self.optimizer.zero_grad()
-        self.model(x).mean().backward()
-        self.optimizer.step()
-""",
-            lines=(8, 18),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-
-def train_head(model, loader, classes):
-    for p in model.parameters():
-        p.requires_grad = False
-    model.head = nn.Linear(8, classes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-def train_norms(model, loader):
-    for name, p in model.named_parameters():
-        if "norm" in name:
-            continue
-        p.requires_grad = False
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-def adapt(model, loader, add_adapters):
-    model.requires_grad_(False)
-    add_adapters(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-def distil(model, teacher, loader):
-    teacher.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        (model(x) - teacher(x)).square().mean().backward()
-        optimizer.step()
-""",
-            why="something is left to train, or may have been added, or another model is frozen",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-def train_new_head(model, loader):
-    model.requires_grad_(False)
-    model.head = nn.Linear(8, 3)
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-def train_reset_head(model, loader):
-    model.requires_grad_(False)
-    model.reset_classifier(3)
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-def train_with_new_head(model, loader):
-    model.requires_grad_(False)
-    model.add_head(3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-
-class Trainer:
-    def __init__(self, model):
-        self.model = model
-        self.model.requires_grad_(False)
-        self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
-
-    def start(self):
-        self.model.head = nn.Linear(8, 3)
-        self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)
-
-    def step(self, x):
-        self.optimizer.zero_grad()
-        self.model(x).mean().backward()
-        self.optimizer.step()
-
-def train_beside(model, other, loader):
-    model.backbone.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
-    second = torch.optim.SGD(other.head.parameters(), lr=0.1)
-    for x in loader:
-        optimizer.zero_grad()
-        second.zero_grad()
-        other(model(x)).mean().backward()
-        optimizer.step()
-        second.step()
-""",
-            why="the layer is new, or of another part",
-        ),
-        Valid(
-            """\
-import torch
-
-def freeze_first_layers(model):
-    for name, parameter in model.named_parameters():
-        if name.startswith(("layers.0.", "layers.1.", "layer4", "stem")):
-            parameter.requires_grad = False
-        if name.startswith("layers.2"):
-            print(name)
-""",
-            why="whole names, or nothing frozen",
-        ),
-    )
 
 
 def _all_frozen(function: FunctionModel) -> Iterator[Violation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -11,7 +11,7 @@ from gradcheck_lint.model.function_class import function_with
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, Origin
 from gradcheck_lint.rules._aliases import name_written
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -61,151 +61,6 @@ class GradOutputModified(Rule):
                 Severity.ERROR if certain and not event.arms else Severity.WARNING,
                 f"work on a copy: `{name if name.isidentifier() else 'copy'} = {name}.clone()`",
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Relu(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        grad_input = grad_output
-        grad_input[x < 0] = 0
-        return grad_input
-""",
-            lines=(14,),
-        ),
-        Invalid(
-            """\
-import torch
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.neg_()
-""",
-            lines=(10,),
-        ),
-        Invalid(
-            """\
-import torch
-
-class Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sum(-1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad.unsqueeze_(-1).expand_as(x)
-""",
-            lines=(12,),
-        ),
-        Invalid(
-            """\
-import torch
-
-class Pair(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        return a.clone(), b.clone()
-
-    @staticmethod
-    def backward(ctx, *grads):
-        first = grads[0]
-        first[first != first] = 0
-        one, other = grads
-        other *= 2
-        for grad in grads:
-            grad.clamp_(-1, 1)
-        return grads
-""",
-            lines=(11, 13, 15),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Relu(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        grad_input = grad_output.clone()
-        grad_input[x < 0] = 0
-        grad_output = grad_output * 2
-        grad_output *= 3
-        return grad_input
-""",
-            why="copies are written",
-        ),
-        Valid(
-            """\
-import torch
-
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return (x * weight).sum(-1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        rows = grad.unsqueeze(-1)
-        column = grad.view(-1)
-        column.unsqueeze_(-1)
-        return rows * weight, column.mul(x).sum(0)
-""",
-            why="a view gets another shape: neither the numbers nor the shape of `grad` change",
-        ),
-        Valid(
-            """\
-import torch
-
-class Pair(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, a, b):
-        return a.clone(), b.clone()
-
-    @staticmethod
-    def backward(ctx, *grads):
-        total = sum(grads)
-        total *= 2
-        grads = list(grads)
-        grads[0] = grads[0] * 2
-        doubled = [grad * 2 for grad in grads]
-        for grad in doubled:
-            grad.clamp_(-1, 1)
-        for grad in map(torch.clone, grads):
-            grad.zero_()
-        return tuple(doubled)
-""",
-            why="a list of them is changed, and what is made of them",
-        ),
-    )
 
 
 def _is_one_of(star: cst.Param | None, values: Values) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -23,7 +23,7 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values, all_are
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -84,129 +84,6 @@ class GradReadOnNonLeaf(Rule):
                 Severity.WARNING,
                 f"call `{name}.retain_grad()` before backward()",
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-def activation_gradient(encoder: nn.Module, head: nn.Module, x):
-    hidden = encoder(x)
-    head(hidden).sum().backward()
-    return hidden.grad.norm()
-""",
-            lines=(7,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-w = torch.randn(3, requires_grad=True) * 0.1
-loss = (w ** 2).sum()
-loss.backward()
-print(w.grad)
-
-def fit(x, y):
-    w = torch.zeros(3, requires_grad=True) + 0.5
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        ((x @ w - y) ** 2).sum().backward()
-        optimizer.step()
-""",
-            lines=(6, 10),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def grad_cam(features, classifier, image):
-    maps = features(image)
-    classifier(maps.mean((2, 3))).max().backward()
-    return maps.grad
-
-def saliency(model, x):
-    x = x.clone().requires_grad_()
-    scaled = x * 2
-    model(scaled).sum().backward()
-    return scaled.grad
-
-def attack(model, x, device):
-    delta = torch.zeros(x.shape, requires_grad=True).to(device)
-    model(x + delta).sum().backward()
-    return delta.grad
-
-def direction(loss_of):
-    noise = torch.randn(3, requires_grad=True)
-    noise = noise / noise.norm()
-    loss_of(noise).backward()
-    return noise.grad
-""",
-            lines=(6, 12, 17, 23),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-w = (torch.randn(3) * 0.1).requires_grad_()
-optimizer = torch.optim.SGD([w], lr=0.1)
-v = w * 2
-(v ** 2).sum().backward()
-print(w.grad, v.grad is None)
-
-def fit(scale):
-    w = torch.ones(3, requires_grad=True) * scale
-    w = w.detach().requires_grad_()
-    w.sum().backward()
-    return w.grad
-""",
-            why="made a leaf afterwards",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-def input_gradient(encoder: nn.Module, x):
-    x = x.detach().requires_grad_()
-    encoder(x).sum().backward()
-    for p in encoder.parameters():
-        print(p.grad)
-    return x.grad.norm()
-""",
-            why="leaves keep their gradient",
-        ),
-        Valid(
-            """\
-import torch
-
-def attack(model, x, device):
-    delta = torch.zeros(x.shape, device=device, requires_grad=True).to(device)
-    noise = torch.zeros(x.shape).to(device).requires_grad_()
-    scale = torch.ones(1, requires_grad=True).to(torch.float32)
-    model(x + delta + scale * noise).sum().backward()
-    return delta.grad + noise.grad + scale.grad
-
-def direction(loss_of, make):
-    noise = torch.randn(3, requires_grad=True)
-    noise = noise / noise.norm()
-    noise = noise.detach().requires_grad_()
-    other = make(noise)
-    if loss_of is None:
-        noise = noise + 1
-    loss_of(noise, other).backward()
-    return noise.grad, other.grad
-""",
-            why="made where it stays, made a leaf again, or not known",
-        ),
-    )
 
 
 _LEAF_WORDS: Final = frozenset({"requires_grad", "requires_grad_", "Parameter"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -12,7 +12,7 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import NOTHING, Kind, Value, Values, mentioned_by
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -48,144 +48,6 @@ class GradientNotSynchronized(Rule):
                 if step is not None:
                     yield _violation(name, call, step, bypassed=bool(uses.bypassed))
                     break
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(ddp, optimizer, loader, window=2):
-    for i, (x, y) in enumerate(loader):
-        with ddp.no_sync():
-            loss = (ddp(x) - y).pow(2).mean() / window
-            loss.backward()
-        if (i + 1) % window == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-            lines=(6,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def train(model, loader):
-    ddp = DDP(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = (ddp.module(x) - y).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-""",
-            lines=(9,),
-        ),
-        Invalid(
-            """\
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def train(model, optimizer, loader):
-    model = DDP(model)
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model.module(x).mean()
-        loss.backward()
-        optimizer.step()
-
-def train_apart(model, optimizer, loader):
-    model = DDP(model)
-    for x in loader:
-        optimizer.zero_grad()
-        with model.no_sync():
-            model(x).mean().backward()
-        optimizer.step()
-""",
-            lines=(7, 16),
-        ),
-        Invalid(
-            """\
-from torch.nn.parallel import DistributedDataParallel
-
-class Trainer:
-    def __init__(self, model, optimizer, rank):
-        self.model = DistributedDataParallel(model, device_ids=[rank])
-        self.optimizer = optimizer
-
-    def fit(self, loader):
-        for x in loader:
-            self.optimizer.zero_grad()
-            self.model.module(x).mean().backward()
-            self.optimizer.step()
-""",
-            lines=(11,),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from contextlib import nullcontext
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def train(ddp, optimizer, loader, window=2):
-    for i, (x, y) in enumerate(loader):
-        last = (i + 1) % window == 0
-        with nullcontext() if last else ddp.no_sync():
-            loss = (ddp(x) - y).pow(2).mean() / window
-            loss.backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-
-def train_on_pairs(ddp, optimizer, loader):
-    for first, second in loader:
-        optimizer.zero_grad()
-        with ddp.no_sync():
-            ddp(first).mean().backward()
-        ddp(second).mean().backward()
-        optimizer.step()
-
-def train_outside(ddp, optimizer, loader):
-    for x in loader:
-        optimizer.zero_grad()
-        loss = ddp(x).mean()
-        with ddp.no_sync():
-            loss.backward()
-        optimizer.step()
-
-def train_and_look(model, optimizer, loader):
-    ddp = DDP(model)
-    for x in loader:
-        optimizer.zero_grad()
-        ddp(x).mean().backward()
-        optimizer.step()
-        with torch.no_grad():
-            print(ddp.module(x).mean())
-""",
-            why="the last forward of a window is reduced; backward alone may be under no_sync()",
-        ),
-        Valid(
-            """\
-from torch.nn.parallel import DistributedDataParallel
-
-class Trainer:
-    def __init__(self, model, optimizer, ranks):
-        self.model = model
-        self.inner = DistributedDataParallel(model) if ranks > 1 else Wrapper(model)
-        self.optimizer = optimizer
-
-    def fit(self, loader):
-        for x in loader:
-            self.optimizer.zero_grad()
-            self.model.module(x).mean().backward()
-            self.inner.module(x).mean().backward()
-            self.optimizer.step()
-""",
-            why="it may be wrapped in something else, or not at all",
-        ),
-    )
 
 
 @dataclass(slots=True)

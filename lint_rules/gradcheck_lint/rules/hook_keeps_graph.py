@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -13,7 +13,7 @@ from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import walk_near
 from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional
 from gradcheck_lint.rules._emptying import is_emptied_anywhere
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -47,149 +47,6 @@ class HookKeepsGraph(Rule):
             if _goes_with_the_hook(function, target) or _may_stay_small(function, target):
                 continue
             yield _violation(node, stored)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Features:
-    def __init__(self, layer: nn.Module):
-        self.outputs = []
-        self.handle = layer.register_forward_hook(self.store)
-
-    def store(self, module, inputs, output):
-        self.outputs.append(output)
-""",
-            lines=(10,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-from functools import partial
-from torch import nn
-
-found = []
-
-def keep(module, args, output):
-    global found
-    found += [output]
-
-class Features:
-    def __init__(self, net: nn.Module):
-        self.outputs = {}
-        self.means = []
-        for name, layer in net.named_children():
-            self.outputs[name] = []
-            layer.register_forward_hook(partial(self.store, name))
-            layer.register_forward_hook(hook=keep)
-            layer.register_forward_hook(lambda m, i, o, name=name: self.means.append(o.mean()))
-
-    def store(self, name, module, inputs, output):
-        kept = output.cpu()
-        self.outputs[name].append(kept)
-""",
-            lines=(8, 18, 22),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-from torch import nn
-
-outputs = []
-
-class Probe:
-    def __init__(self, net: nn.Module):
-        self.found = []
-        net.stem.register_forward_hook(lambda module, args, output: self.found.append(output))
-
-def watch(net):
-    net.fc.register_forward_hook(lambda m, i, o: outputs.append(o))
-""",
-            lines=(8, 11),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-from functools import partial
-from torch import nn
-
-class Shapes:
-    def __init__(self, net: nn.Module):
-        self.names = []
-        self.shapes = []
-        self.means = []
-        for name, layer in net.named_children():
-            layer.register_forward_hook(partial(self.store, name))
-
-    def store(self, name, module, inputs, output):
-        self.names.append(name)
-        self.shapes.append(output.shape)
-        self.means.append(output.mean().item())
-        output = output.detach()
-        self.means.append(output.max())
-""",
-            why="names, shapes and numbers have no graph",
-        ),
-        Valid(
-            """\
-outputs = []
-
-def watch(net):
-    net.fc.register_forward_hook(lambda m, i, o: outputs.append(o.detach()))
-
-def features(net, x):
-    found = []
-    handle = net.fc.register_forward_hook(lambda m, i, o: found.append(o))
-    net(x)
-    handle.remove()
-    return found
-""",
-            why="detached, or a list that lives for one call",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Extractor(nn.Module):
-    def forward(self, x):
-        found = []
-
-        def keep(module, inputs, output):
-            found.append(output)
-
-        handles = [layer.register_forward_hook(keep) for layer in self.layers]
-        self.body(x)
-        for handle in handles:
-            handle.remove()
-        return found
-""",
-            why="list and hook live for one call",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Features:
-    def __init__(self, layer: nn.Module):
-        self.outputs = []
-        self.handle = layer.register_forward_hook(self.store)
-
-    def store(self, module, inputs, output):
-        self.outputs.append(output.detach())
-
-    def keep(self, output):
-        self.outputs.append(output)
-""",
-            why="detached; the other function is no hook",
-        ),
-    )
 
 
 def _in_lambdas(function: FunctionModel) -> Iterator[Violation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -21,7 +21,7 @@ from gradcheck_lint.rules._overwriting_layers import (
     written_by_layer,
 )
 from gradcheck_lint.rules._recording import exclude, is_for_evaluation, may_be_frozen
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -74,172 +74,6 @@ class InplaceOnSavedOutput(Rule):
                 severity,
                 "use the form that makes a new tensor",
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-model = nn.Sequential(
-    nn.Linear(8, 8),
-    nn.Tanh(),
-    nn.Dropout(0.5, inplace=True),
-    nn.Linear(8, 1),
-)
-""",
-            lines=(7,),
-        ),
-        Invalid(
-            """\
-import torch
-
-w = torch.randn(3, requires_grad=True)
-y = torch.exp(w)
-y.add_(1)
-z = torch.sigmoid(w)
-z *= 2
-(y + z).sum().backward()
-""",
-            lines=(5, 7),
-        ),
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.inner = nn.Linear(size, size)
-        self.relu = nn.LeakyReLU()
-
-    def forward(self, x):
-        y = F.relu(self.inner(x))
-        y += x
-        z = self.inner(y).relu()
-        z.mul_(2)
-        w = self.relu(self.inner(z))
-        w += 1
-        return y + z + w
-""",
-            lines=(13, 15),
-        ),
-        Invalid(
-            """\
-from collections import OrderedDict
-from torch import nn
-
-def head(width):
-    layers = [nn.Linear(width, width), nn.ReLU(inplace=True)]
-    layers += [nn.Dropout(0.5, True)]
-    layers.append(nn.Linear(width, 1))
-    layers.append(nn.Sigmoid())
-    layers.append(nn.Hardtanh(inplace=True))
-    return nn.Sequential(*layers)
-
-class Squeeze(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.gate = nn.Sequential(OrderedDict([
-            ("conv", nn.Conv2d(width, width, 1)),
-            ("gate", nn.Tanh()),
-            ("act", nn.LeakyReLU(0.1, inplace=True)),
-        ]))
-        net = nn.Sequential()
-        net.add_module("gate", nn.Softmax(-1))
-        net.add_module("act", nn.ReLU(True))
-        self.net = net
-""",
-            lines=(6, 9, 18, 22),
-        ),
-        Invalid(
-            """\
-from torch import nn
-
-class Gate(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.fc = nn.Linear(width, width)
-        self.gate = nn.Sigmoid()
-        self.act = nn.ReLU(inplace=True)
-        self.drop = nn.Dropout(0.1, inplace=True)
-
-    def forward(self, x):
-        gate = self.gate(self.fc(x))
-        y = self.drop(self.act(self.fc(x)))
-        return y * self.act(gate)
-""",
-            lines=(13, 14),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-from torch import nn
-
-class Gate(nn.Module):
-    def __init__(self, width, rate, inner=None):
-        super().__init__()
-        self.fc = nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width)
-        self.gate = nn.Sigmoid()
-        self.inner = nn.Tanh() if inner is None else inner
-        self.act = nn.ReLU(inplace=True)
-        self.none = nn.Dropout(0.0, inplace=True)
-        self.drop = nn.Dropout(rate)
-
-    def forward(self, x):
-        gate = self.none(self.gate(self.fc(x)))
-        y = self.act(self.norm(self.fc(x)))
-        z = self.drop(self.gate(y))
-        self.act(self.gate(x).detach())
-        return self.act(y + gate) + self.act(self.inner(z))
-""",
-            why="no layer is overwritten that is known to save its output",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(inplace=True), nn.Conv2d(1, 1, 3))
-w = torch.randn(3, requires_grad=True)
-y = w + 1
-y.mul_(2)
-with torch.no_grad():
-    z = torch.exp(w)
-    z.add_(1)
-p = torch.sigmoid(w)
-r = nn.functional.leaky_relu(w)
-r += 1
-(y + p + r).sum().backward()
-p.zero_()
-""",
-            why="neither saves its output, nothing is recorded, or backward has been there",
-        ),
-        Valid(
-            """\
-from torch import nn
-
-def head(width, gated, rates):
-    layers = [nn.Linear(width, width), nn.Sigmoid()]
-    if gated:
-        layers = [nn.Linear(width, width)]
-    layers.append(nn.ReLU(inplace=True))
-    layers.append(nn.Dropout(0.0, inplace=True))
-    for rate in rates:
-        layers.append(nn.Tanh())
-        layers.insert(0, nn.Linear(width, width))
-        layers.append(nn.ReLU(inplace=True))
-    arms = nn.ModuleList([nn.Sigmoid(), nn.ReLU(inplace=True)])
-    return nn.Sequential(*layers, nn.GELU(), nn.Dropout(0.1, inplace=True)), arms
-""",
-            why="another layer may be between, nothing is dropped, or it isn't one after the other",
-        ),
-    )
 
 
 _SAVED = frozenset(

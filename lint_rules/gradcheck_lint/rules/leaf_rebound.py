@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -24,7 +24,7 @@ from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._item_updates import item_updates, may_update_items
 from gradcheck_lint.rules._lost_updates import lost_updates, may_bind, may_lose_updates
 from gradcheck_lint.rules._repeating import repeats
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -71,204 +71,6 @@ class LeafRebound(Rule):
             yield from _updated_in_loops(function)
         if may_update_items(function):
             yield from map(_replaced_item, item_updates(function))
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def fit(x, y, steps=3, lr=0.1):
-    w = torch.zeros(3, requires_grad=True)
-    for _ in range(steps):
-        loss = ((x @ w - y) ** 2).mean()
-        loss.backward()
-        w = w - lr * w.grad
-    return w
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Scale(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3)) * 0.02
-        self.bias = nn.Parameter(torch.ones(3)).cuda()
-        self.gain: torch.Tensor = nn.Parameter(torch.ones(3)) / 2
-        self.mask = nn.Parameter(torch.ones(3)).unsqueeze(0)
-""",
-            lines=(7, 8, 9, 10),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def invert(decoder, target, steps, lr):
-    z = torch.randn(1, 64)
-    z.requires_grad_(True)
-    shift = torch.zeros(64)
-    shift.requires_grad = True
-    for _ in range(steps):
-        (decoder(z + shift) - target).pow(2).mean().backward()
-        with torch.no_grad():
-            z = z - lr * z.grad
-        shift = shift.sub(shift.grad, alpha=lr)
-    return z
-
-class Regression:
-    def __init__(self, width):
-        self.w = torch.zeros(width)
-        self.w.requires_grad_()
-
-    def fit(self, x, y, steps):
-        for _ in range(steps):
-            ((x @ self.w - y) ** 2).mean().backward()
-            self.w = torch.sub(self.w, 0.1 * self.w.grad)
-""",
-            lines=(11, 12, 23),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class Regression:
-    def __init__(self, width):
-        self.w = torch.zeros(width, requires_grad=True)
-        self.b = torch.zeros(1, requires_grad=True)
-
-    def fit(self, x, y, steps):
-        for _ in range(steps):
-            ((x @ self.w + self.b - y) ** 2).mean().backward()
-            self.w = self.w - 0.1 * self.w.grad
-            self.update()
-
-    def update(self):
-        self.b = self.b - 0.1 * self.b.grad
-""",
-            lines=(11, 15),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def fit(model, loss_of, data, lr=0.1):
-    for batch in data:
-        loss_of(model, batch).backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p = p - lr * p.grad
-                p.grad = None
-
-def average(model, other, share):
-    for mine, theirs in zip(model.parameters(), other.parameters()):
-        mine = share * mine + (1 - share) * theirs
-""",
-            lines=(8, 13),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-
-def invert(decoder, target, steps, lr):
-    z = torch.randn(1, 64)
-    for _ in range(steps):
-        z.requires_grad_()
-        (decoder(z) - target).pow(2).mean().backward()
-        z = torch.sub(z, lr * z.grad).detach()
-    for _ in range(steps):
-        z = torch.add(z, lr)
-    return z
-
-class Scale(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3).unsqueeze(0))
-        self.start = nn.Parameter(torch.ones(3)).data.unsqueeze(0)
-        self.frozen = nn.Parameter(torch.ones(3)).requires_grad_(False)
-""",
-            why="a leaf again in each iteration, or meant to be none",
-        ),
-        Valid(
-            """\
-import torch
-
-class Regression:
-    def __init__(self, width):
-        self.w = torch.zeros(width, requires_grad=True)
-        self.b = torch.zeros(1, requires_grad=True)
-
-    def fit(self, x, y, steps):
-        for _ in range(steps):
-            ((x @ self.w + self.b - y) ** 2).mean().backward()
-            self.w = (self.w - 0.1 * self.w.grad).detach().requires_grad_()
-            self.b = self.b - 0.1 * self.b.grad
-            self.refresh()
-
-    def refresh(self):
-        self.b = self.b.detach().requires_grad_()
-""",
-            why="made a leaf again, here or in another method",
-        ),
-        Valid(
-            """\
-import torch
-
-def fit(x, y, steps=3, lr=0.1):
-    w = torch.zeros(3, requires_grad=True)
-    for _ in range(steps):
-        loss = ((x @ w - y) ** 2).mean()
-        loss.backward()
-        w = (w - lr * w.grad).detach().requires_grad_()
-        v = w * 2
-    return v
-""",
-            why="made a leaf again",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Scale(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3) * 0.02)
-        self.bias = nn.Parameter(torch.ones(3).cuda())
-""",
-            why="converted before it becomes a parameter",
-        ),
-        Valid(
-            """\
-import torch
-
-def fast_weights(model, gradients, lr):
-    adapted, penalty = [], 0.0
-    for p, gradient in zip(model.parameters(), gradients):
-        p = p - lr * gradient
-        adapted.append(p)
-    for p in model.parameters():
-        p = p - p.mean()
-        penalty = penalty + p.pow(2).sum()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p -= lr * p.grad
-    return adapted, penalty
-""",
-            why="what is computed is read, or the parameter itself is changed",
-        ),
-    )
 
 
 def _replaced_item(update: ItemUpdate) -> Violation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Step, ZeroGrad
 from gradcheck_lint.model.nearness import STEPS
@@ -12,7 +12,7 @@ from gradcheck_lint.model.values import NO_SITES, Kind, all_are, held_by, sites,
 from gradcheck_lint.rules._handed_in import models_of_optimizer
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
 from gradcheck_lint.rules._repeating import repeats, steps_for_others
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._verdicts import covers
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -65,189 +65,6 @@ class LeftoverGradient(Rule):
                 f"call `{receiver}.zero_grad()` right before its own backward()",
                 ((foreign.node, "left here"), (own.node, "added to here")),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(generator, critic, loader):
-    opt_g = torch.optim.SGD(generator.parameters(), lr=0.01)
-    opt_c = torch.optim.SGD(critic.parameters(), lr=0.01)
-    for real, noise in loader:
-        opt_g.zero_grad()
-        opt_c.zero_grad()
-        fake = generator(noise)
-        (-critic(fake).mean()).backward()
-        opt_g.step()
-
-        loss_c = critic(fake.detach()).mean() - critic(real).mean()
-        loss_c.backward()
-        opt_c.step()
-""",
-            lines=(15,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class Agent:
-    def __init__(self, actor, critic, target):
-        self.actor, self.critic, self.target = actor, critic, target
-        self.actor_opt = torch.optim.Adam(self.actor.parameters())
-        self.critic_opt = torch.optim.Adam(self.critic.parameters())
-
-    def learn(self, state, action, reward):
-        wanted = reward + self.target(state).detach()
-        (self.critic(state, action) - wanted).pow(2).mean().backward()
-        self.critic_opt.step()
-        self.critic_opt.zero_grad()
-
-        loss = -self.critic(state, self.actor(state)).mean()
-        self.actor_opt.zero_grad()
-        loss.backward()
-        self.actor_opt.step()
-""",
-            lines=(12,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def step(generator, disc, opt_g, opt_d, noise, real):
-    fake = generator(noise)
-    opt_g.zero_grad()
-    (-disc(fake).mean()).backward()
-    opt_g.step()
-    (disc(fake.detach()).mean() - disc(real).mean()).backward()
-    opt_d.step()
-    opt_d.zero_grad()
-
-def main(loader):
-    generator, disc = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
-    opt_g = torch.optim.Adam(generator.parameters())
-    opt_d = torch.optim.Adam(disc.parameters())
-    for noise, real in loader:
-        step(generator, disc, opt_g, opt_d, noise, real)
-""",
-            lines=(9,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-G = torch.nn.Linear(2, 2)
-D = torch.nn.Linear(2, 1)
-opt_g = torch.optim.SGD(G.parameters(), lr=0.01)
-opt_d = torch.optim.SGD(D.parameters(), lr=0.01)
-
-def reset_grad():
-    opt_g.zero_grad()
-    opt_d.zero_grad()
-
-for real, noise in loader:
-    d_loss = D(G(noise)).mean() - D(real).mean()
-    reset_grad()
-    d_loss.backward()
-    opt_d.step()
-    g_loss = -D(G(noise)).mean()
-    reset_grad()
-    g_loss.backward()
-    opt_g.step()
-""",
-            why="a helper resets both",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(generator, critic, loader):
-    opt_g = torch.optim.SGD(generator.parameters(), lr=0.01)
-    opt_c = torch.optim.SGD(critic.parameters(), lr=0.01)
-    for real, noise in loader:
-        opt_g.zero_grad()
-        fake = generator(noise)
-        (-critic(fake).mean()).backward()
-        opt_g.step()
-
-        opt_c.zero_grad()
-        loss_c = critic(fake.detach()).mean() - critic(real).mean()
-        loss_c.backward()
-        opt_c.step()
-""",
-            why="reset right before its own backward",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(a, b, loader):
-    opt_a = torch.optim.SGD(a.parameters(), lr=0.01)
-    opt_b = torch.optim.SGD(b.parameters(), lr=0.01)
-    for x in loader:
-        opt_a.zero_grad()
-        opt_b.zero_grad()
-        a(x).mean().backward()
-        opt_a.step()
-        b(x).mean().backward()
-        opt_b.step()
-""",
-            why="the first loss does not reach the second model",
-        ),
-        Valid(
-            """\
-import torch
-
-class Agent:
-    def __init__(self, actor, critic, target):
-        self.actor, self.critic, self.target = actor, critic, target
-        self.actor_opt = torch.optim.Adam(self.actor.parameters())
-        self.critic_opt = torch.optim.Adam(self.critic.parameters())
-
-    def learn(self, state, action, reward):
-        wanted = reward + self.target(state).detach()
-        (self.critic(state, action) - wanted).pow(2).mean().backward()
-        self.critic_opt.step()
-
-        loss = -self.critic(state, self.actor(state)).mean()
-        self.actor_opt.zero_grad()
-        loss.backward()
-        self.actor_opt.step()
-        self.critic_opt.zero_grad()
-
-def once(generator, disc, noise, real):
-    opt_g = torch.optim.Adam(generator.parameters())
-    opt_d = torch.optim.Adam(disc.parameters())
-    (disc(generator(noise).detach()).mean() - disc(real).mean()).backward()
-    opt_d.step()
-    (-disc(generator(noise)).mean()).backward()
-    opt_g.step()
-
-def step(generator, disc, opt_g, opt_d, noise, real):
-    fake = generator(noise)
-    opt_g.zero_grad()
-    (-disc(fake).mean()).backward()
-    opt_g.step()
-    opt_d.zero_grad()
-    (disc(fake.detach()).mean() - disc(real).mean()).backward()
-    opt_d.step()
-
-def main(loader):
-    generator, disc = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
-    opt_g = torch.optim.Adam(generator.parameters())
-    opt_d = torch.optim.Adam(disc.parameters())
-    for noise, real in loader:
-        step(generator, disc, opt_g, opt_d, noise, real)
-""",
-            why="reset before the next call, or called once",
-        ),
-    )
 
 
 def _owned_by(step: Event, function: FunctionModel) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -15,7 +15,7 @@ from gradcheck_lint.model.function_class import (
 from gradcheck_lint.model.scopes import walk_near
 from gradcheck_lint.model.syntax import assigned_once, dotted_name
 from gradcheck_lint.model.values import Kind, all_are
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -65,147 +65,6 @@ class LegacyFunction(Rule):
                     Severity.WARNING,
                     "make forward and backward static and keep data on ctx",
                 )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Scale(Function):
-    def __init__(self, factor):
-        self.factor = factor
-
-    def forward(self, x):
-        return x * self.factor
-
-    def backward(self, grad_output):
-        return grad_output * self.factor
-
-def double(x):
-    return Scale(2.0)(x)
-""",
-            lines=(15,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Scale(Function):
-    def __init__(self, factor):
-        self.factor = factor
-
-    def forward(self, x):
-        return x * self.factor
-
-    def backward(self, grad_output):
-        return grad_output * self.factor
-""",
-            lines=(4,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class Clamp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output
-
-y = Clamp()(torch.ones(2))
-""",
-            lines=(12,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Sign(torch.autograd.Function):
-    def forward(self, x):
-        return x.sign()
-
-    def backward(self, grad_output):
-        return grad_output
-
-sign = Sign()
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.sign = Sign()
-
-    def forward(self, x):
-        own = Sign()
-        return own(x) + self.sign(x) + sign(x)
-""",
-            lines=(20, 20, 20),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Double(Function):
-    def forward(ctx, x):
-        return x * 2
-
-    def backward(ctx, grad_output):
-        return grad_output * 2
-
-y = Double.apply(torch.ones(2))
-""",
-            why="works through apply, with or without staticmethod",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-from torch.autograd import Function
-
-class Round(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output
-
-    def __call__(self, x):
-        return self.apply(x)
-
-class Double(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output * 2
-
-class Layer(nn.Module):
-    def __init__(self, quantize=None):
-        super().__init__()
-        self.quantize = Round()
-        self.scale = Double() if quantize is None else quantize
-        self.double = Double()
-
-    def forward(self, x):
-        return self.quantize(x) + self.scale(x) + self.double.apply(x) + Round()(x)
-""",
-            why="has a call of its own, may be another one, or is used through apply",
-        ),
-    )
 
 
 def _is_old(function: AutogradFunction) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.function_class import assignments, body_of
 from gradcheck_lint.model.syntax import dotted_name, integer, keyword, walk
 from gradcheck_lint.rules._guards import guarded_by_handler, guarded_by_question
-from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -71,85 +71,6 @@ class LegacyScalarIndex(Rule):
                     safe=certain,
                 ),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def train_step(model, optimizer, x, y):
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.data[0]
-""",
-            lines=(9,),
-            fixed="""\
-import torch
-import torch.nn.functional as F
-
-def train_step(model, optimizer, x, y):
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-""",
-        ),
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def evaluate(model, loader):
-    total = 0
-    for x, y in loader:
-        total += F.nll_loss(model(x), y, size_average=False).data[0]
-        loss = F.mse_loss(model(x), y)
-        print(loss.cpu().data[0])
-    return total
-""",
-            lines=(7, 9),
-            fixed="""\
-import torch
-import torch.nn.functional as F
-
-def evaluate(model, loader):
-    total = 0
-    for x, y in loader:
-        total += F.nll_loss(model(x), y, size_average=False).item()
-        loss = F.mse_loss(model(x), y)
-        print(loss.cpu().item())
-    return total
-""",
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch.nn.functional as F
-
-def rows(model, x, y):
-    scores = model(x).cpu().data[0]
-    return scores, F.mse_loss(model(x), y, reduction="none").data[0], x.sum(1).cpu().data[0]
-""",
-            why="the first rows of what has more",
-        ),
-        Valid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def first(rows, x, y):
-    losses = F.mse_loss(x, y, reduction="none")
-    return rows.data[0], losses.data[0]
-""",
-            why="tensors with more than one element",
-        ),
-    )
 
 
 def _scalar_read(node: cst.CSTNode) -> tuple[cst.Subscript, cst.BaseExpression] | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import FACTORIES, MAY_KEEP_THE_GRAPH, VARIABLE_CLASSES
 from gradcheck_lint.model.scopes import walk_near
 from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional
-from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -46,90 +46,6 @@ class LegacyVariable(Rule):
                 "use the tensor itself, with `requires_grad_()` where a gradient is wanted",
                 fix=_fix(node, function),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Variable
-
-def zeros(n):
-    return Variable(torch.zeros(n))
-""",
-            lines=(5,),
-            severity=Severity.NOTE,
-            fixed="""\
-import torch
-from torch.autograd import Variable
-
-def zeros(n):
-    return torch.zeros(n)
-""",
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Variable
-
-def batch(x, y):
-    y = Variable(y, requires_grad=False)
-    return Variable(x), y
-""",
-            lines=(5, 6),
-            severity=Severity.NOTE,
-            fixed="""\
-import torch
-from torch.autograd import Variable
-
-def batch(x, y):
-    y = y
-    return x, y
-""",
-            safely_fixed="""\
-import torch
-from torch.autograd import Variable
-
-def batch(x, y):
-    y = Variable(y, requires_grad=False)
-    return Variable(x), y
-""",
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Variable
-
-def weights(n, x, wanted):
-    w = Variable(torch.zeros(n), requires_grad=True)
-    b = Variable(torch.zeros(1), requires_grad=wanted)
-    return w, b, Variable(x, requires_grad=True)
-""",
-            lines=(5, 6, 7),
-            severity=Severity.NOTE,
-            fixed="""\
-import torch
-from torch.autograd import Variable
-
-def weights(n, x, wanted):
-    w = torch.zeros(n).requires_grad_()
-    b = Variable(torch.zeros(1), requires_grad=wanted)
-    return w, b, Variable(x, requires_grad=True)
-""",
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from tensorflow import Variable
-
-def batch(x):
-    return Variable(x)
-""",
-            why="somebody else's Variable",
-        ),
-    )
 
 
 def _fix(node: cst.Call, function: FunctionModel) -> Fix | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -21,12 +21,10 @@ from gradcheck_lint.model.syntax import (
 from gradcheck_lint.rules._guards import guarded_by_question
 from gradcheck_lint.rules._rule import (
     Fix,
-    Invalid,
     NewImport,
     Removal,
     Replacement,
     Rule,
-    Valid,
     Violation,
 )
 from gradcheck_suite import catalogue
@@ -77,128 +75,6 @@ class LegacyVolatile(Rule):
                 "drop Variable and run this under `with torch.no_grad():`",
                 fix=_without_volatile(node) if trains else _under_no_grad(node, function),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Variable
-
-def predict(model, x):
-    x = Variable(x, volatile=True)
-    return model(x)
-""",
-            lines=(5,),
-            fixed="""\
-import torch
-from torch.autograd import Variable
-
-@torch.no_grad()
-def predict(model, x):
-    x = x
-    return model(x)
-""",
-            safely_fixed="""\
-import torch
-from torch.autograd import Variable
-
-def predict(model, x):
-    x = Variable(x, volatile=True)
-    return model(x)
-""",
-        ),
-        Invalid(
-            """\
-from torch.autograd import Variable
-
-class Sampler:
-    @staticmethod
-    def sample(model, x, y):
-        hidden = model(Variable(x[None], volatile=True), Variable(y, volatile=True))
-        return model(Variable(hidden.data, volatile=True, requires_grad=False))
-""",
-            lines=(6, 6, 7),
-            fixed="""\
-from torch.autograd import Variable
-from torch import no_grad
-
-class Sampler:
-    @staticmethod
-    @no_grad()
-    def sample(model, x, y):
-        hidden = model(x[None], Variable(y, volatile=True))
-        return model(Variable(hidden.data, volatile=True, requires_grad=False))
-""",
-            safely_fixed="""\
-from torch.autograd import Variable
-
-class Sampler:
-    @staticmethod
-    def sample(model, x, y):
-        hidden = model(Variable(x[None], volatile=True), Variable(y, volatile=True))
-        return model(Variable(hidden.data, volatile=True, requires_grad=False))
-""",
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Variable
-
-hidden = Variable(torch.rand(1, 1), volatile=True)
-""",
-            lines=(4,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Variable
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        data = Variable(x, volatile=True, requires_grad=flag)
-        model(data).sum().backward()
-        optimizer.step()
-""",
-            lines=(7,),
-            severity=Severity.NOTE,
-            fixed="""\
-import torch
-from torch.autograd import Variable
-
-def train(model, loader, optimizer):
-    for x in loader:
-        optimizer.zero_grad()
-        data = Variable(x, requires_grad=flag)
-        model(data).sum().backward()
-        optimizer.step()
-""",
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from .graph import Variable
-
-def predict(model, x):
-    return model(Variable(x, volatile=True))
-""",
-            why="somebody else's Variable",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Variable
-
-@torch.no_grad()
-def predict(model, x):
-    return model(Variable(x, volatile=True))
-""",
-            why="nothing is recorded anyway",
-        ),
-    )
 
 
 def _top_level(module: cst.Module) -> Iterator[cst.CSTNode]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import InPlace
 from gradcheck_lint.model.function_class import AutogradFunction, body_of, function_with
 from gradcheck_lint.rules._aliases import name_written
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -50,88 +50,6 @@ class MissingMarkDirty(Rule):
                 Severity.ERROR if certain and not event.arms else Severity.WARNING,
                 f"work on a copy, or call `ctx.mark_dirty({name})` and return `{name}`",
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class StableExp(Function):
-    @staticmethod
-    def forward(ctx, x):
-        x -= x.max()
-        output = x.exp()
-        ctx.save_for_backward(output)
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (output,) = ctx.saved_tensors
-        return grad_output * output
-""",
-            lines=(7,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Clip(Function):
-    @staticmethod
-    def forward(ctx, x, low):
-        y = x
-        y[y < low] = low
-        x.clamp_(max=1)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output.clone(), None
-""",
-            lines=(8,),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class AddOne(Function):
-    @staticmethod
-    def forward(ctx, x):
-        x.add_(1)
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output
-""",
-            why="marked and returned",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Clip(Function):
-    @staticmethod
-    def forward(ctx, x, n):
-        x = x.clone()
-        x.clamp_(max=1)
-        n += 1
-        return x * n
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output, None
-""",
-            why="a copy is written, and a number",
-        ),
-    )
 
 
 def _matters(known: AutogradFunction, name: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of, function_with
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.rules._rule import Fix, Invalid, NewImport, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, NewImport, Replacement, Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -41,107 +41,6 @@ class MissingOnceDifferentiable(Rule):
             "put @once_differentiable below @staticmethod",
             fix=_fix(function.scope.node) if known.is_static else None,
         )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import numpy as np
-import torch
-from torch.autograd import Function
-
-class Sine(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.from_numpy(np.sin(x.detach().numpy()))
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        return grad_output * torch.from_numpy(np.cos(x.detach().numpy()))
-""",
-            lines=(14,),
-            severity=Severity.WARNING,
-            fixed="""\
-import numpy as np
-import torch
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-
-class Sine(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.from_numpy(np.sin(x.detach().numpy()))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        return grad_output * torch.from_numpy(np.cos(x.detach().numpy()))
-""",
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-
-class Cube(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.data ** 3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        return 3 * grad_output * x.data ** 2
-""",
-            why="marked",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd.function import once_differentiable as once
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.data ** 3
-
-    @staticmethod
-    @once
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        return 3 * grad_output * x.data ** 2
-""",
-            why="marked under another name",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Cube(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x ** 3
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (x,) = ctx.saved_tensors
-        return 3 * grad_output * x ** 2
-""",
-            why="autograd differentiates this backward",
-        ),
-    )
 
 
 _OPERATOR = re.compile(r"torch\.ops\.(?!aten\.|prims\.)\w+\.\w*backward")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -14,7 +14,7 @@ from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
 from gradcheck_lint.rules._edge_tests import comparison_of, number
 from gradcheck_lint.rules._own_distances import is_differentiated, roots_of_own_distances
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -71,91 +71,6 @@ class NonFiniteGradient(Rule):
                         "make the input safe first: `x = torch.where(mask, x, 1.0)`, then compute",
                     )
                     break
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def pairwise_distance(a, b):
-    square = (a[:, None] - b[None, :]).pow(2).sum(dim=-1)
-    return torch.where(square > 0, square.sqrt(), 0.0)
-""",
-            lines=(5,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def safe_norm(x):
-    square = x.pow(2).sum(-1)
-    mask = square.gt(0)
-    root = square ** 0.5
-    return torch.where(mask, root, 0.0)
-
-def entropy(p):
-    positive = 0 < p
-    return -torch.where(positive, p * torch.log(p), torch.zeros_like(p)).sum(-1)
-
-def to_srgb(x):
-    return torch.where(x <= 0.0031308, 12.92 * x, 1.055 * x.pow(1 / 2.4) - 0.055)
-""",
-            lines=(6, 11, 14),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-def safe_norm(x):
-    square = x.pow(2).sum(-1)
-    mask = square > 0
-    safe = torch.where(mask, square, 1.0)
-    root = safe ** 0.5
-    cube = square ** 3
-    return torch.where(mask, root, 0.0) + torch.where(mask, cube, square.pow(1.5))
-
-def entropy(p):
-    mask = p > 0
-    if p.ndim > 1:
-        mask = p > 1e-3
-    return -(p * torch.where(mask, p, 1.0).log()).sum(-1)
-""",
-            why="the input is made safe, or the derivative is finite",
-        ),
-        Valid(
-            """\
-import torch
-
-def log_bessel(x, small):
-    return torch.where(x < 3.75, small, x - 0.5 * x.log())
-
-def exponential(uniform, epsilon):
-    return torch.where(uniform >= 1.0 - epsilon, -epsilon, torch.log(uniform))
-""",
-            why="the test is about another place than the edge",
-        ),
-        Valid(
-            """\
-import torch
-
-def pairwise_distance(a, b):
-    square = (a[:, None] - b[None, :]).pow(2).sum(dim=-1)
-    safe = torch.where(square > 0, square, 1.0)
-    clamped = torch.where(square > 0, square.clamp(min=1e-8).sqrt(), 0.0)
-    return torch.where(square > 0, safe.sqrt(), 0.0) + clamped
-
-@torch.no_grad()
-def log(x):
-    return torch.where(x > 0, x.log(), 0.0)
-""",
-            why="made safe before, or never differentiated",
-        ),
-    )
 
 
 def _root(node: cst.CSTNode, points: str) -> Violation:

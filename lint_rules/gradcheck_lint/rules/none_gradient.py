@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -24,7 +24,7 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.model.values import Kind, all_are
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -62,206 +62,6 @@ class NoneGradient(Rule):
             )
         yield from _lost(function, places)
         yield from _refused(function, known)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Linear(Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_weight = grad_output.t() @ x
-        if ctx.needs_input_grad[1]:
-            grad_x = grad_output @ weight
-        return grad_x, grad_weight
-""",
-            lines=(14, 16),
-        ),
-        Invalid(
-            """\
-import torch
-
-class Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        grad_x = grad_output @ weight if ctx.needs_input_grad[1] else None
-        return grad_x, grad_output.t() @ x if ctx.needs_input_grad[0] else None
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad
-        grad_x = grad_weight = None
-        if need_weight:
-            grad_x = grad_output * weight
-        if need_x:
-            grad_weight = grad_output * x
-        return grad_x, grad_weight
-""",
-            lines=(12, 13, 26, 28),
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Slope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, slope):
-        ctx.save_for_backward(x, slope)
-        return torch.where(x > 0, x, x * slope)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, slope = ctx.saved_tensors
-        return torch.where(x > 0, grad_output, grad_output * slope), None
-
-prelu = Slope.apply
-
-class PReLU(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.slope = nn.Parameter(torch.full((1,), 0.25))
-
-    def forward(self, x):
-        return prelu(x, self.slope)
-""",
-            lines=(13,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-from torch.autograd import Function
-
-class Project(Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        return grad_output @ weight, None
-
-class Layer(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(width, width))
-
-    def forward(self, x):
-        return Project.apply(x, self.weight)
-""",
-            lines=(14,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-from torch.autograd import Function
-
-class Scale(Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.save_for_backward(scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (scale,) = ctx.saved_tensors
-        return grad_output * scale, None
-
-class Fixed(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(width))
-        self.gain = nn.Parameter(torch.ones(width), requires_grad=False)
-        self.shift = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        out = Scale.apply(Scale.apply(x, self.scale), self.gain)
-        return Scale.apply(out, self.shift) + self.shift
-""",
-            why="a buffer, a frozen parameter, or one that is trained elsewhere",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Linear(Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias=None):
-        ctx.save_for_backward(x, weight)
-        return x @ weight.t() + bias
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        grad_x = grad_weight = grad_bias = None
-        if ctx.needs_input_grad[0]:
-            grad_x = grad_output @ weight
-        if ctx.needs_input_grad[1]:
-            grad_weight = grad_output.t() @ x
-        if ctx.needs_input_grad[2]:
-            grad_bias = grad_output.sum(0)
-        return grad_x, grad_weight, grad_bias
-""",
-            why="each index guards its own gradient",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, weight = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad
-        need_x = need_x or need_weight
-        grad_weight = grad_output * x if ctx.needs_input_grad[1] else None
-        part = weight if ctx.needs_input_grad[1] else weight * 1
-        if need_x:
-            grad_weight = grad_weight
-        return grad_output * part if ctx.needs_input_grad[0] else None, grad_weight
-""",
-            why="each question is about its own gradient, or not about one at all",
-        ),
-    )
 
 
 def _places(function: FunctionModel) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -15,7 +15,7 @@ from gradcheck_lint.model.function_class import (
     returns,
 )
 from gradcheck_lint.rules._masks import is_filled_mask, is_mask
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -58,94 +58,6 @@ class OutputWronglyDifferentiable(Rule):
                 f"call `ctx.mark_non_differentiable({function.module.code(output)})` in forward",
                 ((made, "made here"),),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Threshold(Function):
-    @staticmethod
-    def forward(ctx, x, level):
-        mask = (x > level).to(x.dtype)
-        ctx.save_for_backward(mask)
-        return x * mask, mask
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_mask):
-        (mask,) = ctx.saved_tensors
-        return grad_output * mask, None
-""",
-            lines=(9,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Threshold(Function):
-    @staticmethod
-    def forward(x, level):
-        mask = torch.gt(x, level).to(x.dtype)
-        outputs = x * mask, mask
-        return outputs
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, mask = output
-        ctx.save_for_backward(mask)
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_mask):
-        (mask,) = ctx.saved_tensors
-        return grad_output * mask, None
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Threshold(Function):
-    @staticmethod
-    def forward(ctx, x, level):
-        mask = (x > level).to(x.dtype)
-        ctx.save_for_backward(mask)
-        ctx.mark_non_differentiable(mask)
-        return x * mask, mask
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_mask):
-        (mask,) = ctx.saved_tensors
-        return grad_output * mask, None
-""",
-            why="marked",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Round(Function):
-    @staticmethod
-    def forward(ctx, x):
-        rounded = torch.round(x)
-        return rounded, x.clone()
-
-    @staticmethod
-    def backward(ctx, grad_rounded, grad_copy):
-        return grad_rounded + grad_copy
-""",
-            why="a straight-through gradient",
-        ),
-    )
 
 
 def _made_by(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
@@ -17,7 +17,7 @@ from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._attached_later import attached_later, is_later_method
 from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._left_out import left_out
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._used_up import may_use_up, used_up
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -91,139 +91,6 @@ class ParameterNotOptimized(Rule):
                         ((use.node, "this optimizer still has the old parameters"),),
                     )
                     break
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-def finetune(model, loader, classes):
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    model[3] = nn.Linear(16, classes)
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-""",
-            lines=(6,),
-        ),
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-def finetune(model, loader, classes):
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    model.head = nn.Linear(model.head.in_features, classes)
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-""",
-            lines=(7,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Continual(nn.Module):
-    def __init__(self, backbone, size):
-        super().__init__()
-        self.backbone, self.size = backbone, size
-        self.head = nn.Linear(size, 10)
-        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def new_task(self, classes):
-        self.head = nn.Linear(self.size, classes)
-
-    def observe(self, x, y):
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.head(self.backbone(x)), y).backward()
-        self.optimizer.step()
-
-class Trainer:
-    def __init__(self, model):
-        self.model = model
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    def adapt(self, classes):
-        self.model.fc = nn.Linear(512, classes)
-
-    def step(self, x, y):
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(x), y).backward()
-        self.optimizer.step()
-""",
-            lines=(12, 25),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-def finetune(model, loader, classes):
-    model.head = nn.Linear(model.head.in_features, classes)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-""",
-            why="the optimizer is made afterwards",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Continual(nn.Module):
-    def __init__(self, backbone, size):
-        super().__init__()
-        self.backbone, self.size = backbone, size
-        self.head, self.drop = nn.Linear(size, 10), nn.Dropout(0.1)
-        self.start()
-
-    def start(self):
-        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def new_task(self, classes):
-        self.head = nn.Linear(self.size, classes)
-        self.start()
-
-    def observe(self, x, y):
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.head(self.drop(self.backbone(x))), y).backward()
-        self.optimizer.step()
-
-class Trainer:
-    def __init__(self, model, other):
-        self.model, self.other = model, other
-        self.build()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    def build(self):
-        self.model.fc = nn.Linear(512, 4)
-
-    def quiet(self):
-        self.model.drop = nn.Dropout(0.5)
-        self.other.fc = nn.Linear(512, 4)
-
-    def step(self, x, y):
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(x), y).backward()
-        self.optimizer.step()
-""",
-            why="made anew afterwards, put in before, without weights, or of another model",
-        ),
-    )
 
 
 def _is_seen_to(function: FunctionModel, event: Attach, order: Mapping[int, int]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -12,7 +12,7 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, Origin, mentioned_by, sites, through_all
 from gradcheck_lint.rules._closed_graphs import is_closed
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -69,174 +69,6 @@ class RetainGraph(Rule):
             Severity.WARNING,
             "drop retain_graph=True; detach what is carried over from earlier iterations",
         )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def train(model, optimizer, loader):
-    for x, y in loader:
-        loss = F.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward(retain_graph=True)
-        optimizer.step()
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, optimizer, loader, log):
-    for x in loader:
-        out = model(x)
-        optimizer.zero_grad()
-        out.mean().backward(retain_graph=True)
-        optimizer.step()
-        log(out.max().item())
-""",
-            lines=(7,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class GAN:
-    def __init__(self, generator, critic):
-        self.generator, self.critic = generator, critic
-        self.opt_g = torch.optim.Adam(self.generator.parameters())
-        self.opt_c = torch.optim.Adam(self.critic.parameters())
-
-    def step_c(self, real, noise):
-        fake = self.generator(noise).detach()
-        loss = self.critic(fake).mean() - self.critic(real).mean()
-        self.opt_c.zero_grad()
-        loss.backward(retain_graph=True)
-        self.opt_c.step()
-        return loss.item()
-
-    def step_g(self, noise):
-        self.opt_g.zero_grad()
-        (-self.critic(self.generator(noise)).mean()).backward()
-        self.opt_g.step()
-
-    def fit(self, loader):
-        for real, noise in loader:
-            self.step_c(real, noise)
-            self.step_g(noise)
-""",
-            lines=(13,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-def train(model, optimizer, loader):
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model(x).mean()
-        loss.backward(retain_graph=True)
-        loss.pow(2).backward()
-        optimizer.step()
-""",
-            why="a second backward uses it",
-        ),
-        Valid(
-            """\
-import torch
-
-class GAN:
-    def __init__(self, generator, critic):
-        self.generator, self.critic = generator, critic
-        self.opt_g = torch.optim.Adam(self.generator.parameters())
-        self.opt_c = torch.optim.Adam(self.critic.parameters())
-
-    def returned(self, real, noise):
-        fake = self.generator(noise)
-        loss = self.critic(fake).mean() - self.critic(real).mean()
-        loss.backward(retain_graph=True)
-        return loss.item(), fake
-
-    def given(self, real, fake):
-        (self.critic(fake).mean() - self.critic(real).mean()).backward(retain_graph=True)
-
-    def kept(self, real):
-        self.score = self.critic(real).mean()
-        self.score.backward(retain_graph=True)
-
-    def of_object(self, real):
-        (self.score * self.critic(real)).mean().backward(retain_graph=True)
-
-    def step_g(self, noise):
-        self.opt_g.zero_grad()
-        (-self.critic(self.generator(noise)).mean()).backward()
-        self.opt_g.step()
-
-    def fit(self, loader):
-        for real, noise in loader:
-            self.given(real, self.returned(real, noise)[1])
-            self.kept(real)
-            self.of_object(real)
-            self.step_g(noise)
-""",
-            why="a part of the graph comes from elsewhere, or is let out",
-        ),
-        Valid(
-            """\
-import torch
-
-class Trainer:
-    def first(self, x):
-        self.out = self.model(x)
-        self.out.mean().backward(retain_graph=True)
-
-    def second(self):
-        self.out.pow(2).mean().backward()
-
-    def fit(self, data):
-        for x in data:
-            self.first(x)
-            self.second()
-""",
-            why="another function may use it",
-        ),
-        Valid(
-            """\
-import torch
-
-def jacobian(y, x):
-    rows = []
-    for i in range(len(y)):
-        x.grad = None
-        y[i].backward(retain_graph=True)
-        rows.append(x.grad)
-    return rows
-""",
-            why="each iteration walks the same graph",
-        ),
-        Valid(
-            """\
-from torch_agents import sample
-
-def learn(env, agent):
-    for _ in range(100):
-        memory = sample(env, agent.policy, agent.values)
-        agent.optimizer.zero_grad()
-        memory.objective().backward(retain_graph=True)
-        agent.optimizer.step()
-        agent.update_values(memory.value_loss())
-""",
-            why="what one object gives may have a part of one graph",
-        ),
-    )
 
 
 def _later(function: FunctionModel, backward: Backward) -> list[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import libcst as cst
 
@@ -17,7 +17,7 @@ from gradcheck_lint.model.function_class import (
     saved_names,
 )
 from gradcheck_lint.model.syntax import child_list, dotted_name, is_none
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -56,158 +56,6 @@ class SavedIntermediate(Rule):
                 "mark backward @once_differentiable",
                 ((smooth[name], "computed here"),),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Sigmoid(Function):
-    @staticmethod
-    def forward(ctx, x):
-        exponential = torch.exp(-x)
-        ctx.save_for_backward(exponential)
-        return 1 / (1 + exponential)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (exponential,) = ctx.saved_tensors
-        return grad_output * exponential / (1 + exponential) ** 2
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class Sigmoid(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return torch.sigmoid(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        (x,) = inputs
-        exponential = torch.exp(-x)
-        saved = (x, exponential)
-        ctx.save_for_backward(*saved)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, exponential = ctx.saved_tensors
-        return grad_output * exponential / (1 + exponential) ** 2
-""",
-            lines=(13,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Gate(Function):
-    @staticmethod
-    def forward(ctx, x, gate):
-        share = torch.sigmoid(gate + x)
-        ctx.save_for_backward(share, x)
-        return x.mul(share)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        share, x = ctx.saved_tensors
-        return grad_output * (share + x * share * (1 - share)), None
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-
-class Sigmoid(Function):
-    @staticmethod
-    def forward(ctx, x):
-        exponential = torch.exp(-x)
-        ctx.save_for_backward(exponential)
-        return 1 / (1 + exponential)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output):
-        (exponential,) = ctx.saved_tensors
-        return grad_output * exponential / (1 + exponential) ** 2
-""",
-            why="a second derivative is refused",
-        ),
-        Valid(
-            """\
-import torch
-
-class Sigmoid(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return torch.sigmoid(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        y = output
-        saved = (*inputs, y)
-        ctx.save_for_backward(*saved)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        x, y = ctx.saved_tensors
-        return grad_output * y * (1 - y)
-""",
-            why="an input and an output",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Relu(Function):
-    @staticmethod
-    def forward(ctx, x):
-        output = x.clamp(min=0)
-        mask = x > 0
-        ctx.save_for_backward(mask, output)
-        return output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        mask, output = ctx.saved_tensors
-        return grad_output * mask
-""",
-            why="a mask has no derivative, and an output has its graph",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Gate(Function):
-    @staticmethod
-    def forward(ctx, x, gate):
-        share = torch.sigmoid(gate)
-        ctx.save_for_backward(share)
-        return x.mul(share)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (share,) = ctx.saved_tensors
-        return grad_output * share, None
-""",
-            why="it depends on what gets no gradient alone",
-        ),
-    )
 
 
 def _without_gradient(known: AutogradFunction) -> frozenset[str]:

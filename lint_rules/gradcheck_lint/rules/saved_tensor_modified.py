@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -20,7 +20,7 @@ from gradcheck_lint.model.values import (
 )
 from gradcheck_lint.rules._overwriting_layers import may_overwrite_saved, written_by_layer
 from gradcheck_lint.rules._recording import exclude, is_for_evaluation
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -76,93 +76,6 @@ class SavedTensorModified(Rule):
                     if use is not None and not is_for_evaluation(function, write):
                         yield _violation(function, save, write, written, use)
                         break
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-w = torch.randn(3, requires_grad=True)
-x = torch.ones(3)
-loss = (w * x).sum()
-x += 1
-loss.backward()
-""",
-            lines=(6,),
-        ),
-        Invalid(
-            """\
-import torch
-
-def step(data):
-    w = torch.randn(3, requires_grad=True)
-    hidden = w + data
-    energy = hidden.pow(2).mean()
-    hidden.clamp_(min=0)
-    (energy + hidden.sum()).backward()
-    return w.grad
-""",
-            lines=(7,),
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-
-    def forward(self, x):
-        h = self.first(x)
-        out = self.second(h)
-        h += 1
-        return out + h
-""",
-            lines=(13,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-
-    def forward(self, x):
-        h = self.first(x)
-        out = self.second(h)
-        out += h
-        return out
-
-def train(x):
-    w = torch.randn(3, requires_grad=True)
-    loss = (w * x).sum()
-    loss.backward()
-    x += 1
-    y = w + x
-    total = 2 * y
-    y += 1
-    total.sum().backward()
-    z = w * x
-    x = x + 1
-    z.sum().backward()
-    seen = (w * x).detach()
-    x.add_(1)
-    (seen + w).sum().backward()
-""",
-            why="written after backward, never saved, bound anew, or cut off",
-        ),
-    )
 
 
 def _may_be_overwritten(function: FunctionModel) -> bool:

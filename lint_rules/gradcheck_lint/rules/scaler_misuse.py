@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from gradcheck_lint.rules._protocol import problems
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -25,125 +25,6 @@ class ScalerMisuse(Rule):
         """Yield every call of a scaler that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = model(x).mean()
-        scaler.scale(loss).backward()
-        optimizer.step()
-""",
-            lines=(10,),
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        scaler.scale(model(x).mean()).backward()
-        scaler.step(optimizer)
-""",
-            lines=(8,),
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        scaler.scale(model(x).mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-            lines=(10,),
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = model(x).mean()
-        loss.backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
-            lines=(10,),
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        scaler.scale(model(x).mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
-            why="scale, step, update",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, optimizer, use_amp):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        optimizer.zero_grad()
-        loss = model(x).mean()
-        if use_amp:
-            scaler.scale(loss).backward()
-        else:
-            loss.backward()
-        if use_amp:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-""",
-            why="the same test decides both times",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(G, D, loader, opt_g, opt_d):
-    scaler = torch.amp.GradScaler("cuda")
-    for x in loader:
-        opt_d.zero_grad()
-        scaler.scale(D(x).mean()).backward()
-        scaler.step(opt_d)
-        opt_g.zero_grad()
-        scaler.scale(D(G(x)).mean()).backward()
-        scaler.step(opt_g)
-        scaler.update()
-""",
-            why="one update for two optimizers",
-        ),
-    )
 
 
 _MESSAGES = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.rules._protocol import problems
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -30,78 +30,6 @@ class SchedulerBeforeStep(Rule):
         """Yield every scheduler that is out of order on each path it lies on."""
         for problem in problems(function, self.entry.code):
             yield _violation(problem)
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-
-def train(model, loader):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        scheduler.step()
-        optimizer.step()
-""",
-            lines=(9,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-def train(model, loader, epochs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for epoch in range(epochs):
-        scheduler.step()
-        for x in loader:
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            optimizer.step()
-""",
-            lines=(7,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-
-def train(model, loader, epochs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for epoch in range(epochs):
-        for x in loader:
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            optimizer.step()
-        scheduler.step()
-""",
-            why="after the epoch's steps",
-        ),
-        Valid(
-            """\
-import torch
-
-def train(model, loader, epochs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for epoch in range(epochs):
-        if epoch > 0:
-            scheduler.step()
-        for x in loader:
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            optimizer.step()
-""",
-            why="not in the first epoch",
-        ),
-    )
 
 
 def _violation(problem: Problem) -> Violation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -22,7 +22,7 @@ from gradcheck_lint.model.values import (
 )
 from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._recording import is_for_evaluation, may_be_frozen
-from gradcheck_lint.rules._rule import Fix, Invalid, Replacement, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
 from gradcheck_lint.rules._saved_slices import (
     SavedSlices,
     may_save_slice,
@@ -98,202 +98,6 @@ class SliceReadThenWrite(Rule):
                     safe=True,
                 ),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Scan(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(4, 4)
-
-    def forward(self, x):
-        gate = torch.sigmoid(self.gate(x))
-        state = torch.zeros_like(x)
-        state[0] = x[0]
-        for t in range(1, len(x)):
-            state[t] = x[t] + gate[t] * state[t - 1]
-        return state
-""",
-            lines=(14,),
-            fixed="""\
-import torch
-from torch import nn
-
-class Scan(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(4, 4)
-
-    def forward(self, x):
-        gate = torch.sigmoid(self.gate(x))
-        state = torch.zeros_like(x)
-        state[0] = x[0]
-        for t in range(1, len(x)):
-            state[t] = x[t] + gate[t] * state[t - 1].clone()
-        return state
-""",
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Cumulative(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lift = nn.Linear(4, 4)
-
-    def forward(self, x):
-        h = self.lift(x)
-        for t in range(1, 4):
-            h[:, t] = h[:, t - 1] * h[:, t]
-        return h
-""",
-            lines=(12,),
-            fixed="""\
-import torch
-from torch import nn
-
-class Cumulative(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lift = nn.Linear(4, 4)
-
-    def forward(self, x):
-        h = self.lift(x)
-        for t in range(1, 4):
-            h[:, t] = h[:, t - 1].clone() * h[:, t].clone()
-        return h
-""",
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Recurrent(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.cell = nn.GRUCell(width, width)
-        self.lift = nn.Linear(width, width)
-
-    def forward(self, x):
-        states = torch.zeros(len(x) + 1, *x.shape[1:])
-        for t in range(len(x)):
-            states[t + 1] = self.cell(x[t], states[t])
-        h = self.lift(states[1:])
-        h[..., 0] = h[..., 1].square()
-        h[..., 1] = h[..., 0] ** 2
-        h[..., 2] *= h[..., 1]
-        return h
-""",
-            lines=(13, 15, 16, 17),
-            fixed="""\
-import torch
-from torch import nn
-
-class Recurrent(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.cell = nn.GRUCell(width, width)
-        self.lift = nn.Linear(width, width)
-
-    def forward(self, x):
-        states = torch.zeros(len(x) + 1, *x.shape[1:])
-        for t in range(len(x)):
-            states[t + 1] = self.cell(x[t], states[t].clone())
-        h = self.lift(states[1:])
-        h[..., 0] = h[..., 1].clone().square()
-        h[..., 1] = h[..., 0].clone() ** 2
-        h[..., 2] *= h[..., 1].clone()
-        return h
-""",
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Network(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.lift = nn.Linear(width, width)
-        self.cell = nn.GRUCell(width, width)
-
-    def forward(self, x, boxes):
-        h = self.lift(x)
-        h[..., 0] = h[..., 0].sigmoid() + h[..., 1].exp()
-        h[..., 2:] = h[..., 2:].softmax(-1)
-        h[..., 1] -= 2 * h[..., 0]
-        h[..., 1] *= h[..., 0].exp()
-        boxes = boxes.detach().clone()
-        boxes[:, 0] = boxes[:, 0] * boxes[:, 1]
-        boxes[:, 1] = boxes[:, 1] ** 2
-        states = [x[0]]
-        for t in range(len(x)):
-            states.append(states[t])
-            states[t] = self.cell(x[t], states[t])
-            states[t] *= states[t]
-        return h, boxes, states
-
-    def forward_in_place(self, x):
-        # Only for inference.
-        h = self.lift(x)
-        h[:, :4] = self.lift(h[:, :4])
-        return h
-
-    @torch.no_grad()
-    def rollout(self, x, steps):
-        out = torch.zeros(steps, *x.shape)
-        for t in range(1, steps):
-            out[t] = self.lift(out[t - 1])
-        return out
-""",
-            why="they save their output, nobody trains it, or a list holds what is read",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Scan(nn.Module):
-    def forward(self, x):
-        state = torch.zeros_like(x)
-        for t in range(1, len(x)):
-            state[t] = x[t] + 0.5 * state[t - 1]
-        total = torch.zeros(3)
-        for t in range(1, len(x)):
-            total[t] = total[t - 1] + x[t]
-        return state, total
-""",
-            why="a sum and a product with a number save nothing",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lift = nn.Linear(4, 4)
-
-    def forward(self, x, mask):
-        h = self.lift(x)
-        h[:, 1] = h[:, 1] * mask
-        h[:, 2] = h[:, 2] * 0.5 + h[:, 1]
-        return h
-""",
-            why="a product with what needs no gradient saves that alone",
-        ),
-    )
 
 
 def _target_and_slices(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -16,7 +16,7 @@ from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positi
 from gradcheck_lint.model.values import Kind, Origin, Values
 from gradcheck_lint.rules._preallocated import FACTORY, is_preallocated
 from gradcheck_lint.rules._recording import is_for_evaluation
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -84,89 +84,6 @@ class SliceWriteInLoop(Rule):
                 "append to a list and use torch.stack or torch.cat after the loop",
                 ((loop.node, "in this loop"),),
             )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class Decoder(nn.Module):
-    def __init__(self, features, hidden):
-        super().__init__()
-        self.cell = nn.GRUCell(features, hidden)
-
-    def forward(self, x, state):
-        out = torch.zeros(len(x), *state.shape)
-        for t in range(len(x)):
-            state = self.cell(x[t], state)
-            out[t] = state
-        return out
-""",
-            lines=(13,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch import nn
-
-class LengthRegulator(nn.Module):
-    def forward(self, x, durations):
-        out = x.new_zeros((len(x), 10, x.shape[2]))
-        for b in range(len(x)):
-            indices = torch.tensor(durations[b]).to(x.device)
-            out[b, : len(indices)] = x[b].index_select(0, indices)
-        return out
-""",
-            lines=(9,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Decoder(nn.Module):
-    def __init__(self, features, hidden):
-        super().__init__()
-        self.cell = nn.GRUCell(features, hidden)
-
-    def forward(self, x, lengths, state):
-        mask = torch.zeros(len(x), 4)
-        outs = []
-        for i, n in enumerate(lengths):
-            mask[i, :n] = 1
-            state = self.cell(x[i], state)
-            outs.append(state)
-        with torch.no_grad():
-            cache = torch.zeros(len(x), 4)
-            for t in range(len(x)):
-                cache[t] = self.cell(x[t], state)
-        return torch.stack(outs), mask, cache
-""",
-            why="masks of constants, a list, and no recording",
-        ),
-        Valid(
-            """\
-import torch
-from torch import nn
-
-class Padder(nn.Module):
-    def forward(self, input_ids, hidden, lengths):
-        padded = input_ids.new_zeros((len(input_ids), 10))
-        mask = torch.zeros_like(hidden)
-        for b in range(len(input_ids)):
-            padded[b, :3] = input_ids[b]
-            mask[b] = lengths[b]
-        return padded, mask
-""",
-            why="token ids and lengths have no graph",
-        ),
-    )
 
 
 def _may_move(item: ItemWrite) -> bool:

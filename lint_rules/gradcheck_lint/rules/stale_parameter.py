@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -12,7 +12,7 @@ from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
 from gradcheck_lint.rules._replaced_models import may_replace_model, new_models, replaced_models
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -65,117 +65,6 @@ class StaleParameter(Rule):
                     "load first and make the optimizer afterwards, or drop assign=True",
                     (found,),
                 )
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def resume(model, state, loader):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model.load_state_dict(state, assign=True)
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-""",
-            lines=(6,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.Adam(model.parameters())
-model.load_state_dict(torch.load("model.pt"), assign=True)
-for x in torch.randn(9, 4, 2):
-    optimizer.zero_grad()
-    model(x).mean().backward()
-    optimizer.step()
-""",
-            lines=(5,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class Trainer:
-    def __init__(self, model, path=None):
-        self.model = model
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-        if path is not None:
-            self.model.load_state_dict(torch.load(path), assign=True)
-
-    def resume(self, path):
-        self.model.load_state_dict(torch.load(path), assign=True)
-
-    def step(self, x):
-        self.optimizer.zero_grad()
-        self.model(x).mean().backward()
-        self.optimizer.step()
-
-def load(model, optimizer, path):
-    state = torch.load(path)
-    model.load_state_dict(state["model"], assign=True)
-    optimizer.load_state_dict(state["optimizer"])
-""",
-            lines=(8, 11, 20),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-import torch.nn.functional as F
-
-def resume(model, state, loader):
-    model.load_state_dict(state, assign=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model.load_state_dict(state)
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-""",
-            why="loaded before, or into the same parameters",
-        ),
-        Valid(
-            """\
-import torch
-
-class Trainer:
-    def __init__(self, model, path):
-        self.model, self.other = model, torch.nn.Linear(2, 2)
-        self.load(path)
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-
-    def load(self, path):
-        self.model.load_state_dict(torch.load(path), assign=True)
-
-    def swap(self, path):
-        self.other.load_state_dict(torch.load(path), assign=True)
-
-    def resume(self, path):
-        self.model.load_state_dict(torch.load(path), assign=True)
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-
-    def step(self, x):
-        self.optimizer.zero_grad()
-        self.model(x).mean().backward()
-        self.optimizer.step()
-
-def load(model, optimizer, path):
-    model.load_state_dict(torch.load(path), assign=True)
-    return model, type(optimizer)(model.parameters())
-""",
-            why="the optimizer is made afterwards, or owns another model",
-        ),
-    )
 
 
 def _replaced(found: Replaced) -> Violation:

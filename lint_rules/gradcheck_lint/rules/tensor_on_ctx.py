@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
@@ -16,7 +16,7 @@ from gradcheck_lint.model.function_class import (
     returns,
 )
 from gradcheck_lint.model.syntax import dotted_name, is_none, positional, walk
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -51,150 +51,6 @@ class TensorOnCtx(Rule):
                         f"`{context}.save_for_backward({name})`, then `{context}.saved_tensors`",
                     )
                     break
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.x = x
-        return x.pow(2)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return 2 * ctx.x * grad_output
-""",
-            lines=(7,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Exp(Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.exp(x)
-        ctx.y = y
-        return y
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return ctx.y * grad_output
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-        Invalid(
-            """\
-import torch
-
-class Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        weights = (q @ k.transpose(-2, -1)).softmax(-1)
-        ctx.weights: torch.Tensor = weights
-        ctx.inputs = [q, k, v]
-        return weights @ v
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        q, k, v = ctx.inputs
-        return gradients(q, k, v, ctx.weights, grad_output)
-
-class Exp(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return x.exp()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.output = output
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output * ctx.output
-""",
-            lines=(7, 8, 23),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Shift(Function):
-    @staticmethod
-    def forward(ctx, x, row, column):
-        ctx.offset = row, column
-        ctx.row = row
-        return shifted(x, row, column)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        row, column = ctx.offset
-        grad_row = None
-        assert not ctx.needs_input_grad[1]
-        grad_column = None
-        assert not ctx.needs_input_grad[2]
-        return shifted(grad_output, -row, -column), grad_row, grad_column
-""",
-            why="what is never differentiated may be a number",
-        ),
-        Valid(
-            """\
-import torch
-from torch.autograd import Function
-
-class Scale(Function):
-    @staticmethod
-    def forward(ctx, x, factor, stride):
-        ctx.factor = factor
-        ctx.stride = stride
-        shape = x.shape
-        ctx.shape = shape
-        return x * factor
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output * ctx.factor, None, None
-""",
-            why="numbers and shapes belong on ctx",
-        ),
-        Valid(
-            """\
-import torch
-
-class Crop(torch.autograd.Function):
-    @staticmethod
-    def forward(x, top, left):
-        return x[top:, left:], x.mean()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, top, left = inputs
-        ratio = top / left
-        half = ratio / 2
-        ctx.corner = (top, left)
-        ctx.kept = {"top": top, "shape": x.shape, "half": half}
-        ctx.half: float = half
-        ctx.several = output
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_mean):
-        return grad_output.new_zeros(ctx.kept["shape"]), None, None
-""",
-            why="numbers in tuples and dictionaries, and what may be several outputs",
-        ),
-    )
 
 
 def _bound_on(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, Step
 from gradcheck_lint.model.values import Kind, all_are, sites
-from gradcheck_lint.rules._rule import Invalid, Rule, Valid, Violation
+from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -46,59 +46,6 @@ class TrainModeInEval(Rule):
         if any(_may_switch(event, forwards[0]) for event in function.events()):
             return
         yield _violation(forwards[0])
-
-    invalid: ClassVar[tuple[Invalid, ...]] = (
-        Invalid(
-            """\
-import torch
-import torch.nn.functional as F
-
-@torch.no_grad()
-def validate(model, loader):
-    correct = 0
-    for x, y in loader:
-        correct += (model(x).argmax(dim=1) == y).sum().item()
-    return correct
-
-def fit(model, loader, validation, optimizer, epochs):
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        print(validate(model, validation))
-""",
-            lines=(8,),
-            severity=Severity.WARNING,
-        ),
-    )
-
-    valid: ClassVar[tuple[Valid, ...]] = (
-        Valid(
-            """\
-import torch
-import torch.nn.functional as F
-
-@torch.no_grad()
-def validate(model, loader):
-    model.eval()
-    correct = 0
-    for x, y in loader:
-        correct += (model(x).argmax(dim=1) == y).sum().item()
-    model.train()
-    return correct
-
-def fit(model, loader, validation, optimizer, epochs):
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        print(validate(model, validation))
-""",
-            why="eval() and train()",
-        ),
-    )
 
 
 _EVALUATES = re.compile("valid|eval|test|accuracy")
