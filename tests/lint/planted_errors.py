@@ -19,7 +19,6 @@ def plant(place):
 
 _PLACES = {
     "rule": (missing_zero_grad.MissingZeroGrad, "check"),
-    "word filter of a rule": (missing_zero_grad.MissingZeroGrad, "may_find"),
     "function model": (module.FunctionModel, "events"),
     "model of the file": (module.ModuleModel, "__init__"),
     "heeding of comments": (suppressions, "_silenced_by"),

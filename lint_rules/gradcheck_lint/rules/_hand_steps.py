@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, can_repeat
-from gradcheck_lint.model.nearness import CALLS_BACKWARD
+from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, first_word, walk
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class HandStep(NamedTuple):
 def unzeroed_hand_steps(function: FunctionModel) -> Iterator[HandStep]:
     """Yield the first step by hand of each loop that differentiates and zeroes nothing."""
     scope = function.scope
-    if "grad" not in scope.words or not function.module.near.has_itself(scope, CALLS_BACKWARD):
+    if "grad" not in scope.words or not function.module.near.has_itself(scope, BACKWARD):
         return
     backwards = [
         event

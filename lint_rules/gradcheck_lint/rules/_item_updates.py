@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -28,9 +26,7 @@ if TYPE_CHECKING:
 
     _Text: TypeAlias = "Callable[[cst.CSTNode], str]"
 
-__all__ = ["ItemUpdate", "item_updates", "may_update_items"]
-
-_PUTS: Final = re.compile(r"\][\s\\]*=[^=]|=[\s\\]*(?:dict|list|tuple)?[\s\\]*[\[({]")
+__all__ = ["ItemUpdate", "item_updates"]
 _COMPREHENSIONS: Final = (cst.ListComp, cst.DictComp, cst.GeneratorExp)
 _LEAF_WORDS: Final = frozenset({"requires_grad_", "requires_grad", "retain_grad", "Parameter"})
 
@@ -41,14 +37,6 @@ class ItemUpdate(NamedTuple):
     node: cst.CSTNode
     container: str
     item: str
-
-
-def may_update_items(function: FunctionModel) -> bool:
-    """Tell whether the text of a function may replace items by what it computes of gradients."""
-    scope = function.scope
-    if Part.LOOP not in scope.parts or "grad" not in scope.words:
-        return False
-    return scope.text is None or _PUTS.search(scope.text) is not None
 
 
 def item_updates(function: FunctionModel) -> Iterator[ItemUpdate]:

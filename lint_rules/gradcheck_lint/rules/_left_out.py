@@ -8,7 +8,7 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Proof, Step
 from gradcheck_lint.model.function_class import body_of, names_in
-from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEPS
+from gradcheck_lint.model.nearness import BACKWARD, STEPS
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are, through_all
 from gradcheck_lint.rules._layer_kinds import kind_of
@@ -31,7 +31,7 @@ _FREEZING: Final = frozenset({"requires_grad", "requires_grad_"})
 def left_out(function: FunctionModel) -> Iterator[Violation]:
     """Yield every optimizer that steps where layers are new, differentiated and given to none."""
     scope = function.scope
-    if STEPS.isdisjoint(scope.words) or not function.module.near.has_itself(scope, CALLS_BACKWARD):
+    if STEPS.isdisjoint(scope.words) or not function.module.near.has_itself(scope, BACKWARD):
         return
     events = list(function.events())
     steps = [event for event in events if isinstance(event, Step)]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 
 if TYPE_CHECKING:
@@ -15,45 +13,9 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["lost_updates", "may_lose_updates"]
-
-_OF_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
-_MOST_HEADER: Final = 500
-_TARGET: Final = re.compile(r"\bfor\b(.*?)\bin\b", re.DOTALL)
-_WORD: Final = re.compile(r"\w+")
-_ASSIGNS: Final = re.compile(r"[\s\\]*=(?!=)").match
-_PART_OF_WORD: Final = re.compile(r"\w").match
+__all__ = ["lost_updates"]
 _LOOPS: Final = (cst.For, cst.While)
 _COMPREHENSIONS: Final = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
-
-
-def may_lose_updates(function: FunctionModel) -> bool:
-    """Tell whether the text of a function may bind the name of a loop to something else."""
-    scope = function.scope
-    if Part.LOOP not in scope.parts or scope.words.isdisjoint(_OF_PARAMETERS):
-        return False
-    text = scope.text
-    return text is None or any(may_bind(text, name) for name in set(_names_of_loops(text)))
-
-
-def may_bind(text: str, name: str) -> bool:
-    """Tell whether a text may assign to a name; ``name=`` among arguments counts as well."""
-    start = text.find(name)
-    while start >= 0:
-        end = start + len(name)
-        if _ASSIGNS(text, end) is not None and _PART_OF_WORD(text[start - 1 : start]) is None:
-            return True
-        start = text.find(name, end)
-    return False
-
-
-def _names_of_loops(text: str) -> Iterator[str]:
-    """Yield the words of the targets of the loops that may be over parameters."""
-    start = text.find("parameters")
-    while start >= 0:
-        for target in _TARGET.findall(text, max(0, start - _MOST_HEADER), start):
-            yield from _WORD.findall(target)
-        start = text.find("parameters", start + 1)
 
 
 def lost_updates(function: FunctionModel) -> Iterator[tuple[cst.Assign, str]]:

@@ -2,102 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.earlier_use import EarlierUse, statements_below
 from gradcheck_lint.model.flow import Event, Forward, InPlace
-from gradcheck_lint.model.provenance import Write
-from gradcheck_lint.model.python_tree import child_nodes, head_nodes
 from gradcheck_lint.model.syntax import dotted_name, keyword, positional
 from gradcheck_lint.model.values import Kind, all_are
-from gradcheck_lint.rules._layer_sequences import INPLACE_PLACES, is_inplace
+from gradcheck_lint.rules._layer_sequences import is_inplace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import FunctionScope
     from gradcheck_lint.model.values import Value
 
 _SAVED_LAYERS: Final = frozenset({"Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Softmin", "ReLU"})
 _SAVED_IF_INPLACE: Final = frozenset({"LeakyReLU", "ELU"})
-
-
-def may_overwrite_saved(function: FunctionModel) -> bool:
-    """Tell by names whether a forward may run a layer in place on what has been used before."""
-    scope = function.scope
-    names = _layers_in_place(function)
-    if not names or scope.statements is None:
-        return names is None
-    writes = list(_calls_on_names(scope.statements, names))
-    return bool(writes) and any(map(EarlierUse(scope.statements).is_possible, writes))
-
-
-def _layers_in_place(function: FunctionModel) -> frozenset[str] | None:
-    """Return the layers of a module that its forward may run in place, None if it can't be told."""
-    maker = _maker_of(function)
-    if maker is None or maker.words.isdisjoint({"inplace", "True"}):
-        return frozenset()
-    if maker.statements is None:
-        return None
-    return function.scope.words & {
-        target.attr
-        for target, source in maker.attribute_bindings
-        if isinstance(target, ast.Attribute) and _is_made_inplace(source)
-    }
-
-
-def _maker_of(function: FunctionModel) -> FunctionScope | None:
-    """Return the constructor of the module whose forward this is."""
-    scope = function.scope
-    if scope.owner is None or not scope.name.endswith(".forward"):
-        return None
-    return function.module.scopes.method(scope.owner, "__init__")
-
-
-def _is_made_inplace(source: ast.expr) -> bool:
-    """Tell whether this is the call of a layer with ``inplace=True``, by name or by place."""
-    if not isinstance(source, ast.Call):
-        return False
-    name = source.func.attr if isinstance(source.func, ast.Attribute) else ""
-    name = source.func.id if isinstance(source.func, ast.Name) else name
-    place = INPLACE_PLACES.get(name, len(source.args))
-    wanted = [each.value for each in source.keywords if each.arg == "inplace"]
-    return any(
-        isinstance(each, ast.Constant) and each.value is True
-        for each in (*wanted, *source.args[place : place + 1])
-    )
-
-
-def _calls_on_names(statements: Sequence[ast.stmt], layers: Collection[str]) -> Iterator[Write]:
-    """Yield the write that each call of such a layer on a plain name is."""
-    for statement in statements_below(statements):
-        waiting = head_nodes(statement)
-        while waiting:
-            node = waiting.pop()
-            waiting += child_nodes(node)
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            if node.func.attr in layers and node.args and isinstance(node.args[0], ast.Name):
-                yield Write(node.args[0], statement)
-
-
-def may_overwrite_by_layer(function: FunctionModel, is_saver: Callable[[str], bool]) -> bool:
-    """Tell by words whether a forward may run a layer in place on an output that was saved.
-
-    ``is_saver`` knows the names of functions that save their output.
-    """
-    names = _layers_in_place(function)
-    maker = _maker_of(function)
-    if maker is None or (names is not None and not names):
-        return False
-    savers = (_SAVED_LAYERS - {"ReLU"}) & maker.words
-    if savers or {"ReLU", "Dropout"} <= maker.words:
-        return True
-    return any(map(is_saver, function.scope.words - (names or frozenset())))
 
 
 def written_by_layer(event: Event) -> Event:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import FACTORIES, words
-from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name, keyword
 
 if TYPE_CHECKING:
@@ -52,11 +51,3 @@ _MOVES = frozenset({"to", "cuda", "float", "double", "half", "type_as"})
 
 
 _FACTORY_WORDS = _FACTORY_METHODS | {name.rpartition(".")[2] for name in FACTORIES}
-
-
-def _is_factory(word: str) -> bool:
-    return word in _FACTORY_WORDS or word.removeprefix("numpy.") in _FACTORY_METHODS
-
-
-FACTORY = Sought(_is_factory)
-"""The last word of a factory's name; numpy's that go by the name of a method look like one."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from gradcheck_lint.model.comprehensions import may_loop
 from gradcheck_lint.model.flow import (
     Call,
     Clip,
@@ -16,8 +14,9 @@ from gradcheck_lint.model.flow import (
     Unscale,
     ZeroGrad,
 )
-from gradcheck_lint.model.nearness import STEPS, Sought
+from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.paths import Path, matters, once, turns
+from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.rules._clipping import judge_clip
 from gradcheck_lint.rules._hidden_acts import (
     DIFFERENTIATING,
@@ -109,17 +108,16 @@ def _trains(word: str) -> bool:
     return word in STEPS or word == "unscale_" or "clip_grad" in word
 
 
-_TRAINING = Sought(_trains, re.compile(r"(?:step|unscale_|clip_grad\w*)\s*\("), is_act=True)
 """What is judged here, save for what is judged with it."""
 
 
 def _is_candidate(function: FunctionModel) -> bool:
-    if not function.module.near.has(function.scope, _TRAINING):
+    if not function.module.near.has(function.scope, _trains):
         return False
     if matters(function):
         return True
     # A loop that only calls functions of the file: `for x in data: self.step(x)`.
-    return may_loop(function.scope) and any(
+    return Part.LOOP in function.scope.parts and any(
         isinstance(event, Call) and event.function is not None and event.loops
         for event in function.events()
     )

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["Replaced", "may_replace_model", "new_models", "replaced_models"]
-
-_OWNED: Final = re.compile(r"(\w+(?:\.\w+)?)\.(?:named_)?parameters\(")
-_MADE: Final = re.compile(
-    r"(?<![\w.])(\w+(?:\.\w+)?)(?=[ \t]*=(?!=)[^\n]*(?:deepcopy|load|from_pretrained|\b[A-Z]\w*)\()"
-)
+__all__ = ["Replaced", "new_models", "replaced_models"]
 
 
 class Replaced(NamedTuple):
@@ -31,22 +26,6 @@ class Replaced(NamedTuple):
     node: cst.CSTNode
     model: str
     step: Step
-
-
-def may_replace_model(function: FunctionModel) -> bool:
-    """Tell by the text of a function whether it makes a model anew that had an optimizer."""
-    scope = function.scope
-    if not {"step", "backward"} <= scope.words:
-        return False
-    text = scope.text
-    if text is None:
-        return True
-    owned: dict[str, int] = {}
-    for given in _OWNED.finditer(text):
-        owned.setdefault(given[1], given.end())
-    return bool(owned) and any(
-        owned.get(made[1], len(text)) <= made.start() for made in _MADE.finditer(text)
-    )
 
 
 def replaced_models(

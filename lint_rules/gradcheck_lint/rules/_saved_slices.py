@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
-from types import EllipsisType
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import SAVES_INPUT, SAVING_LAYERS
-from gradcheck_lint.model.provenance import dotted
-from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, positional
 from gradcheck_lint.model.values import NOTHING, Kind, all_are
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gradcheck_lint.model.deferred import ItemWrite
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.values import Value, Values
 
@@ -146,63 +139,3 @@ def _first_layer(value: Value, function: FunctionModel) -> str:
     if not layers or not isinstance(layers[0], cst.Call):
         return ""
     return function.module.scopes.resolve_import(dotted_name(layers[0].func) or "") or ""
-
-
-def may_save_slice(item: ItemWrite, function: FunctionModel) -> bool:
-    """Tell whether an item is written with what an operation makes of an item of the same.
-
-    Nothing is known of what a name holds that the function and those around it bind to nothing.
-    """
-    if isinstance(item.source, ast.Constant) or not (name := dotted(item.target.value)):
-        return False
-    if not (item.is_augmented and _is_item_of(item.source, name)) and not any(
-        _is_item_of(operand, name)
-        for node in walk_python(item.source)
-        for operand in _saved_operands(node, function)
-    ):
-        return False
-    provenance = function.module.provenance
-    return "." in name or provenance is None or provenance.is_bound(function.scope, name)
-
-
-def _saved_operands(node: ast.AST, function: FunctionModel) -> Sequence[ast.expr]:
-    """Return the operands that an operation may save for backward."""
-    if isinstance(node, ast.BinOp):
-        if isinstance(node.op, ast.Pow):
-            return (node.left,) if _is_plain(node.right) else ()
-        operands = (node.left, node.right)
-        is_product = isinstance(node.op, _PYTHON_PRODUCTS)
-        return operands if is_product and not any(map(_is_plain, operands)) else ()
-    if not isinstance(node, ast.Call):
-        return ()
-    func = node.func
-    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-    if name in SAVES_INPUT and isinstance(func, ast.Attribute):
-        return (*node.args, func.value)
-    is_operation = name in SAVES_INPUT or name in _PRODUCT_CALLS
-    return node.args if is_operation or _may_be_layer(func, function) else ()
-
-
-def _is_plain(node: ast.expr) -> bool:
-    """Tell whether this is what ``is_literal`` takes for a literal."""
-    while isinstance(node, ast.UnaryOp):
-        node = node.operand
-    return isinstance(node, ast.Constant) and not isinstance(node.value, (complex, EllipsisType))
-
-
-def _may_be_layer(func: ast.expr, function: FunctionModel) -> bool:
-    """Tell whether a name or an attribute of ``self`` may hold a layer that saves its input."""
-    root, _, attribute = dotted(func).partition(".")
-    if not root or "." in attribute or function.module.may_freeze:
-        return False
-    if attribute and root != function.scope.first_parameter:
-        return False
-    return function.may_be_made_by(_LAYER_WORDS.__contains__, func)
-
-
-_LAYER_WORDS: Final = SAVING_LAYERS | _CELLS | {"Sequential"}
-_PYTHON_PRODUCTS: Final = (ast.Mult, ast.Div, ast.MatMult)
-
-
-def _is_item_of(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Subscript) and dotted(node.value) == name

@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import Call
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.nearness import BACKWARD
-from gradcheck_lint.model.provenance import dotted
-from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import spent_by
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.flow import Store
-    from gradcheck_lint.model.module import FunctionModel, ModuleModel
-    from gradcheck_lint.model.scopes import FunctionScope
-
-
-def may_get_spent(function: FunctionModel) -> bool:
-    """Tell whether a function may see anything whose graph another one has used up."""
-    module = function.module
-    known: frozenset[int] | None = module.memo.get("may get spent")
-    if known is None:
-        spending = [scope for scope in module.scopes.functions if _may_spend(scope, module)]
-        known = module.memo["may get spent"] = module.near.users_of(spending)
-    return id(function.scope) in known
-
-
-def _may_spend(scope: FunctionScope, module: ModuleModel) -> bool:
-    """Tell whether a function may use up the graph of what it returns, or of an attribute."""
-    if scope.statements is None:
-        return True
-    if not module.near.has_itself(scope, BACKWARD):
-        return False
-    calls = [
-        node.func
-        for statement in scope.statements
-        for node in walk_python(statement)
-        if isinstance(node, ast.Call) and _may_be_backward(node.func, module)
-    ]
-    if calls and scope.may_return:
-        return True
-    bound = {dotted(target) for target, _ in scope.attribute_bindings}
-    return any(isinstance(func, ast.Attribute) and dotted(func.value) in bound for func in calls)
-
-
-def _may_be_backward(func: ast.expr, module: ModuleModel) -> bool:
-    if isinstance(func, ast.Attribute):
-        return func.attr in _BACKWARDS
-    name = func.id if isinstance(func, ast.Name) else ""
-    return "backward" in (module.scopes.resolve_import(name) or name)
-
-
-_BACKWARDS: Final = frozenset({"backward", "manual_backward"})
+    from gradcheck_lint.model.module import FunctionModel
 
 
 def spent_before(function: FunctionModel, store: Store) -> cst.CSTNode | None:

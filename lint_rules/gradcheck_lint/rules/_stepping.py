@@ -20,7 +20,7 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.nearness import CALLS_BACKWARD
+from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.syntax import bound_names, dotted_name, first_word, last_word, walk
 from gradcheck_lint.model.values import Kind
 from gradcheck_lint.rules._scaling import judge_scaled_step
@@ -187,7 +187,7 @@ def _with_idle_closure(item: Occurrence) -> Problem | None:
     if len(closures) != 1 or closures[0] is None:
         return None
     closure = owner.module.function(closures[0])
-    if owner.module.near.has(closures[0], CALLS_BACKWARD) or "grad" in closures[0].words:
+    if owner.module.near.has(closures[0], BACKWARD) or "grad" in closures[0].words:
         return None
     holders = owner.holders | closure.holders
     events = list(closure.events())

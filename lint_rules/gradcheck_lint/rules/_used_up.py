@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -19,37 +17,16 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-__all__ = ["may_use_up", "used_up"]
-
-_ITERATOR: Final = re.compile(
-    r"(?m)^[ \t]*(\w+)[ \t]*=[ \t]*"
-    r"(?:\((?=[^=]*?\bfor\b)|filter\(|map\(|[^\n]*\.(?:named_)?parameters\(\)[ \t]*(?:#.*)?$)"
-)
-_WORD: Final = re.compile(r"\w+")
-_PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
-_LEAST_USES: Final = 3
-"""It is made, gone through and handed on."""
+__all__ = ["used_up"]
 _DRAINING: Final = frozenset(
     {"sum", "list", "tuple", "set", "len", "max", "min", "sorted", "dict", "frozenset"}
 )
 _COMPREHENSIONS: Final = (cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp)
 
 
-def may_use_up(function: FunctionModel) -> bool:
-    """Tell by its text whether a function may give an optimizer what it has gone through."""
-    text = function.scope.text
-    if text is None:
-        return not _PARAMETERS.isdisjoint(function.scope.words)
-    made = _ITERATOR.findall(text) if "parameters" in text else ()
-    if not made:
-        return False
-    uses = Counter(_WORD.findall(text))
-    return any(uses[name] >= _LEAST_USES for name in made)
-
-
 def used_up(function: FunctionModel) -> Iterator[Violation]:
     """Yield the optimizers that get no parameters, since an iterator has none left."""
-    if isinstance(function.scope.node, cst.Module) or not may_use_up(function):
+    if isinstance(function.scope.node, cst.Module) or "parameters" not in function.scope.words:
         return
     optimizers = [node for node in body_of(function.scope) if function.module.makes_optimizer(node)]
     nodes = list(walk(function.scope.node)) if optimizers else []

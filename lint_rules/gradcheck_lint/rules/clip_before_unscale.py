@@ -17,7 +17,6 @@ from gradcheck_lint.model.flow import (
     ZeroGrad,
 )
 from gradcheck_lint.model.paths import ACTS, EFFECTS
-from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Fix, Insertion, Removal, Rule, Violation
@@ -36,10 +35,6 @@ class ClipBeforeUnscale(Rule):
     """Gradients are clipped while a ``GradScaler`` has still scaled them."""
 
     entry = catalogue.CLIP_BEFORE_UNSCALE
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether an optimizer may step anywhere in the file."""
-        return may_step_anywhere(function.module)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every clipping that is out of order on each path it lies on."""

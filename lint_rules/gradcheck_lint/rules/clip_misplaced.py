@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Clip
-from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -33,10 +32,6 @@ class ClipMisplaced(Rule):
     """Clipping comes after the step, before backward, too often, or of an exhausted iterator."""
 
     entry = catalogue.CLIP_MISPLACED
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether gradients may be clipped there, or an optimizer may step in the file."""
-        return may_step_anywhere(function.module) or _names_clipping(function)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every clipping that is out of order on each path it lies on."""

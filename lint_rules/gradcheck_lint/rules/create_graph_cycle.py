@@ -21,10 +21,11 @@ class CreateGraphCycle(Rule):
     """``backward(create_graph=True)`` leaves parameters and gradients that hold each other."""
 
     entry = catalogue.CREATE_GRAPH_CYCLE
-    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such call after which nothing drops the gradients."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
         events = list(function.events())
         for index, event in enumerate(events):
             if not isinstance(event, Backward) or not event.creates_graph:

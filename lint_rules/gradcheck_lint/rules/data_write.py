@@ -28,12 +28,10 @@ class DataWrite(Rule):
 
     entry = catalogue.DATA_WRITE
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function reaches for the data of anything."""
-        return function.scope is function.module.scopes.top or "data" in function.scope.words
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write through .data between a forward and its backward, or in a forward."""
+        if "data" not in function.scope.words:
+            return
         name = function.scope.name
         scopes = function.module.scopes
         if name.endswith(".forward") and scopes.derives_from(function.scope.owner, "torch.nn.Mod"):

@@ -10,7 +10,6 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, ModeSwitch, Return
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.paths import bound_parameters, in_caller
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, walk
 from gradcheck_lint.model.values import Kind, held_by, sites, through_all
 from gradcheck_lint.rules._hidden_acts import is_handed_on
@@ -29,17 +28,12 @@ class EvalWithGraph(Rule):
     """A model runs in evaluation mode while graphs are recorded that nobody uses."""
 
     entry = catalogue.EVAL_WITH_GRAPH
-    part = Part.EVAL
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether a loop may run a model, or the function's name says that it evaluates."""
-        return Part.LOOP in function.scope.parts or _is_evaluation(function)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield the first recorded forward after eval() in a function that needs no gradient."""
         if function.mode not in {GradMode.AMBIENT, GradMode.ENABLED}:
             return
-        if _is_unit_test(function):
+        if not function.module.mentions(b"eval") or _is_unit_test(function):
             return
         events = list(function.events())
         switched: dict[str, ModeSwitch] = {}

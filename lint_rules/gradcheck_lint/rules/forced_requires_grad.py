@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, Values, all_are, cut_of
 from gradcheck_lint.rules._cuts import is_certain
-from gradcheck_lint.rules._repeating import differentiated_later, is_training_step
+from gradcheck_lint.rules._repeating import differentiated_later
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -26,10 +25,6 @@ class ForcedRequiresGrad(Rule):
     """A loss without a graph is made to require grad, so that backward runs and trains nothing."""
 
     entry = catalogue.FORCED_REQUIRES_GRAD
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether backward() is called there, or on what it returns."""
-        return Part.BACKWARD in function.scope.parts or is_training_step(function)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every backward on a leaf that was made of a computed value."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
 from gradcheck_lint.rules._hidden_acts import RECORDING, may_act_elsewhere
-from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
 from gradcheck_suite import catalogue
@@ -27,10 +25,6 @@ class ForwardUnderNoGrad(Rule):
     """A model to be trained runs where nothing is recorded."""
 
     entry = catalogue.FORWARD_UNDER_NO_GRAD
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether backward() is called there, or on what it returns."""
-        return Part.BACKWARD in function.scope.parts or is_training_step(function)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every forward without recording that a training step relies on."""

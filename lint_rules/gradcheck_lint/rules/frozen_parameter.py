@@ -10,7 +10,6 @@ import libcst as cst
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Event, Freeze, Jump, Step
 from gradcheck_lint.model.function_class import body_of
-from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.paths import values_of_parameters
 from gradcheck_lint.model.syntax import (
     boolean,
@@ -36,13 +35,6 @@ class FrozenParameter(Rule):
     """An optimizer trains frozen parameters, or a pattern freezes more than meant."""
 
     entry = catalogue.FROZEN_PARAMETER
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function sets what requires a gradient, by names or as a whole."""
-        words = function.scope.words
-        if not function.module.near.has(function.scope, _FREEZING):
-            return False
-        return "startswith" in words or "parameters" in words
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `name.startswith("layers.1")` that decides what is frozen."""
@@ -127,7 +119,7 @@ def _frozen_by_callee(function: FunctionModel, call: Call) -> Iterator[_Frozen]:
     """Yield the models that are handed to ``freeze(model)`` and frozen as a whole there."""
     assert call.function is not None
     callee = function.module.function(call.function)
-    if call.referenced or "requires_grad" not in (callee.scope.text or "requires_grad"):
+    if call.referenced:
         return
     if not isinstance(call.node, cst.Call) or not isinstance(callee.scope.node, cst.FunctionDef):
         return
@@ -150,9 +142,6 @@ def _models_of(freeze: Freeze) -> frozenset[int]:
     """Return what is frozen: a model itself, or that whose parameters a loop goes through."""
     is_model = isinstance(freeze.node, cst.Call) and not freeze.loops
     return sites(freeze.values) if is_model else held_by(freeze.values)
-
-
-_FREEZING: Final = Sought(frozenset({"requires_grad", "requires_grad_"}).__contains__, is_act=True)
 
 
 _THAWS: Final = re.compile(

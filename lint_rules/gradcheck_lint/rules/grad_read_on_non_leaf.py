@@ -38,17 +38,10 @@ class GradReadOnNonLeaf(Rule):
 
     entry = catalogue.GRAD_READ_ON_NON_LEAF
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function reads a gradient, or may make a leaf and an optimizer."""
-        words = function.scope.words
-        if Part.BACKWARD in function.scope.parts and "grad" in words:
-            return True
-        return not words.isdisjoint(_LEAF_WORDS) and "optim" in " ".join(words).lower()
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every read of the gradient of a model's output, or of what is made of a leaf."""
         yield from _optimized(function)
-        if b"retain_grad" in function.module.source:
+        if b"retain_grad" in function.module.source or Part.BACKWARD not in function.scope.parts:
             return
         if not any(isinstance(event, Backward) for event in function.events()):
             return
@@ -84,9 +77,6 @@ class GradReadOnNonLeaf(Rule):
                 Severity.WARNING,
                 f"call `{name}.retain_grad()` before backward()",
             )
-
-
-_LEAF_WORDS: Final = frozenset({"requires_grad", "requires_grad_", "Parameter"})
 
 
 _DEFINITIONS: Final = frozenset({cst.FunctionDef, cst.ClassDef, cst.Lambda})

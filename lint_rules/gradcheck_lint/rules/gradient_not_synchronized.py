@@ -26,12 +26,15 @@ class GradientNotSynchronized(Rule):
     """Every forward of a step leaves the gradients of each rank as they are."""
 
     entry = catalogue.GRADIENT_NOT_SYNCHRONIZED
-    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield models that only run under ``no_sync()``, or only without their wrapper."""
         source = function.module.source
-        if function.module.uses_engine or b"all_reduce" in source:
+        if (
+            Part.BACKWARD not in function.scope.parts
+            or function.module.uses_engine
+            or b"all_reduce" in source
+        ):
             return
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]

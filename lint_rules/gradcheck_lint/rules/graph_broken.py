@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._cuts import cut_backwards, is_certain
-from gradcheck_lint.rules._repeating import is_training_step
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._terms import is_gradient, is_item, lost_terms
 from gradcheck_lint.rules._text import source_of
@@ -28,10 +26,6 @@ class GraphBroken(Rule):
     """A loss is differentiated whose graph was cut, so that nothing gets a gradient from it."""
 
     entry = catalogue.GRAPH_BROKEN
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether backward() is called there, or on what it returns."""
-        return Part.BACKWARD in function.scope.parts or is_training_step(function)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every cut that a differentiated loss goes through."""

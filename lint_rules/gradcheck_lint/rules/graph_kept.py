@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_lint.model.comprehensions import may_have_comprehension
 from gradcheck_lint.model.flow import Backward, Store
 from gradcheck_lint.model.nearness import BACKWARD
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import spent_by
 from gradcheck_lint.rules._emptying import is_emptied
 from gradcheck_lint.rules._graph_kept_words import kept_by_store, kept_when_spent
@@ -23,7 +21,7 @@ from gradcheck_lint.rules._repeating import (
     steps_for_others,
 )
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules._spent import may_get_spent, spent_before
+from gradcheck_lint.rules._spent import spent_before
 from gradcheck_suite import catalogue
 
 if TYPE_CHECKING:
@@ -37,20 +35,11 @@ class GraphKept(Rule):
 
     entry = catalogue.GRAPH_KEPT
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether backward() is called there, or by what a loop calls and keeps results of."""
-        scope = function.scope
-        if Part.BACKWARD in scope.parts or is_training_step(function):
-            return True
-        may_repeat = (
-            Part.LOOP in scope.parts or scope.owner is not None or may_have_comprehension(scope)
-        )
-        return may_repeat and (
-            function.module.near.has_itself(scope, BACKWARD) or may_get_spent(function)
-        )
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every store of a value that ``backward()`` is called on in the same loop."""
+        is_near = function.module.near.has(function.scope, BACKWARD)
+        if not is_near and not is_training_step(function):
+            return
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
         backwards.extend(differentiated_later(function))

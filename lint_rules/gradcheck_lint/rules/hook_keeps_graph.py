@@ -10,8 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.function_class import assignments, body_of, returns
 from gradcheck_lint.model.knowledge import SAME_GRAPH_METHODS
 from gradcheck_lint.model.name_sources import sources_of
-from gradcheck_lint.model.scopes import walk_near
-from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional
+from gradcheck_lint.model.syntax import dotted_name, keyword, last_word, positional, walk
 from gradcheck_lint.rules._emptying import is_emptied_anywhere
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -179,7 +178,9 @@ def _makers(function: FunctionModel) -> frozenset[str]:
 
 def _registrations(function: FunctionModel) -> Iterator[cst.Call]:
     """Yield the calls of the file that register a hook of forward."""
-    for node in walk_near(function.module.tree, frozenset({"register_forward_hook"})):
+    if not function.module.mentions(b"register_forward_hook"):
+        return
+    for node in walk(function.module.tree):
         if (
             isinstance(node, cst.Call)
             and isinstance(node.func, cst.Attribute)

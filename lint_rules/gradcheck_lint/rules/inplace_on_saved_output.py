@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace, Return
-from gradcheck_lint.model.nearness import Sought
-from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.reading import may_write
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, carried_by_all, mentioned_by
 from gradcheck_lint.rules._layer_sequences import is_inplace, pairs_of_layers
 from gradcheck_lint.rules._overwriting_layers import (
     drops_nothing,
     drops_surely,
-    may_overwrite_by_layer,
     saves_output,
     saving_layer,
     written_by_layer,
@@ -37,26 +35,15 @@ class InplaceOnSavedOutput(Rule):
 
     entry = catalogue.INPLACE_ON_SAVED_OUTPUT
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the output of such an operation can reach the function."""
-        near, scope = function.module.near, function.scope
-        if near.has_itself(scope, _SEQUENTIAL):
-            return function.may_record
-        if may_overwrite_by_layer(function, _is_saver):
-            return function.may_record
-        may_write = Part.WRITE in scope.parts and function.may_record
-        return may_write and function.may_write_to(_is_saver) and near.has(scope, _OUTPUT_SAVER)
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to such an output, by a method or by the next layer."""
-        if function.module.near.has_itself(function.scope, _SEQUENTIAL):
+        if function.module.near.has_itself(function.scope, _is_sequential):
             yield from _sequences(function)
-        by_layer = may_overwrite_by_layer(function, _is_saver)
-        if not by_layer and not function.may_write_to(_is_saver):
+        if not may_write(function.scope, function.module.scopes):
             return
         events = list(function.events())
         for place, happening in enumerate(events):
-            event = written_by_layer(happening) if by_layer else happening
+            event = written_by_layer(happening)
             if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
                 continue
             makers = [_maker(value.node, function) for value in event.values]
@@ -83,16 +70,8 @@ _SAVED_BY_TORCH = frozenset({"relu", "exp2", "tan", "logsumexp", "cumprod"})
 """Modules go by these names too, which may be of any kind: ``self.relu = nn.LeakyReLU()``."""
 
 
-def _is_saver(word: str) -> bool:
-    return word in _SAVED or word in _SAVED_BY_TORCH
-
-
 def _is_sequential(word: str) -> bool:
     return word == "Sequential"
-
-
-_OUTPUT_SAVER = Sought(_is_saver)
-_SEQUENTIAL = Sought(_is_sequential)
 
 
 def _maker(node: cst.CSTNode | None, function: FunctionModel) -> str | None:

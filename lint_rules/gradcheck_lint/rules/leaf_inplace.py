@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace
-from gradcheck_lint.model.nearness import LEAF, MODE
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import Kind, all_are
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     import libcst as cst
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import FunctionScope
     from gradcheck_lint.model.values import Values
 
 
@@ -31,29 +27,11 @@ class LeafInplace(Rule):
     """A leaf that requires grad is modified in place where operations are recorded."""
 
     entry = catalogue.LEAF_INPLACE
-    part = Part.WRITE
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether what makes a leaf that requires grad can reach the function."""
-        near = function.module.near
-        # What an unknown decorator does is unknown, and no reason to speak.
-        may_raise = function.mode is not GradMode.UNKNOWN or near.has(function.scope, MODE)
-        if not may_raise or not function.may_record:
-            return False
-        writes = function.writes
-        may_write = (
-            writes is None
-            or _turns_into_leaf(function)
-            or any(
-                not _is_no_leaf(write.target) and function.may_be_made_by(LEAF.is_one, write.target)
-                for write in writes
-            )
-        )
-        # Few functions come so far: what is near is worked out for the whole file.
-        return may_write and near.has(function.scope, LEAF)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""
+        if Part.WRITE not in function.scope.parts:
+            return
         raising: set[int] = set()
         for event in function.events():
             if not isinstance(event, InPlace) or event.expects_error:
@@ -86,30 +64,6 @@ class LeafInplace(Rule):
         ]
         hint = "do it inside `with torch.no_grad():`, or make a new tensor from it"
         return Violation(event.node, message, severity, hint, tuple(related))
-
-
-def _turns_into_leaf(function: FunctionModel) -> bool:
-    """Tell whether tensors are made leaves afterwards, under each of the names that they have."""
-    scope: FunctionScope | None = function.scope
-    while scope is not None:
-        if scope.text is None or _TURNS_GRAD_ON.search(scope.text) is not None:
-            return True
-        scope = scope.parent
-    return False
-
-
-_TURNS_GRAD_ON: Final = re.compile(
-    r"\.[\s\\]*requires_grad_\s*\((?!\s*False\b)|\.[\s\\]*requires_grad\s*=(?!=|\s*False\b)"
-)
-
-
-def _is_no_leaf(node: ast.expr) -> bool:
-    """Tell whether this is the data or the gradient of something, or a part of it."""
-    while isinstance(node, (ast.Subscript, ast.Call)):
-        node = node.value if isinstance(node, ast.Subscript) else node.func
-        if isinstance(node, ast.Attribute) and node.attr not in {"data", "grad"}:
-            node = node.value
-    return isinstance(node, ast.Attribute) and node.attr in {"data", "grad"}
 
 
 def _severity(function: FunctionModel, event: InPlace) -> Severity | None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, PARAMETER_CLASSES
-from gradcheck_lint.model.nearness import Sought
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -21,8 +17,8 @@ from gradcheck_lint.model.syntax import (
     walk,
 )
 from gradcheck_lint.model.values import Kind
-from gradcheck_lint.rules._item_updates import item_updates, may_update_items
-from gradcheck_lint.rules._lost_updates import lost_updates, may_bind, may_lose_updates
+from gradcheck_lint.rules._item_updates import item_updates
+from gradcheck_lint.rules._lost_updates import lost_updates
 from gradcheck_lint.rules._repeating import repeats
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -41,35 +37,21 @@ class LeafRebound(Rule):
 
     entry = catalogue.LEAF_REBOUND
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function updates something by a gradient, or makes a parameter."""
-        return (
-            _may_update(function)
-            or _may_update_own(function)
-            or may_lose_updates(function)
-            or may_update_items(function)
-            or _may_convert(function)
-        )
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every update that rebinds a leaf in a loop, and every converted parameter."""
-        if _may_convert(function):
-            yield from _converted(function)
-        if may_lose_updates(function):
-            for update, lost in lost_updates(function):
-                yield Violation(
-                    update,
-                    f"`{lost}` names another tensor from here on, which nobody reads: the "
-                    "parameter keeps its value",
-                    Severity.WARNING,
-                    f"change the parameter itself, under no_grad: `{lost} -= ...`, or "
-                    f"`{lost}.copy_(...)`",
-                )
-        if _may_update_own(function):
+        yield from _converted(function)
+        for update, lost in lost_updates(function):
+            yield Violation(
+                update,
+                f"`{lost}` names another tensor from here on, which nobody reads: the "
+                "parameter keeps its value",
+                Severity.WARNING,
+                f"change the parameter itself, under no_grad: `{lost} -= ...`, or "
+                f"`{lost}.copy_(...)`",
+            )
+        if "grad" in function.scope.words:
             yield from _updated_on_self(function)
-        if _may_update(function):
             yield from _updated_in_loops(function)
-        if may_update_items(function):
             yield from map(_replaced_item, item_updates(function))
 
 
@@ -80,43 +62,6 @@ def _replaced_item(update: ItemUpdate) -> Violation:
         f"`{update.item}.grad` is None",
         Severity.WARNING,
         f"update them in place under no_grad: `{update.item} -= lr * {update.item}.grad`",
-    )
-
-
-def _may_update(function: FunctionModel) -> bool:
-    """Tell whether the text of a loop may update a name by its own gradient."""
-    scope = function.scope
-    if Part.LOOP not in scope.parts or "grad" not in scope.words:
-        return False
-    return scope.text is None or _binds_owner_of_gradient(scope.text)
-
-
-def _may_update_own(function: FunctionModel) -> bool:
-    """Tell whether the text of a method may update an attribute of ``self`` by its gradient."""
-    scope = function.scope
-    if scope.owner is None or "grad" not in scope.words:
-        return False
-    return scope.text is None or _binds_owner_of_gradient(scope.text)
-
-
-def _binds_owner_of_gradient(text: str) -> bool:
-    """Tell whether a text may assign to the ``w`` of ``w.grad``."""
-    return any(may_bind(text, owner) for owner in set(_GRADIENT_OF.findall(text)))
-
-
-def _may_convert(function: FunctionModel) -> bool:
-    """Tell whether a method computes what it puts on an attribute, perhaps of a parameter."""
-    scope = function.scope
-    if scope.owner is None or not function.module.near.has_itself(scope, _PARAMETER):
-        return False
-    return scope.statements is None or any(
-        isinstance(source, ast.BinOp)
-        or (
-            isinstance(source, ast.Call)
-            and isinstance(source.func, ast.Attribute)
-            and source.func.attr in _CONVERSIONS
-        )
-        for _, source in scope.attribute_bindings
     )
 
 
@@ -204,16 +149,6 @@ def _is_set_elsewhere(path: str, function: FunctionModel) -> bool:
                 if isinstance(node, cst.Attribute) and node.attr.value in _LEAF_WORDS:
                     return True
     return False
-
-
-_GRADIENT_OF: Final = re.compile(r"(\w+)[\s\\]*\.[\s\\]*grad\b")
-
-
-def _is_parameter(word: str) -> bool:
-    return word == "Parameter"
-
-
-_PARAMETER = Sought(_is_parameter)
 
 
 _CONVERSIONS = frozenset({"cuda", "to", "float", "half", "double", "bfloat16", "type"}) | {

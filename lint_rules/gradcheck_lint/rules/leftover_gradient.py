@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Backward, Call, Event, Step, ZeroGrad
-from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.values import NO_SITES, Kind, all_are, held_by, sites, through_all
@@ -27,14 +26,11 @@ class LeftoverGradient(Rule):
     """An optimizer also applies what another optimizer's loss has left in its gradients."""
 
     entry = catalogue.LEFTOVER_GRADIENT
-    part = Part.BACKWARD
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function steps as well."""
-        return not STEPS.isdisjoint(function.scope.words)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step whose gradients hold a loss that another step came after."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
         if function.module.may_freeze or function.module.uses_engine:
             return
         events = [

@@ -12,8 +12,7 @@ from gradcheck_lint.model.function_class import (
     body_of,
     has_decorator,
 )
-from gradcheck_lint.model.scopes import walk_near
-from gradcheck_lint.model.syntax import assigned_once, dotted_name
+from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -79,7 +78,7 @@ def _calls_of_instances(function: AutogradFunction) -> list[cst.Call]:
         return []
     found: list[cst.Call] = []
     names: set[str] = set()
-    for node in walk_near(function.module.tree, frozenset({function.name})):
+    for node in walk(function.module.tree):
         if type(node) is cst.Call and type(node.func) is cst.Call:
             if _makes(node.func, function):
                 found.append(node)

@@ -28,6 +28,8 @@ class LegacyScalarIndex(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `loss.data[0]` whose loss is shown to be a scalar."""
+        if not function.module.mentions(b".data[0]"):
+            return
         nodes: list[cst.CSTNode] = (
             list(_top_level(function.scope.node))
             if isinstance(function.scope.node, cst.Module)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.knowledge import FACTORIES, MAY_KEEP_THE_GRAPH, VARIABLE_CLASSES
-from gradcheck_lint.model.scopes import walk_near
-from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional
+from gradcheck_lint.model.syntax import boolean, dotted_name, has_star, keyword, positional, walk
 from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.scopes import Scopes
 
 
-_NAME: Final = "Variable"
-
-
 class LegacyVariable(Rule):
     """``Variable`` wraps a tensor in what a tensor already is."""
 
@@ -30,11 +26,10 @@ class LegacyVariable(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every call of Variable in the file."""
-        if not isinstance(function.scope.node, cst.Module):
+        module, scopes = function.module, function.module.scopes
+        if not isinstance(function.scope.node, cst.Module) or not module.mentions(b"Variable"):
             return
-        scopes = function.module.scopes
-        names = scopes.aliases_of(_NAME.__eq__) | {_NAME}
-        for node in walk_near(function.scope.node, names):
+        for node in walk(function.scope.node):
             if type(node) is not cst.Call or keyword(node, "volatile") is not None:
                 continue
             if scopes.resolve_import(dotted_name(node.func) or "") not in VARIABLE_CLASSES:

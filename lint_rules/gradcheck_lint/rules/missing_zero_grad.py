@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.comprehensions import may_loop
 from gradcheck_lint.model.flow import (
     Backward,
     Block,
@@ -21,10 +20,9 @@ from gradcheck_lint.model.flow import (
     can_repeat,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
+from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.paths import Occurrence
-from gradcheck_lint.model.scopes import FunctionScope, Part
-from gradcheck_lint.model.stepping import may_step, may_step_anywhere
+from gradcheck_lint.model.scopes import FunctionScope
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.rules._hand_steps import unzeroed_hand_steps
 from gradcheck_lint.rules._hidden_acts import ZEROING, may_act_unseen
@@ -63,18 +61,6 @@ class MissingZeroGrad(Rule):
 
     entry = catalogue.MISSING_ZERO_GRAD
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether a loop of the function, or what it calls, differentiates and steps."""
-        module, scope = function.module, function.scope
-        if {Part.BACKWARD, Part.LOOP} <= scope.parts and "grad" in scope.words:
-            return True
-        if not may_step_anywhere(module):
-            return False
-        may_repeat = may_loop(scope) or may_step(module, scope) or is_training_step(function)
-        return (
-            may_repeat and module.near.has(scope, STEP) and module.near.has(scope, CALLS_BACKWARD)
-        )
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""
         if function.module.uses_engine:
@@ -92,11 +78,13 @@ class MissingZeroGrad(Rule):
                     (found.loop.node, "the loop that repeats it"),
                 ),
             )
+        if not function.module.near.has(function.scope, BACKWARD):
+            return
         handled: set[int] = set()
         for problem in problems(function, self.entry.code):
             handled.add(id(problem.event))
             yield _used_again(problem)
-        for loop in reversed(list(function.loops()) if may_loop(function.scope) else ()):
+        for loop in reversed(list(function.loops())):
             effects = _effects_of(loop.body, function)
             if not effects.backwards:
                 continue

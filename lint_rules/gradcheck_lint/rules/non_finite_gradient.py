@@ -10,7 +10,6 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode
 from gradcheck_lint.model.function_class import assignments, body_of
-from gradcheck_lint.model.nearness import Sought
 from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
 from gradcheck_lint.rules._edge_tests import comparison_of, number
 from gradcheck_lint.rules._own_distances import is_differentiated, roots_of_own_distances
@@ -30,19 +29,15 @@ class NonFiniteGradient(Rule):
 
     entry = catalogue.NON_FINITE_GRADIENT
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function calls where(), or may take the root of distances."""
-        is_root = _may_be_root(function) and is_differentiated(function)
-        return is_root or function.module.near.has_itself(function.scope, _WHERE)
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every where() that computes on the branch whose edge it excludes."""
         if function.mode is GradMode.DISABLED or isinstance(function.scope.node, cst.Module):
             return
         if _handles_data(function):
             return
-        if _may_be_root(function) and is_differentiated(function):
-            yield from itertools.starmap(_root, roots_of_own_distances(function))
+        roots = list(roots_of_own_distances(function))
+        if roots and is_differentiated(function):
+            yield from itertools.starmap(_root, roots)
         scopes = function.module.scopes
         bound = assignments(function.scope)
         for node in body_of(function.scope):
@@ -83,16 +78,6 @@ def _root(node: cst.CSTNode, points: str) -> Violation:
     )
 
 
-def _may_be_root(function: FunctionModel) -> bool:
-    """Tell by its text whether a function takes the root of a sum of squared differences."""
-    text = function.scope.text
-    if text is None:
-        return True
-    has_root = "sqrt" in text or "0.5" in text
-    return has_root and "sum(" in text and ("None" in text or "unsqueeze" in text)
-
-
-_WHERE = Sought(lambda word: word == "where")
 _EDGED = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "acos", "asin", "reciprocal"})
 
 

@@ -9,45 +9,30 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
-from gradcheck_lint.model.nearness import STEP
-from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.stepping import may_step
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
-from gradcheck_lint.rules._attached_later import attached_later, is_later_method
+from gradcheck_lint.rules._attached_later import attached_later
 from gradcheck_lint.rules._layer_kinds import has_weights
 from gradcheck_lint.rules._left_out import left_out
 from gradcheck_lint.rules._rule import Rule, Violation
-from gradcheck_lint.rules._used_up import may_use_up, used_up
+from gradcheck_lint.rules._used_up import used_up
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import FunctionScope
 
 
 _GROUPS: Final = re.compile(rb"add_param_group|\[\s*[\"']params[\"']\s*\]")
 """What adds parameters to an optimizer."""
-_ATTACHING: Final = frozenset({"add_module", "register_module", "register_parameter", "setattr"})
 
 
 class ParameterNotOptimized(Rule):
     """An optimizer is made without a layer that is trained through, or before it is put in."""
 
     entry = catalogue.PARAMETER_NOT_OPTIMIZED
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether an optimizer is made or steps there, and a layer is put somewhere."""
-        scope = function.scope
-        if is_later_method(function):
-            return True
-        steps = may_step(function.module, scope) and function.module.near.has_itself(scope, STEP)
-        if not steps and not ("parameters" in scope.words and _makes_optimizer(scope.words)):
-            return False
-        return may_use_up(function) or Part.BACKWARD in scope.parts or _may_attach(scope)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every layer that is attached after an optimizer was made that is used later."""
@@ -56,7 +41,7 @@ class ParameterNotOptimized(Rule):
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)
-        if has_groups or not _may_attach(function.scope):
+        if has_groups:
             return
         events = list(function.events())
         attached = [
@@ -128,16 +113,6 @@ class _Use(NamedTuple):
     severity: Severity
 
 
-def _may_attach(scope: FunctionScope) -> bool:
-    """Tell whether a function may put something into an attribute or item; yes if unknown."""
-    return (
-        scope.statements is None
-        or bool(scope.attribute_bindings)
-        or Part.WRITE in scope.parts
-        or not _ATTACHING.isdisjoint(scope.words)
-    )
-
-
 def _steps(events: Sequence[Event]) -> Iterator[_Use]:
     for place, event in enumerate(events):
         if isinstance(event, Step) and all_are(event.values, Kind.OPTIMIZER):
@@ -161,10 +136,6 @@ def _kept(function: FunctionModel, events: Sequence[Event]) -> Iterator[_Use]:
             continue
         if (is_method and name.startswith(itself)) or any(only.site == r.site for r in returned):
             yield _Use(values, len(events), only.node, Severity.WARNING)
-
-
-def _makes_optimizer(words: Collection[str]) -> bool:
-    return any(_OPTIMIZER.search(word) is not None for word in words)
 
 
 _OPTIMIZER: Final = re.compile(r"optim|SGD|Adam", re.IGNORECASE)

@@ -26,10 +26,11 @@ class RetainGraph(Rule):
     """A graph is retained that no second backward uses."""
 
     entry = catalogue.RETAIN_GRAPH
-    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every retained graph with no second pass in sight."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
         for backward in backwards:

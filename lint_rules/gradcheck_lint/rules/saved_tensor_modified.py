@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.earlier_use import EarlierUse
 from gradcheck_lint.model.flow import Backward, Event, GradMode, InPlace, Return, Save
-from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.reading import may_write
 from gradcheck_lint.model.values import (
     Kind,
     Values,
@@ -18,7 +17,7 @@ from gradcheck_lint.model.values import (
     join_all,
     sites,
 )
-from gradcheck_lint.rules._overwriting_layers import may_overwrite_saved, written_by_layer
+from gradcheck_lint.rules._overwriting_layers import written_by_layer
 from gradcheck_lint.rules._recording import exclude, is_for_evaluation
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
@@ -36,25 +35,11 @@ class SavedTensorModified(Rule):
 
     entry = catalogue.SAVED_TENSOR_MODIFIED
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function calls backward, or is the forward of a module."""
-        scope = function.scope
-        if _may_be_overwritten(function):
-            return True
-        if Part.WRITE not in scope.parts:
-            return False
-        if Part.BACKWARD not in scope.parts and not (scope.may_return and _is_forward(function)):
-            return False
-        writes = function.writes
-        if writes is None or scope.statements is None:
-            return True
-        return bool(writes) and any(map(EarlierUse(scope.statements).is_possible, writes))
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every write to a saved tensor that a backward or the caller comes after."""
-        events = list(function.events())
-        if _may_be_overwritten(function):
-            events = list(map(written_by_layer, events))
+        if not may_write(function.scope, function.module.scopes):
+            return
+        events = list(map(written_by_layer, function.events()))
         saves = [
             (place, event)
             for place, event in enumerate(events)
@@ -76,11 +61,6 @@ class SavedTensorModified(Rule):
                     if use is not None and not is_for_evaluation(function, write):
                         yield _violation(function, save, write, written, use)
                         break
-
-
-def _may_be_overwritten(function: FunctionModel) -> bool:
-    """Tell whether this is the forward of a module that runs a layer in place on what is used."""
-    return function.scope.may_return and _is_forward(function) and may_overwrite_saved(function)
 
 
 def _written(write: InPlace) -> Values:

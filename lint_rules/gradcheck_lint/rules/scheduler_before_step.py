@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -21,10 +20,6 @@ class SchedulerBeforeStep(Rule):
     """A learning rate scheduler steps before its optimizer does."""
 
     entry = catalogue.SCHEDULER_BEFORE_STEP
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether something steps there, and an optimizer anywhere in the file."""
-        return "step" in function.scope.words and may_step_anywhere(function.module)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every scheduler that is out of order on each path it lies on."""

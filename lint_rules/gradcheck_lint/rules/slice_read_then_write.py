@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace
-from gradcheck_lint.model.nearness import writes_items
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, is_literal, walk
 from gradcheck_lint.model.values import (
@@ -25,7 +24,6 @@ from gradcheck_lint.rules._recording import is_for_evaluation, may_be_frozen
 from gradcheck_lint.rules._rule import Fix, Replacement, Rule, Violation
 from gradcheck_lint.rules._saved_slices import (
     SavedSlices,
-    may_save_slice,
     saved_by_augmented,
     saved_slices,
 )
@@ -43,26 +41,11 @@ class SliceReadThenWrite(Rule):
     """An operation saves a slice of a tensor, and the tensor is then written."""
 
     entry = catalogue.SLICE_READ_THEN_WRITE
-    part = Part.WRITE
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function computes what it assigns to an item of an item's neighbour."""
-        if function.scope.statements is not None and function.module.provenance is not None:
-            return any(may_save_slice(item, function) for item in function.scope.item_writes)
-        if function.scope is function.module.scopes.top:
-            return True
-        return any(
-            source is not None
-            and (name := dotted_name(target.value)) is not None
-            and any(
-                isinstance(node, cst.Subscript) and dotted_name(node.value) == name
-                for node in walk(source)
-            )
-            for target, source in writes_items(function.scope)
-        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every subscript assignment that reads its own base where it's saved."""
+        if Part.WRITE not in function.scope.parts:
+            return
         seen: set[int] = set()
         for event in function.events():
             if not isinstance(event, InPlace) or id(event.node) in seen:

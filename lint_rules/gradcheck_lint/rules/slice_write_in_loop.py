@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
-from gradcheck_lint.model.nearness import has_name, writes_items
-from gradcheck_lint.model.python_tree import walk_python
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positional, walk
 from gradcheck_lint.model.values import Kind, Origin, Values
-from gradcheck_lint.rules._preallocated import FACTORY, is_preallocated
+from gradcheck_lint.rules._preallocated import is_preallocated
 from gradcheck_lint.rules._recording import is_for_evaluation
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._text import source_of
@@ -24,7 +21,6 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gradcheck_lint.model.deferred import ItemWrite
     from gradcheck_lint.model.module import FunctionModel
 
 
@@ -32,30 +28,11 @@ class SliceWriteInLoop(Rule):
     """Results with a graph are written slice by slice into a tensor made before the loop."""
 
     entry = catalogue.SLICE_WRITE_IN_LOOP
-    part = Part.WRITE
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function has a loop and writes to items by an index that may change."""
-        scope = function.scope
-        if Part.LOOP not in scope.parts:
-            return False
-        if scope.statements is None or function.module.provenance is None:
-            return function.may_record and (
-                scope is function.module.scopes.top
-                or (
-                    any(has_name(target) for target, _ in writes_items(scope))
-                    and function.module.near.has(scope, FACTORY)
-                )
-            )
-        moving = [item.target.value for item in scope.item_writes if _may_move(item)]
-        return (
-            bool(moving)
-            and function.may_record
-            and any(function.may_itself_be_made_by(FACTORY.is_one, each) for each in moving)
-        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every such write whose right side is shown to have a graph."""
+        if Part.WRITE not in function.scope.parts:
+            return
         loops = {loop.identity: loop for loop in function.loops()}
         seen: set[int] = set()
         for event in function.events():
@@ -84,33 +61,6 @@ class SliceWriteInLoop(Rule):
                 "append to a list and use torch.stack or torch.cat after the loop",
                 ((loop.node, "in this loop"),),
             )
-
-
-def _may_move(item: ItemWrite) -> bool:
-    """Tell whether an item by an index that a loop changes is given something."""
-    if not item.loops or item.is_augmented or _is_constant(item.source):
-        return False
-    used = set(_names_in(item.target.slice))
-    return any(
-        not used.isdisjoint(_names_in(loop.target))
-        for loop in item.loops
-        if isinstance(loop, (ast.For, ast.AsyncFor))
-    )
-
-
-def _is_constant(node: ast.expr) -> bool:
-    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
-
-
-def _names_in(node: ast.expr) -> Iterator[str]:
-    """Yield the names in an expression, with those of attributes and of arguments."""
-    for inner in walk_python(node):
-        if isinstance(inner, ast.Name):
-            yield inner.id
-        elif isinstance(inner, ast.Attribute):
-            yield inner.attr
-        elif isinstance(inner, (ast.keyword, ast.arg)):
-            yield inner.arg or ""
 
 
 def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:

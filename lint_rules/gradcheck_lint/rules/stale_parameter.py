@@ -11,7 +11,7 @@ from gradcheck_lint.model.flow import Step
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import boolean, dotted_name, keyword, last_word, walk
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites
-from gradcheck_lint.rules._replaced_models import may_replace_model, new_models, replaced_models
+from gradcheck_lint.rules._replaced_models import new_models, replaced_models
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -29,15 +29,10 @@ class StaleParameter(Rule):
 
     entry = catalogue.STALE_PARAMETER
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function may load something with this option, or another model."""
-        is_load = not {"load_state_dict", "assign"} - function.scope.words
-        return is_load or may_replace_model(function)
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `load_state_dict(..., assign=True)` or new model after the optimizer."""
         nodes = list(_nodes(function.scope))
-        is_replaced = may_replace_model(function) and new_models(function, nodes)
+        is_replaced = {"step", "backward"} <= function.scope.words and new_models(function, nodes)
         if not is_replaced and "assign" not in function.scope.words:
             return
         order = {id(node): place for place, node in enumerate(walk(function.scope.node))}

@@ -28,10 +28,11 @@ class StateNotDetached(Rule):
     """A hidden state goes from one training step to the next with its graph."""
 
     entry = catalogue.STATE_NOT_DETACHED
-    part = Part.BACKWARD
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every model call that is given its own earlier result, in a loop with backward."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
         events = list(function.events())
         backwards = [event for event in events if isinstance(event, Backward)]
         if not backwards:

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
-from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import last_word
 from gradcheck_lint.model.values import Kind, Origin, all_are, held_by, sites, through_all
@@ -25,14 +24,11 @@ class StepBeforeSecondBackward(Rule):
     """An optimizer steps while a later backward still goes through the weights it changes."""
 
     entry = catalogue.STEP_BEFORE_SECOND_BACKWARD
-    part = Part.BACKWARD
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function steps as well."""
-        return not STEPS.isdisjoint(function.scope.words)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step between a model's forward and a backward through it."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
         events = list(function.events())
         for index, event in enumerate(events):
             if not isinstance(event, Step):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.flow import Proof, Step, ZeroGrad
-from gradcheck_lint.model.stepping import may_step
 from gradcheck_lint.model.values import sites
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Rule, Violation
@@ -23,10 +22,6 @@ class StepWithoutBackward(Rule):
     """An optimizer steps with gradients that no backward has renewed."""
 
     entry = catalogue.STEP_WITHOUT_BACKWARD
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether an optimizer may step there."""
-        return may_step(function.module, function.scope)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that is out of order on each path it lies on."""

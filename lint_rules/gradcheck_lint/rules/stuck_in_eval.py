@@ -17,10 +17,7 @@ from gradcheck_lint.model.flow import (
     can_repeat,
 )
 from gradcheck_lint.model.module import FunctionModel
-from gradcheck_lint.model.nearness import CALLS_BACKWARD, STEP
 from gradcheck_lint.model.paths import bound_parameters, in_caller
-from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._hidden_acts import TRAINING, may_act_unseen
 from gradcheck_lint.rules._intervals import come_round
@@ -36,16 +33,6 @@ class StuckInEval(Rule):
     """A loop puts the model in evaluation mode and trains on in it."""
 
     entry = catalogue.STUCK_IN_EVAL
-    part = Part.LOOP
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function, or what it calls, differentiates and steps."""
-        near = function.module.near
-        return (
-            may_step_anywhere(function.module)
-            and near.has(function.scope, STEP)
-            and near.has(function.scope, CALLS_BACKWARD)
-        )
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every eval() after which the next iteration trains."""

@@ -9,7 +9,6 @@ import libcst as cst
 from gradcheck_lint.model.function_class import body_of
 from gradcheck_lint.model.syntax import ASSIGNING, assigned_pairs, dotted_name
 from gradcheck_lint.rules._container_kinds import form_of, is_nested, kinds_in
-from gradcheck_lint.rules._container_texts import LIST_BOUND, puts_container_on_attribute
 from gradcheck_lint.rules._registering import has_other_base, is_registered
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules._wrapping import wrapped
@@ -27,15 +26,6 @@ class UnregisteredModule(Rule):
 
     entry = catalogue.UNREGISTERED_MODULE
 
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether the function is a constructor that puts a container on an attribute."""
-        scope = function.scope
-        if not _constructs(function):
-            return False
-        if scope.text is not None and not puts_container_on_attribute(function):
-            return False
-        return function.module.scopes.derives_from(scope.owner, "torch.nn.")
-
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every plain container of layers that a module's ``__init__`` puts on self."""
         owner, scopes = function.scope.owner, function.module.scopes
@@ -44,15 +34,11 @@ class UnregisteredModule(Rule):
         if not scopes.derives_from(owner, "torch.nn."):
             return
         first = function.scope.first_parameter
-        text = function.scope.text
-        lists = None if text is None else frozenset(LIST_BOUND.findall(text))
         for node in body_of(function.scope):
             if type(node) not in ASSIGNING:
                 continue
             for target, value in assigned_pairs(node):
                 if type(target) is not cst.Attribute or dotted_name(target.value) != first:
-                    continue
-                if type(value) is cst.Name and lists is not None and value.value not in lists:
                     continue
                 assert isinstance(node, (cst.Assign, cst.AnnAssign))
                 kinds = kinds_in(value, node, target, function)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcheck_lint.model.stepping import may_step_anywhere
 from gradcheck_lint.rules._protocol import problems
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -21,10 +20,6 @@ class ZeroGradMisplaced(Rule):
     """``zero_grad()`` comes between backward and step, or on each micro-batch of a window."""
 
     entry = catalogue.ZERO_GRAD_MISPLACED
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell whether an optimizer may step anywhere in the file."""
-        return may_step_anywhere(function.module)
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every reset that is out of order on each path it lies on."""

@@ -1,27 +1,16 @@
-"""Quick looks at bytes say what slower ones would."""
+"""Quick looks at the text of a source say what slower ones would."""
 
 from __future__ import annotations
 
-import re
 from itertools import accumulate
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcheck_lint.parsing import _has_short_lines, _nests_little
-from gradcheck_lint.rules._signs import whole_words
 
 _DEPTHS = {**dict.fromkeys(b"([{", 1), **dict.fromkeys(b")]}", -1)}
-
-
-@given(st.binary(max_size=80), st.binary(min_size=1, max_size=3))
-@example(b"aa aaa a", b"a")
-@example(b"x.x_x \xffx\xff", b"x")
-def test_whole_words_are_those_of_a_regular_expression(text: bytes, noise: bytes) -> None:
-    word = re.sub(rb"\W", b"a", noise)
-    expected = [match.span() for match in re.finditer(rb"\b" + word + rb"\b", text)]
-    assert list(whole_words(text, word)) == expected
 
 
 @given(st.lists(st.integers(0, 12), max_size=8))
