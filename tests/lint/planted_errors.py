@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradcheck_lint import fixes, parsing, rewriting, suppressions
 from gradcheck_lint.model import module
-from gradcheck_lint.rules import missing_zero_grad
+from gradcheck_lint.rules.step_order import missing_zero_grad
 
 
 def _fail(*_, **__):
