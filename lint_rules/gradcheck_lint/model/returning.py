@@ -214,7 +214,9 @@ class _Caller:
             site=recorder.intern(("returned", id(self._node), place, value.kind)),
             origin=made.origin,
             mentions=made.mentions,
-            through=made.through | value.through,
+            # What was cut has its graph from nothing that the function was given.
+            through=value.through if value.cut is not None else made.through | value.through,
+            cut=value.cut,
             spent=value.spent,
         )
 

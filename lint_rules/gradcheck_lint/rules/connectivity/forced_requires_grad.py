@@ -10,7 +10,8 @@ from gradcheck_lint.analyses.cuts import is_certain
 from gradcheck_lint.analyses.repeated_calls import differentiated_later
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import Backward
-from gradcheck_lint.model.values import Kind, Values, all_are, cut_of
+from gradcheck_lint.model.syntax import boolean, keyword
+from gradcheck_lint.model.values import Kind, Values, all_are, cut_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -46,10 +47,17 @@ class ForcedRequiresGrad(Rule):
             )
 
 
+def asks_for_gradient(node: cst.CSTNode) -> bool:
+    """Tell whether this is ``torch.tensor(losses, requires_grad=True)``."""
+    return isinstance(node, cst.Call) and boolean(keyword(node, "requires_grad")) is True
+
+
 def _are_forced(values: Values, cut: cst.CSTNode) -> bool:
     """Tell whether these are leaves, or made by a method of a leaf that nothing else flows into."""
     if all_are(values, Kind.LEAF):
         return True
+    if asks_for_gradient(cut) and not through_all(values):
+        return all_are(values, Kind.HISTORY)
     made = [value.node for value in values]
     return all_are(values, Kind.HISTORY) and all(
         isinstance(node, cst.Call)
