@@ -26,6 +26,9 @@ from gradcheck_suite.findings import Finding
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
+        LearningRateZeroDetector,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.optimizers import Optimizers
     from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint
@@ -78,8 +81,9 @@ class _Skipped:
 class StepWithoutEffectDetector:
     """Reports step-without-effect (GCS313)."""
 
-    def __init__(self, optimizers: Optimizers) -> None:
+    def __init__(self, optimizers: Optimizers, rates: LearningRateZeroDetector) -> None:
         self._optimizers = optimizers
+        self._rates = rates
         self._still: list[_Still] = []
         self._moved: dict[int, weakref.ref[Optimizer]] = {}
         self._before: list[tuple[Tensor, Fingerprint]] = []
@@ -133,6 +137,9 @@ class StepWithoutEffectDetector:
         if still is None:
             still = _Still(weakref.ref(optimizer), type(optimizer).__name__, event.site)
             self._still.append(still)
+            return None
+        if self._rates.suspects(optimizer):  # that tells of the group, and why
+            still.steps = 0
             return None
         still.steps += 1
         still.scheduled = any("initial_lr" in group for group in optimizer.param_groups)
