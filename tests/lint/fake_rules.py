@@ -65,6 +65,7 @@ class Fixable(Rule):
 
 def install(monkeypatch):
     """Make this the only rule of the linter."""
-    reference = rules.RuleReference("GCS101", "leaf-inplace", __name__, "Fixable", ())
+    reference = rules.RuleReference("GCS101", "fixable", __name__)
     monkeypatch.setattr(rules, "RULES", (reference,))
+    monkeypatch.setattr(rules, "WORDS", (b"torch",))
     monkeypatch.setattr(rules, "load_rules", lambda *_: [Fixable()])

@@ -15,7 +15,6 @@ from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import Part
     from gradcheck_suite.catalogue import Entry
 
 __all__ = [
@@ -55,17 +54,6 @@ class Rule(ABC):
     """
 
     entry: ClassVar[Entry]
-    part: ClassVar[Part | None] = None
-    """What a function must have for the rule to find anything in it; None if there is no such."""
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell, by the words of a function alone, whether the rule could find anything in it.
-
-        Asked before the function is read, which takes most of the time of a run. A no must be
-        sure: wherever it's left out, the findings are the same.
-        """
-        del function
-        return True
 
     @abstractmethod
     def check(self, function: FunctionModel) -> Iterator[Violation]:
