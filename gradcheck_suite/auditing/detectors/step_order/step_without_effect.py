@@ -64,7 +64,7 @@ class _Still:
     site: CallSite | None
     steps: int = 0
     scheduled: bool = False
-    rates: tuple[float, ...] = ()
+    rates: tuple[float | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -143,7 +143,9 @@ class StepWithoutEffectDetector:
             return None
         still.steps += 1
         still.scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-        still.rates = tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+        rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
+        # None where the optimizer finds its own, as Adafactor does.
+        still.rates = tuple(None if rate is None else float(rate) for rate in rates)
         return None
 
     def _has_moved(self, optimizer: Optimizer) -> bool:
@@ -183,7 +185,7 @@ class StepWithoutEffectDetector:
 
 def _of_still(still: _Still) -> Finding:
     steps = still.steps + 1  # the first, which has shown that there is reason to look
-    is_zero = not any(still.rates)
+    is_zero = all(rate == 0 for rate in still.rates)
     why = "its learning rate is 0" if is_zero else "each update was less than rounding"
     hint = "give it a learning rate above 0"
     if not is_zero:
