@@ -177,7 +177,7 @@ def test_a_scaler_that_steps_by_and_by_is_not(audited, options):
 
 def test_a_rate_that_the_optimizer_finds_itself_is_no_rate_of_zero(audited, only):
     class Own(torch.optim.SGD):
-        def step(self, closure=None):
+        def step(self):
             for group in self.param_groups:
                 group["lr"] = None
 
