@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-_Layers = "list[cst.BaseExpression | None]"
-
 INPLACE_PLACES: Final = {
     **dict.fromkeys(("ReLU", "ReLU6", "SiLU", "SELU", "Mish", "Hardswish", "Hardsigmoid"), 0),
     **dict.fromkeys(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"), 1),
