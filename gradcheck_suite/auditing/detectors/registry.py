@@ -46,6 +46,9 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
+    LearningRateZeroDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
@@ -99,6 +102,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     contract = FunctionContractDetector(recorder)
     without_gradient = ParameterWithoutGradientDetector(recorder, names)
     losses = ConstantLossTermDetector(without_gradient)
+    rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -120,7 +124,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
-        StepWithoutEffectDetector(recorder.optimizers),
+        rates,
+        StepWithoutEffectDetector(recorder.optimizers, rates),
         StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
