@@ -43,7 +43,7 @@ class GradReadOnNonLeaf(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every read of the gradient of a model's output, or of what is made of a leaf."""
         yield from _optimized(function)
-        if b"retain_grad" in function.module.source or Part.BACKWARD not in function.scope.parts:
+        if function.module.mentions(b"retain_grad") or Part.BACKWARD not in function.scope.parts:
             return
         if not any(isinstance(event, Backward) for event in function.events()):
             return

@@ -195,6 +195,6 @@ def _severity(
     )
     exactly = sites(written) == sites(save.values) and len(written) == 1
     # Under autocast a layer may have saved a copy of its own.
-    is_eager = b"autocast" not in function.module.source
+    is_eager = not function.module.mentions(b"autocast")
     certain = isinstance(use, Backward) and happens and exactly and is_eager
     return Severity.ERROR if certain else Severity.WARNING
