@@ -590,10 +590,19 @@ def has_indices(node: ast.expr) -> bool:
         return False
     if name_of(node) not in ("max", "min", "median", "mode"):
         return True
-    # Without a dimension these return one value.
+    # Without a dimension these return one value; of two tensors, the greater of each element.
     of_torch = isinstance(node.func, ast.Attribute) and root_key(node.func.value) == "torch"
     named = any(keyword.arg == "dim" for keyword in node.keywords)
-    return named or len(node.args) > (1 if of_torch else 0)
+    first = 1 if of_torch else 0
+    return named or (len(node.args) > first and _is_dimension(node.args[first]))
+
+
+def _is_dimension(node: ast.expr) -> bool:
+    """Return whether an argument is a dimension, and not another tensor, as far as one can read."""
+    inner = node.operand if isinstance(node, ast.UnaryOp) else node
+    if isinstance(inner, ast.Constant):
+        return type(inner.value) is int
+    return (name_of(inner) or "").lower().endswith(("dim", "axis"))
 
 
 def _is_second(node: ast.Subscript) -> bool:

@@ -160,7 +160,7 @@ def line_of_decorator(scope: ast.Module | Function) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What a call names, and the object that it is called on; ``code`` is None but of the user's."""
+    """What a call names, and the object that it is called on; no ``code`` of a library's."""
 
     code: CodeType | None
     receiver: object = None
