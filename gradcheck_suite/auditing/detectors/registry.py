@@ -62,6 +62,7 @@ from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMi
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.shared_memory import SharedMemoryDetector
 from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
     StepInsideAutocastDetector,
 )
@@ -120,6 +121,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
+        SharedMemoryDetector(recorder.optimizers, names),
         StepWithoutEffectDetector(recorder.optimizers),
         StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
