@@ -14,6 +14,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     by_hand,
     clipping,
     everyday,
+    frozen_statistics,
     later_runs,
     order,
     owners_and_modes,

@@ -72,9 +72,9 @@ def critics_of_one_memory_with_an_optimizer_each():
         (embeddings_tied_by_data, LanguageModel.__init__, ["tokens.weight", "head.weight"]),
     ],
 )
-def test_a_second_parameter_on_a_memory_is_told(audited, only, line_of, loop, place, names):
-    finding = only(audited(loop), "GCS312")
-    assert finding.severity is Severity.WARNING
+def test_a_second_parameter_on_a_memory_is_told(audited, line_of, loop, place, names):
+    (finding,) = audited(loop).findings
+    assert (finding.code, finding.severity) == ("GCS312", Severity.WARNING)
     assert finding.location.line == line_of(place)
     assert finding.evidence["names"] == names
     assert f"`{names[0]}` and `{names[1]}` are two parameters on one memory" in finding.message
