@@ -15,6 +15,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     clipping,
     everyday,
     frozen_statistics,
+    guards,
     later_runs,
     order,
     owners_and_modes,
