@@ -22,6 +22,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     parts,
     scaling,
     schedules,
+    sixteen_bits,
     surroundings,
     terms,
 )

@@ -47,6 +47,7 @@ from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainMode
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
+from gradcheck_suite.auditing.detectors.step_order.lost_updates import LostUpdatesDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
     MissingZeroGradByHandDetector,
@@ -123,6 +124,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
         StepWithoutEffectDetector(recorder.optimizers),
+        LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
