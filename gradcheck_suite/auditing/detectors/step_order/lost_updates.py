@@ -41,7 +41,7 @@ any run."""
 _ENOUGH = 3
 """Steps, each twice as far as the one before, in which updates were lost. Chosen: the third comes
 after 32 steps."""
-_NEARLY_ALL = 0.9
+_NEARLY_ALL = 0.75
 _MOST = 0.5
 """Of the elements with a gradient, so many unchanged are a warning, and a note. Chosen."""
 _PARAMETERS = 8
