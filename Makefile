@@ -8,23 +8,28 @@ BIN := $(VENV)/bin
 PYTEST_OPTIONS ?= -n auto --dist worksteal
 # What runs pytest: python, or coverage.
 RUN ?= python
-# Which tests; all where nothing is said.
+# Which tests; all but the slow ones where nothing is said.
 TESTS ?=
+# The marks of those that run beside them: -m "not sweep" is all but the sweeps.
+MARKS ?=
 # pip builds in a fresh environment of its own, which takes its pins from the second variable.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
   $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test coverage coverage-plugin check bench compat compat-quick install install-dev clean help
+.PHONY: demo test test-all coverage coverage-plugin check bench compat compat-quick install install-dev clean help
 
 demo: $(VENV)/.installed
 	@$(BIN)/gradcheck-suite demo
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/$(RUN) -m pytest $(PYTEST_OPTIONS) $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/$(RUN) -m pytest $(PYTEST_OPTIONS) $(MARKS) $(TESTS)
+
+test-all: MARKS := -m "not sweep"
+test-all: test
 
 coverage: $(VENV)/.installed-dev
 	rm -f .coverage .coverage.*
-	$(MAKE) --no-print-directory test RUN="coverage run"
+	$(MAKE) --no-print-directory test-all RUN="coverage run"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -33,7 +38,7 @@ coverage: $(VENV)/.installed-dev
 coverage-plugin: export COVERAGE_FILE := $(CURDIR)/.coverage.plugin
 coverage-plugin: $(VENV)/.installed-dev
 	rm -f .coverage.plugin .coverage.plugin.*
-	$(MAKE) --no-print-directory test RUN="coverage run" TESTS=tests/plugin
+	$(MAKE) --no-print-directory test-all RUN="coverage run" TESTS=tests/plugin
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='*/pytest_gradcheck_suite/*' --fail-under=97
 
@@ -65,7 +70,8 @@ clean:
 
 help:
 	@echo "make demo      set up, then run gradcheck-suite on a training script with planted mistakes"
-	@echo "make test      set up, then run the tests"
+	@echo "make test      set up, then run the tests that end soon"
+	@echo "make test-all  all of them"
 	@echo "make check     lint, format, types, import contracts"
 	@echo "make coverage  the tests with branch coverage and its gate"
 	@echo "make coverage-plugin  the same for the pytest plugin, by its own tests"

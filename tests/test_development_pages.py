@@ -230,15 +230,15 @@ def test_events_that_no_detector_reads_are_read_by_none():
         assert not unread & set(re.findall(r"\w+", text_of(path))), path
 
 
+def programs_in(page: str) -> list[str]:
+    text = text_of(f"docs/development/{page}")
+    return [block for language, block in FENCE.findall(text) if language == "python"]
+
+
 def program_of(page: str) -> SimpleNamespace:
     """Run the first program of a recipe."""
-    language, block = next(
-        found
-        for found in FENCE.findall(text_of(f"docs/development/{page}"))
-        if found[0] == "python"
-    )
-    names: dict[str, object] = {"__name__": language}
-    exec(compile(block, page, "exec"), names)
+    names: dict[str, object] = {"__name__": "recipe"}
+    exec(compile(programs_in(page)[0], page, "exec"), names)
     return SimpleNamespace(**names)
 
 
@@ -334,5 +334,7 @@ def test_the_rule_of_the_recipe_works():
         model = ModuleModel(libcst.parse_module(source), source.encode())
         return [each for function in model.functions() for each in rule.check(function)]
 
-    assert [len(found(example.source)) for example in rule.invalid] == [1]
-    assert [found(example.source) for example in rule.valid] == [[], []]
+    invalid, valid = programs_in("adding-a-rule.md")[-2:]
+    assert len(found(invalid)) == invalid.count("# GCS") == 1
+    assert found(valid) == []
+    assert found(invalid.replace("0.0", "1.0")) == []

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm_python
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "generate_numerics.py"
 
@@ -23,14 +24,8 @@ def generator():
     return _generator()
 
 
-def _generate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def _generate(*arguments: str):
+    return warm_python.run([SCRIPT, *arguments])
 
 
 def test_the_page_is_up_to_date():

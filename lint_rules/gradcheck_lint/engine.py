@@ -8,22 +8,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradcheck_lint.failures import WHOLE_FILE, Failures
-from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, may_silence, mentions_us
+from gradcheck_lint.suppressions import UNUSED_CODE, UNUSED_SLUG, mentions_us
 from gradcheck_suite.findings import Finding, Location, Related
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import libcst as cst
 
-    from gradcheck_lint.edits import Edit, Fix
+    from gradcheck_lint.edits import Fix
     from gradcheck_lint.inspection import Inspected, Inspection
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
-    from gradcheck_lint.model.scopes import Part
     from gradcheck_lint.positions import Positions
     from gradcheck_lint.rules._rule import Rule, Violation
-    from gradcheck_lint.skeleton import Skeleton
     from gradcheck_lint.suppressions import Unused
 
 MARK = b"torch"
@@ -54,71 +52,8 @@ def lint_source(
         plan = _plan(source, path, codes)
         if not isinstance(plan, _Plan):
             return plan
-        look = _look(source, path, plan)
-        if look.findings is not None:
-            return look.findings
-        return _inspect(source, path, plan, look.suspects).findings
+        return _inspect(source, path, plan).findings
     return failures.findings(path)
-
-
-_Suspects: TypeAlias = "frozenset[tuple[str, int]]"
-"""The rules that find something, each with the place of the function among those of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What a look at a tree without white space tells.
-
-    ``suspects`` or ``findings`` are None where that can't be told: the whole tree will tell.
-    """
-
-    suspects: _Suspects | None = None
-    findings: tuple[Finding, ...] | None = None
-
-
-def _look(source: bytes, path: str, plan: _Plan) -> _Look:
-    """Look for mistakes in a tree without white space."""
-    from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
-    from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
-    from gradcheck_lint.skeleton import Skeleton  # noqa: PLC0415 - as above
-
-    try:
-        skeleton = Skeleton(source)
-        model = ModuleModel(skeleton.tree, source, outline=skeleton)
-        try:
-            found = list(_violations(model, load_rules(plan.codes)))
-            places = {id(known.scope): place for place, known in enumerate(model.functions())}
-            suspects = frozenset(
-                (rule.entry.code, places[id(function.scope)]) for rule, function, _ in found
-            )
-            return _Look(suspects, _findings(found, source, path, plan, skeleton))
-        finally:
-            model.release()
-    except Exception:  # noqa: BLE001 - whatever it is, the whole tree will tell
-        return _Look()
-
-
-def _findings(
-    found: Sequence[_Found], source: bytes, path: str, plan: _Plan, skeleton: Skeleton
-) -> tuple[Finding, ...] | None:
-    """Return the findings if they surely are those of the whole tree, None if they may not be."""
-    if plan.answerable is not None:
-        return None
-    if not found:
-        return ()
-    if may_silence(source) or not skeleton.is_spelt_out:
-        return None
-    # The words of a top level are told more narrowly where it is whole.
-    at_top = any(function.scope.node is skeleton.tree for _, function, _ in found)
-    if at_top and skeleton.may_define_in_blocks:
-        return None
-    from gradcheck_lint.skeleton import UnsupportedSyntaxError  # noqa: PLC0415 - needs libcst
-
-    try:
-        items = [_inspected(*one, skeleton, path, skeleton.loses_comment) for one in found]
-    except UnsupportedSyntaxError:
-        return None
-    return tuple(sorted((item.finding for item in items), key=_place))
 
 
 _Found: TypeAlias = "tuple[Rule, FunctionModel, Violation]"
@@ -127,28 +62,20 @@ _Found: TypeAlias = "tuple[Rule, FunctionModel, Violation]"
 def _violations(
     model: ModuleModel,
     rules: Sequence[Rule],
-    suspects: _Suspects | None = None,
-    failures: Failures | None = None,
+    failures: Failures,
 ) -> Iterator[_Found]:
-    """Yield what rules find; what one of them raises is noted, or raised where nobody notes it."""
-    by_parts: dict[frozenset[Part], list[Rule]] = {}
-    for place, function in enumerate(model.functions()):
-        parts = function.scope.parts
-        known = by_parts.get(parts)
-        if known is None:
-            known = [rule for rule in rules if rule.part is None or rule.part in parts]
-            by_parts[parts] = known
-        for rule in known:
-            if suspects is not None and (rule.entry.code, place) not in suspects:
-                continue
-            try:
-                if rule.may_find(function):
-                    for violation in rule.check(function):
-                        yield rule, function, violation
-            except Exception as error:
-                if failures is None:
-                    raise
-                _note(failures, error, rule)
+    """Yield what rules find; what one of them raises costs that rule on that function."""
+    for function in model.functions():
+        for rule in rules:
+            yield from _found_by(rule, function, failures)
+
+
+def _found_by(rule: Rule, function: FunctionModel, failures: Failures) -> Iterator[_Found]:
+    try:
+        for violation in rule.check(function):
+            yield rule, function, violation
+    except Exception as error:  # noqa: BLE001 - a bug of ours may raise anything
+        _note(failures, error, rule)
 
 
 def _note(failures: Failures, error: Exception, *rules: Rule) -> None:
@@ -186,11 +113,10 @@ def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tu
         return ()
     from gradcheck_lint.parsing import check_source  # noqa: PLC0415 - only for torch files
     from gradcheck_lint.rules import RULES  # noqa: PLC0415 - as above
-    from gradcheck_lint.rules._signs import Signs  # noqa: PLC0415 - as above
+    from gradcheck_lint.rules import concerns as has_words  # noqa: PLC0415 - as above
 
-    signs = Signs(source)
     wanted = tuple(rule.code for rule in RULES if codes is None or rule.code in codes)
-    applied = tuple(rule.code for rule in RULES if rule.code in wanted and rule.concerns(signs))
+    applied = wanted if has_words(source) else ()
     tells_unused = (codes is None or UNUSED_CODE in codes) and mentions_us(source)
     problem = check_source(source, path, parsed_next=bool(applied or tells_unused))
     if problem is not None:
@@ -200,27 +126,23 @@ def _plan(source: bytes, path: str, codes: Collection[str] | None) -> _Plan | tu
     return _Plan(applied if MARK in source else (), wanted if tells_unused else None)
 
 
-def _inspect(
-    source: bytes, path: str, plan: _Plan, suspects: _Suspects | None = None
-) -> Inspection:
+def _inspect(source: bytes, path: str, plan: _Plan) -> Inspection:
     from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415 - needs libcst
     from gradcheck_lint.parsing import parse  # noqa: PLC0415 - only for torch files
 
     tree = parse(source, path)
     if isinstance(tree, Finding):
         return Inspection((Inspected(tree),))
-    return _check(tree, source, path, plan, suspects)
+    return _check(tree, source, path, plan)
 
 
-def _check(
-    tree: cst.Module, source: bytes, path: str, plan: _Plan, suspects: _Suspects | None
-) -> Inspection:
+def _check(tree: cst.Module, source: bytes, path: str, plan: _Plan) -> Inspection:
     # These need libcst, which takes a third of a second to import.
     from gradcheck_lint.inspection import Inspected, Inspection  # noqa: PLC0415
     from gradcheck_lint.positions import Positions  # noqa: PLC0415
 
     failures = Failures()
-    found = _found(tree, source, plan, suspects, failures)
+    found = _found(tree, source, plan, failures)
     items: list[Inspected] = []
     positions: Positions | None = None
     if found or plan.answerable is not None:
@@ -231,13 +153,7 @@ def _check(
     return Inspection(tuple(items), tree, positions)
 
 
-def _found(
-    tree: cst.Module,
-    source: bytes,
-    plan: _Plan,
-    suspects: _Suspects | None,
-    failures: Failures,
-) -> list[_Found]:
+def _found(tree: cst.Module, source: bytes, plan: _Plan, failures: Failures) -> list[_Found]:
     from gradcheck_lint.model.module import ModuleModel  # noqa: PLC0415 - needs libcst
     from gradcheck_lint.rules import load_rules  # noqa: PLC0415 - as above
 
@@ -248,7 +164,7 @@ def _found(
     try:
         model = ModuleModel(tree, source)
         # What was found before an error stays.
-        found.extend(_violations(model, rules, suspects, failures))
+        found.extend(_violations(model, rules, failures))
         model.release()
     except Exception as error:  # noqa: BLE001 - a bug of ours may raise anything
         _note(failures, error, *rules)
@@ -264,8 +180,7 @@ def _items(  # noqa: PLR0917 - what was found, and what its tree tells of it
     failures: Failures,
 ) -> list[Inspected]:
     """Return what no comment silences, and the comments that silence nothing."""
-    from gradcheck_lint.rewriting import loses_comment  # noqa: PLC0415 - needs libcst
-    from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415 - as above
+    from gradcheck_lint.suppressions import Suppressions  # noqa: PLC0415 - needs libcst
 
     suppressions = Suppressions(())
     with failures.costing("the comments that silence findings"):
@@ -273,7 +188,7 @@ def _items(  # noqa: PLR0917 - what was found, and what its tree tells of it
     items: list[Inspected] = []
     for rule, function, violation in found:
         try:
-            item = _inspected(rule, function, violation, positions, path, loses_comment)
+            item = _inspected(rule, function, violation, positions, path)
             if not suppressions.silence(item.finding, positions.statement_lines(violation.node)):
                 items.append(item)
         except Exception as error:  # noqa: BLE001, PERF203 - a bug of ours may raise anything
@@ -296,13 +211,12 @@ def _nodes(found: Sequence[_Found]) -> Iterator[cst.CSTNode]:
             yield node
 
 
-def _inspected(  # noqa: PLR0917 - what was found, and what its tree tells of it
+def _inspected(
     rule: Rule,
     function: FunctionModel,
     violation: Violation,
-    positions: Positions | Skeleton,
+    positions: Positions,
     path: str,
-    loses_comment: Callable[[Edit], bool],
 ) -> Inspected:
     finding = Finding.of(
         rule.entry,
@@ -317,14 +231,13 @@ def _inspected(  # noqa: PLR0917 - what was found, and what its tree tells of it
         hint=violation.hint,
         evidence=violation.evidence,
     )
-    return _with_fix(finding, violation.fix, loses_comment)
+    return _with_fix(finding, violation.fix)
 
 
-def _with_fix(
-    finding: Finding, fix: Fix | None, loses_comment: Callable[[Edit], bool]
-) -> Inspected:
+def _with_fix(finding: Finding, fix: Fix | None) -> Inspected:
     """Join a finding and its fix; ``fixable`` says that ``--fix`` is enough."""
     from gradcheck_lint.inspection import Inspected  # noqa: PLC0415 - needs libcst
+    from gradcheck_lint.rewriting import loses_comment  # noqa: PLC0415 - as above
 
     if fix is None:
         return Inspected(finding)

@@ -57,13 +57,19 @@ class Positions:
 
     def location(self, node: cst.CSTNode, path: str, function: str | None) -> Location:
         """Return where a node is; its end is exclusive."""
-        (line, column), (end_line, end_column) = self._measured.places[id(node)]
+        (line, column), (end_line, end_column) = self._place(node)
         return Location(path, line, column, end_line, end_column, function)
 
     def statement_lines(self, node: cst.CSTNode) -> frozenset[int]:
         """Return the first line of a node, and the first and last line of its statement."""
-        own = self._measured.places[id(node)][0][0]
+        own = self._place(node)[0][0]
         return frozenset({own, *self._measured.statements.get(id(node), ())})
+
+    def _place(self, node: cst.CSTNode) -> tuple[_Place, _Place]:
+        try:
+            return self._measured.places[id(node)]
+        except KeyError:
+            raise LookupError("a rule has reported a node that is not of this file") from None
 
 
 def measure_publicly(module: cst.Module, wanted: Iterable[cst.CSTNode]) -> _Measured:

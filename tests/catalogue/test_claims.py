@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import gradcheck_suite
-from gradcheck_lint.rules import RULES, load_rules
+from gradcheck_lint.rules import RULES
 from gradcheck_suite import catalogue
 from tests.catalogue.programs import PROGRAMS
+from tests.lint.fixtures_of_rules import fixtures_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,9 +139,9 @@ def test_the_rules_of_the_linter_and_their_fixes_are_claimed():
         entry.code for entry in catalogue.ENTRIES if entry.in_source
     }
     assert {
-        rule.entry.code
-        for rule in load_rules()
-        if any(case.fixed not in (None, case.source) for case in rule.invalid)
+        rule.code
+        for rule in RULES
+        if any(case.fixed not in (None, case.source) for case in fixtures_of(rule.slug).invalid)
     } == {entry.code for entry in catalogue.ENTRIES if entry.fixable}
 
 

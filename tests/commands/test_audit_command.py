@@ -176,14 +176,9 @@ def test_what_cannot_be_run_is_a_usage_error(tmp_path, arguments, words):
 def test_an_interrupt_leaves_a_partial_report(tmp_path):
     source = BUGGY + "print('waiting', flush=True)\nimport time\ntime.sleep(60)\n"
     (tmp_path / "train.py").write_text(source)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, "audit", "--output-format", "concise", "train.py"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = warm_python.start(
+        ["-c", _MAIN, "audit", "--output-format", "concise", "train.py"], cwd=tmp_path
     )
-    assert process.stdout is not None
     while "waiting" not in process.stdout.readline():
         assert process.poll() is None
     time.sleep(0.2)
@@ -236,13 +231,7 @@ def waiting(tmp_path):
         signal.signal(number, signal.SIG_DFL)
 
     def start(*options):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = warm_python.start(["-c", _MAIN, "audit", *options, "train.py"], cwd=tmp_path)
         started.append(process)
         assert process.stdout.readline() == "ready\n"
         return process
@@ -706,13 +695,8 @@ def test_workers_end_as_they_do_without_an_audit(audit, method):
 def test_a_full_disk_under_standard_output_loses_no_report(tmp_path, options):
     (tmp_path / "train.py").write_text(BUGGY)
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(  # noqa: PLW1510
-            [sys.executable, "-c", _MAIN, "audit", *options, "train.py"],
-            cwd=tmp_path,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = ["-c", _MAIN, "audit", *options, "train.py"]
+        done = warm_python.run(words, cwd=tmp_path, stdout=full)
     assert done.returncode == 2
     assert "GCS301" in done.stderr
     assert "cannot write the report to standard output: No space left on device" in done.stderr

@@ -47,8 +47,6 @@ class Fixable(Rule):
     """A call of a name that the tests have a fix for."""
 
     entry = catalogue.LEAF_INPLACE
-    invalid = ()
-    valid = ()
 
     def check(self, function):
         """Yield every such call of the module."""
@@ -67,6 +65,7 @@ class Fixable(Rule):
 
 def install(monkeypatch):
     """Make this the only rule of the linter."""
-    reference = rules.RuleReference("GCS101", "leaf-inplace", __name__, "Fixable", ())
+    reference = rules.RuleReference("GCS101", "fixable", __name__)
     monkeypatch.setattr(rules, "RULES", (reference,))
+    monkeypatch.setattr(rules, "WORDS", (b"torch",))
     monkeypatch.setattr(rules, "load_rules", lambda *_: [Fixable()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradcheck_lint import fixes, parsing, rewriting, suppressions
 from gradcheck_lint.model import module
-from gradcheck_lint.rules import missing_zero_grad
+from gradcheck_lint.rules.step_order import missing_zero_grad
 
 
 def _fail(*_, **__):
@@ -19,7 +19,6 @@ def plant(place):
 
 _PLACES = {
     "rule": (missing_zero_grad.MissingZeroGrad, "check"),
-    "word filter of a rule": (missing_zero_grad.MissingZeroGrad, "may_find"),
     "function model": (module.FunctionModel, "events"),
     "model of the file": (module.ModuleModel, "__init__"),
     "heeding of comments": (suppressions, "_silenced_by"),

@@ -82,7 +82,6 @@ def _codes(done):
     ("place", "lost"),
     [
         ("rule", {"GCS301"}),
-        ("word filter of a rule", {"GCS301"}),
         ("function model", {"GCS101", "GCS201", "GCS301", "GCS001"}),
         ("model of the file", {"GCS101", "GCS201", "GCS301", "GCS001"}),
         ("search for unused comments", {"GCS001"}),

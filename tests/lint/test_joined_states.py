@@ -13,6 +13,7 @@ from gradcheck_lint.model.module import ModuleModel
 from gradcheck_lint.model.state import State, join_states
 from gradcheck_lint.model.values import Kind, Value
 from gradcheck_lint.rules import RULES
+from tests.lint.fixtures_of_rules import fixtures_of
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.state import Lookup
@@ -88,8 +89,7 @@ _bind = State.bind
 
 
 def _sources() -> list[str]:
-    rules = [reference.load() for reference in RULES]
-    return [example.source for rule in rules for example in (*rule.invalid, *rule.valid)]
+    return [source for rule in RULES for source in fixtures_of(rule.slug).sources]
 
 
 @pytest.mark.parametrize("sources", [[_EVERY_STATEMENT], _sources()], ids=["every", "examples"])

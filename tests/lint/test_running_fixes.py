@@ -10,6 +10,7 @@ import pytest
 from gradcheck_lint.engine import lint_source
 from gradcheck_lint.fixes import fix_source
 from gradcheck_lint.rules import load_rules
+from tests.lint.fixtures_of_rules import fixtures_of
 from tests.lint.program_variants import variants
 from tests.lint.running import run
 
@@ -26,9 +27,9 @@ def _fixed(source, codes=None):
 
 
 _EXAMPLES = [
-    pytest.param(rule.entry.code, example.source, id=f"{rule.entry.slug}-{number}")
+    pytest.param(rule.entry.code, example.source, id=f"{rule.entry.slug}-{example.name}")
     for rule in load_rules()
-    for number, example in enumerate(rule.invalid)
+    for example in fixtures_of(rule.entry.slug).invalid
     if _fixed(example.source, [rule.entry.code]) != example.source
 ]
 

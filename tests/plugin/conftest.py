@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 
+import hypothesis  # noqa: F401 - its plugin loads it when a run ends
 import pytest
 import torch._dynamo  # noqa: F401 - see below
 
@@ -21,6 +24,7 @@ import pytest_gradcheck_suite.leaks
 import pytest_gradcheck_suite.lifecycle
 import pytest_gradcheck_suite.module_tests
 import pytest_gradcheck_suite.snapshots  # noqa: F401 - as above
+from tests import warm_python
 
 # Plugins that are installed here, left out unless a test is about them and takes them in again.
 ALONE = ("-p", "no:randomly", "-p", "no:asyncio")
@@ -79,6 +83,20 @@ def outside_ci(monkeypatch):
     """Let pytest write one summary everywhere: in CI it repeats whole failures."""
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def runs_start_where_torch_is_loaded(monkeypatch):
+    """Have pytest in a process of its own begin as other tests' commands do."""
+    start = pytest.Pytester.popen
+
+    def popen(pytester, cmdargs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options):
+        program, *words = map(str, cmdargs)
+        if (program, *words[:1]) != (sys.executable, "-mpytest"):
+            return start(pytester, cmdargs, stdout, stderr, **options)
+        return warm_python.start(["-m", "pytest", *words[1:]], stdout=stdout, stderr=stderr)
+
+    monkeypatch.setattr(pytest.Pytester, "popen", popen)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def collect_attributes(
 
 def assigns_attribute(scope: FunctionScope, attribute: str) -> bool:
     """Tell whether a function assigns to an attribute of this name, of whatever object."""
-    if attribute not in scope.words or not scope.may_bind_attribute(attribute):
+    if attribute not in scope.words:
         return False
     return any(
         name.endswith(f".{attribute}")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Block, Loop, Store, StoreKind
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.statement_forms import is_loader, runs_once
 from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.values import Kind, spent_by
@@ -17,22 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradcheck_lint.model.reading import Reading
-    from gradcheck_lint.model.scopes import FunctionScope
     from gradcheck_lint.model.values import Values
 
 DRAINING: Final = frozenset({"sum", "list", "tuple", "sorted", "set", "dict"})
 """What runs a generator to its end before anything else happens."""
-
-
-def may_have_comprehension(scope: FunctionScope) -> bool:
-    """Tell whether the text of a function may have one; all of an unknown text does."""
-    text = scope.text
-    return text is None or " for " in text
-
-
-def may_loop(scope: FunctionScope) -> bool:
-    """Tell whether a function may have a loop or a comprehension."""
-    return Part.LOOP in scope.parts or may_have_comprehension(scope)
 
 
 def running(reading: Reading, node: cst.BaseComp) -> StoreKind | None:

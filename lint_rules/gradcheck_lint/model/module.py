@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
 from gradcheck_lint.model.attributes import class_assignments, collect_attributes
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
-from gradcheck_lint.model.grad_mode import initial_mode, is_turned_off
-from gradcheck_lint.model.nearness import BACKWARD, MODE, Nearness
-from gradcheck_lint.model.provenance import Provenance
+from gradcheck_lint.model.grad_mode import initial_mode
+from gradcheck_lint.model.nearness import BACKWARD, Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
@@ -24,11 +23,8 @@ from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join, replace
 
 if TYPE_CHECKING:
-    import ast
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator
 
-    from gradcheck_lint.model.deferred import Deferred
-    from gradcheck_lint.model.provenance import Write
 
 _TURNS_GRAD_OFF = re.compile(
     rb"\.requires_grad\s*=(?!=|\s*True\b)|\.requires_grad_\((?!\s*(?:True\b|\)))"
@@ -84,35 +80,6 @@ class FunctionModel:
         return initial_mode(self.module.scopes, self.scope)
 
     @property
-    def may_record(self) -> bool:
-        """Tell whether operations may be recorded anywhere in the function, judged by words."""
-        is_off = self.mode is GradMode.DISABLED or is_turned_off(self.module.scopes, self.scope)
-        return not is_off or self.module.near.has(self.scope, MODE)
-
-    def may_write_to(self, is_maker: Callable[[str], bool]) -> bool:
-        """Tell whether something is written to that a call or attribute of such a name made."""
-        writes = self.writes
-        return writes is None or any(self.may_be_made_by(is_maker, to.target) for to in writes)
-
-    @property
-    def writes(self) -> Sequence[Write] | None:
-        """Return every write in place, None where the function's source is not at hand."""
-        provenance = self.module.provenance
-        if provenance is None or self.scope.statements is None:
-            return None
-        return provenance.writes(self.scope)
-
-    def may_be_made_by(self, is_maker: Callable[[str], bool], node: ast.expr) -> bool:
-        """Tell whether what is written to may come from a call or attribute of such a name."""
-        provenance = self.module.provenance
-        return provenance is None or any(map(is_maker, provenance.words(self.scope, node)))
-
-    def may_itself_be_made_by(self, is_maker: Callable[[str], bool], node: ast.expr) -> bool:
-        """Tell the same of an expression whose items count for nothing."""
-        provenance = self.module.provenance
-        return provenance is None or any(map(is_maker, provenance.words_of_whole(self.scope, node)))
-
-    @property
     def reading(self) -> Reading:
         """Read the function's body, once."""
         if self._reading is None:
@@ -135,41 +102,14 @@ class FunctionModel:
         return iter(self._events)
 
 
-class Outline(Protocol):
-    """What is known of a file beside a tree without white space."""
-
-    python: ast.Module
-    top: Deferred | None
-    """The top level, None where the text of functions is not at hand."""
-
-    def text(self, node: cst.CSTNode) -> str:
-        """Return the source of an expression on one line, without parentheses of its own."""
-        ...
-
-    def code(self, node: cst.CSTNode) -> str:
-        """Return the source of an expression on one line, with parentheses of its own."""
-        ...
-
-
 class ModuleModel:
     """The models of all functions of one file, and what they share."""
 
-    def __init__(
-        self,
-        tree: cst.Module,
-        source: bytes,
-        *,
-        outline: Outline | None = None,
-    ) -> None:
+    def __init__(self, tree: cst.Module, source: bytes) -> None:
         self.tree = tree
         self.source = source
-        self._outline = outline
-        self.scopes = Scopes(tree, None if outline is None else outline.top)
-        self.provenance: Provenance | None = None
-        """Where tensors come from, judged before functions are read; None if it can't be told."""
-        if outline is not None and outline.top is not None:
-            self.provenance = Provenance(self.scopes, outline.python)
-        self.near = Nearness(self.scopes, self.provenance)
+        self.scopes = Scopes(tree)
+        self.near = Nearness(self.scopes)
         self.may_freeze = _has(source, b"requires_grad", _TURNS_GRAD_OFF)
         self.sets_mode_for_all = _has(source, b"set_grad_enabled", _SETS_MODE_FOR_ALL)
         self._models: dict[int, FunctionModel] = {}
@@ -238,14 +178,11 @@ class ModuleModel:
         """Return the source of an expression on one line, without parentheses of its own."""
         known = self._texts.get(id(node))
         if known is None:
-            tell = self._text_by_tree if self._outline is None else self._outline.text
-            known = self._texts[id(node)] = tell(node)
+            known = self._texts[id(node)] = self._text_by_tree(node)
         return known
 
     def code(self, node: cst.CSTNode) -> str:
         """Return the source of a node on one line, to be quoted or put elsewhere."""
-        if self._outline is not None:
-            return self._outline.code(node)
         return " ".join(self.tree.code_for_node(node).split())
 
     def _text_by_tree(self, node: cst.CSTNode) -> str:
@@ -319,7 +256,6 @@ class ModuleModel:
             source
             for scope in self.scopes.lineage(owner)
             for method in scope.methods.values()
-            if method.may_bind_attribute(attribute)
             for source in self._assigned_in(method).get(attribute, [])
         ]
         sources = sources or self._in_class_body(owner, attribute)
@@ -449,7 +385,7 @@ class ModuleModel:
         return known
 
     def _can_only_return_optimizer(self, scope: FunctionScope) -> bool:
-        if not scope.may_return or isinstance(scope.node, cst.Module):
+        if isinstance(scope.node, cst.Module):
             return False
         if not self._may_name_optimizer(scope):
             return False

@@ -58,7 +58,7 @@ def _is_act(word: str) -> bool:
 
 _OTHER_ACTS: Final = frozenset({"unscale_", "update", "setattr", "getattr"})
 _PARTS_OF_ACTS: Final = ("backward", "grad", "zero")
-ACTS: Final = Sought(_is_act)
+ACTS: Final[Sought] = _is_act
 """What is named wherever such an event is, save for what is written in place."""
 
 EFFECTS: Final = (*PROTOCOL, Jump, Return)

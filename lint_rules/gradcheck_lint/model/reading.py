@@ -62,8 +62,10 @@ _Attribute: TypeAlias = "tuple[Value, Values]"
 """A value, and what one of its attributes may hold."""
 
 
-def _may_run_in_place(scope: FunctionScope, scopes: Scopes) -> bool:
-    """Tell by words whether a forward may run layers that overwrite what they are given."""
+def may_write(scope: FunctionScope, scopes: Scopes) -> bool:
+    """Return whether a function writes in place, or may run layers that overwrite their input."""
+    if Part.WRITE in scope.parts:
+        return True
     if scope.owner is None or not scope.name.endswith(".forward"):
         return False
     maker = scopes.method(scope.owner, "__init__")
@@ -87,7 +89,7 @@ class Reading:
         """The expression that is a statement of its own, so that nobody uses its value."""
         self.drained_by: cst.Call | None = None
         """The last call that runs the generator it's handed to its end, as ``sum`` does."""
-        self.notes_saves = Part.WRITE in scope.parts or _may_run_in_place(scope, self.scopes)
+        self.notes_saves = may_write(scope, self.scopes)
         """Whether what operations save is of interest: only where something is written to."""
         self.own_site = 0
         """The site of ``self`` in a method, 0 elsewhere."""

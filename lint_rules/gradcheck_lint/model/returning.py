@@ -60,10 +60,6 @@ def returns_plainly(scope: FunctionScope) -> bool:
         return False
     if any(decorator_name(known) not in _PLAIN_DECORATORS for known in node.decorators):
         return False
-    if not scope.may_return:
-        return False
-    if "yield" not in scope.words and scope.text is not None:
-        return True
     kinds = {type(inner) for inner in scope.nodes}
     return cst.Return in kinds and cst.Yield not in kinds
 

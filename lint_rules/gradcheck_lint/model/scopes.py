@@ -10,25 +10,22 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from gradcheck_lint.model.deferred import Deferred, DeferredBlock, ItemWrite, deferred_of
 from gradcheck_lint.model.knowledge import ENGINE_MODULES, ENGINE_PACKAGES, INPLACE_METHODS
 from gradcheck_lint.model.name_sources import Sources
 from gradcheck_lint.model.syntax import ATOMS, child_list, dotted_name, walk
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Part(Enum):
-    """What a function must have in its own source for some rules to find anything in it."""
+    """What a function has in its own source, before it is read."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and asked for all the time
 
     WRITE = "something is written to in place"
     BACKWARD = "backward is called"
-    EVAL = "a model is put in evaluation mode"
-    LOOP = "a loop"
+    LOOP = "a loop, or a comprehension"
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +61,6 @@ class FunctionScope:
     _nodes: tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]] | None = None
     _parts: frozenset[Part] | None = None
     _words: frozenset[str] | None = None
-    _deferred: Deferred | None = None
     sources: Sources | None = None
     """What ``name_sources`` has read of the body, once it was asked."""
 
@@ -91,7 +87,7 @@ class FunctionScope:
             kind = type(current)
             if kind is cst.SimpleStatementLine or kind is cst.SimpleStatementSuite:
                 found.extend(current.body)  # type: ignore[attr-defined]
-            elif kind in _BLOCKS or kind is DeferredBlock:
+            elif kind in _BLOCKS:
                 below = child_list(current)
                 below.reverse()
                 stack += below
@@ -100,22 +96,6 @@ class FunctionScope:
     @property
     def parts(self) -> frozenset[Part]:
         """Return which parts the function has; a top level that can't be looked at has all."""
-        if self._parts is None and (known := self._deferred) is not None:
-            parts: set[Part] = set()
-            words = known.words
-            if (
-                known.writes
-                or not words.isdisjoint(_WRITING_WORDS)
-                or ("out" in words and _OUT.search(known.text) is not None)
-            ):
-                parts.add(Part.WRITE)
-            if "backward" in known.text:
-                parts.add(Part.BACKWARD)
-            if "eval" in words:
-                parts.add(Part.EVAL)
-            if known.loops:
-                parts.add(Part.LOOP)
-            self._parts = frozenset(parts)
         if self._parts is None:
             nodes, lambdas = self._nodes_and_lambdas
             inside = (node for known in lambdas for node in walk(known))
@@ -125,57 +105,13 @@ class FunctionScope:
 
     @property
     def words(self) -> frozenset[str]:
-        """Return every name, attribute and keyword of the body, and of lambdas inside it.
-
-        There may be more words of its text among them.
-        """
-        if self._words is None and (known := self._deferred) is not None:
-            self._words = known.words
+        """Return every name, attribute and keyword of the body, and of lambdas inside it."""
         if self._words is None:
             nodes, lambdas = self.nodes_and_lambdas
             words = {node.value for node in nodes if type(node) is cst.Name}
             words.update(name for known in lambdas for name in names_below(known))
             self._words = frozenset(words)
         return self._words
-
-    @property
-    def text(self) -> str | None:
-        """Return the text of the body, None where it is not at hand."""
-        known = self._deferred
-        return None if known is None else known.text
-
-    def may_bind_attribute(self, name: str) -> bool:
-        """Tell whether the body may assign to attributes of a name, or register them."""
-        known = self._deferred
-        if known is None or known.defines or "register_parameter" in known.words:
-            return True
-        return name in known.bound_attributes
-
-    @property
-    def may_return(self) -> bool:
-        """Tell whether the body may return a value; sure where its source is at hand."""
-        return self._deferred is None or self._deferred.returns
-
-    @property
-    def item_writes(self) -> Sequence[ItemWrite]:
-        """Return the items that statements assign to, none if the source is not at hand."""
-        known = self._deferred
-        return () if known is None else known.items
-
-    @property
-    def attribute_bindings(self) -> Sequence[tuple[ast.expr, ast.expr]]:
-        """Return the targets that may be attributes and their sources, none if not at hand."""
-        known = self._deferred
-        return () if known is None else known.bindings
-
-    @property
-    def statements(self) -> Sequence[ast.stmt] | None:
-        """Return the statements of the body as ``ast`` has them, None where they are not at hand.
-
-        Those of a file's top level are without its functions, classes and imports.
-        """
-        known = self._deferred
-        return None if known is None else known.nodes
 
     @property
     def _nodes_and_lambdas(self) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CSTNode, ...]]:
@@ -250,9 +186,6 @@ def _nodes_of(body: cst.CSTNode) -> tuple[tuple[cst.CSTNode, ...], tuple[cst.CST
 
 
 _WRITING_KEYWORDS = frozenset({"out", "inplace"})
-_WRITING_WORDS = INPLACE_METHODS | {"inplace"}
-_OUT = re.compile(r"[(,][\s\\]*(?:#[^\n]*\n[\s\\]*)*out[\s\\]*=")
-"""What is before the keyword ``out``, a name that results often have."""
 
 
 def names_below(node: cst.CSTNode) -> Iterator[str]:
@@ -262,19 +195,7 @@ def names_below(node: cst.CSTNode) -> Iterator[str]:
             yield inner.value
 
 
-def walk_near(node: cst.CSTNode, words: frozenset[str]) -> Iterator[cst.CSTNode]:
-    """Yield ``node`` and everything below it but the bodies of functions without these words."""
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        kind = type(current)
-        if kind is DeferredBlock and deferred_of(current).words.isdisjoint(words):  # type: ignore[arg-type]
-            continue
-        yield current
-        if kind not in ATOMS:
-            below = child_list(current)
-            below.reverse()
-            stack += below
+_LOOPS = frozenset({cst.For, cst.While, cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp})
 
 
 def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
@@ -292,7 +213,7 @@ def _parts_of(nodes: Iterable[cst.CSTNode]) -> Iterator[Part]:
                 yield Part.WRITE
         elif kind is cst.AugAssign:
             yield Part.WRITE
-        elif kind is cst.For or kind is cst.While:
+        elif kind in _LOOPS:
             yield Part.LOOP
 
 
@@ -305,15 +226,13 @@ def _parts_by_name(name: str) -> Iterator[Part]:
         yield Part.WRITE
     if "backward" in name:
         yield Part.BACKWARD
-    if name == "eval":
-        yield Part.EVAL
 
 
 class Scopes:
     """Hold the scopes and imports of one module."""
 
-    def __init__(self, module: cst.Module, top: Deferred | None = None) -> None:
-        self.top = FunctionScope("<module>", module, _deferred=top)
+    def __init__(self, module: cst.Module) -> None:
+        self.top = FunctionScope("<module>", module)
         self.functions: list[FunctionScope] = [self.top]
         self.classes: dict[str, ClassScope] = {}
         self._imports: dict[str, str] = {}
@@ -469,15 +388,12 @@ class Scopes:
         self, node: cst.FunctionDef, parent: FunctionScope, owner: ClassScope | None, prefix: str
     ) -> None:
         name = f"{prefix}{node.name.value}"
-        known = deferred_of(node.body) if type(node.body) is DeferredBlock else None
-        scope = FunctionScope(name, node, owner=owner, parent=parent, _deferred=known)
+        scope = FunctionScope(name, node, owner=owner, parent=parent)
         self.functions.append(scope)
         if owner is None:
             parent.nested[node.name.value] = scope
         else:
             owner.methods[node.name.value] = scope
-        if known is not None and not known.defines:
-            return
         self._collect(node.body, scope, None, f"{name}.")
 
     def _add_class(self, node: cst.ClassDef, function: FunctionScope, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Define what a rule is: its catalogue entry, its examples and its check."""
+"""Define what a rule is: its catalogue entry and its check."""
 
 from __future__ import annotations
 
@@ -15,45 +15,18 @@ from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
-    from gradcheck_lint.model.scopes import Part
     from gradcheck_suite.catalogue import Entry
 
 __all__ = [
     "Edit",
     "Fix",
     "Insertion",
-    "Invalid",
     "NewImport",
     "Removal",
     "Replacement",
     "Rule",
-    "Valid",
     "Violation",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Invalid:
-    """Source with the mistake, and the lines (from 1) that are reported.
-
-    ``fixed`` is the whole source after all fixes of the rule, unsafe ones too; ``safely_fixed``
-    what ``--fix`` alone makes of it where that differs. Both are tested: the result parses, a
-    second run changes nothing, and the rule finds nothing in ``fixed``.
-    """
-
-    source: str
-    lines: tuple[int, ...]
-    severity: Severity = Severity.ERROR
-    fixed: str | None = None
-    safely_fixed: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Valid:
-    """Correct source that looks like the mistake, and why it is none."""
-
-    source: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +50,10 @@ class Rule(ABC):
     """A mistake that can be seen in source text.
 
     A rule asks the function model; it doesn't walk syntax itself unless its question is about
-    syntax. ``invalid`` and ``valid`` are tested and make the documentation.
+    syntax. Its examples are files, in ``tests/lint/fixtures/<slug>``.
     """
 
     entry: ClassVar[Entry]
-    part: ClassVar[Part | None] = None
-    """What a function must have for the rule to find anything in it; None if there is no such."""
-    invalid: ClassVar[tuple[Invalid, ...]]
-    valid: ClassVar[tuple[Valid, ...]]
-
-    def may_find(self, function: FunctionModel) -> bool:
-        """Tell, by the words of a function alone, whether the rule could find anything in it.
-
-        Asked before the function is read, which takes most of the time of a run. A no must be
-        sure: wherever it's left out, the findings are the same.
-        """
-        del function
-        return True
 
     @abstractmethod
     def check(self, function: FunctionModel) -> Iterator[Violation]:

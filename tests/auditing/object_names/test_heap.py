@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import json
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import gradcheck_suite as gs
 from gradcheck_suite.auditing.object_names import heap as module
 from gradcheck_suite.auditing.object_names.heap import Heap, SearchEndedError
 from gradcheck_suite.findings import Severity
+from tests import warm_python
 
 
 class Thing:
@@ -194,13 +193,8 @@ def test_a_holder_that_was_found_is_told_where_there_is_no_time_for_its_name(
 
 def test_an_audit_of_many_cloned_networks_spends_no_more_on_searches_than_allowed():
     program = Path(__file__).parents[2] / "data" / "cloned_networks.py"
-    ended = subprocess.run(
-        [sys.executable, str(program), "200"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    ended = warm_python.run([program, "200"])
+    assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     assert told["findings"] == []
     # Two seconds for searches, and what it takes to tell of a thousand optimizers.

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -56,9 +55,10 @@ def test_a_block_tells_what_it_found(run):
 def test_a_terminal_gets_it_in_colour(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM + "with gs.audit():\n    train()\n")
     main, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "program.py"],
+    process = warm_python.start(
+        ["program.py"],
         cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
         stderr=terminal,
         env={**os.environ, "TERM": "xterm-256color"},
     )

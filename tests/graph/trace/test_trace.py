@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import gradcheck_suite as gs
+from tests import warm_python
 
 # Timed in a process of its own, as measuring coverage slows every line down. The two depths take
 # turns, so that a machine which changes its speed changes both.
@@ -310,13 +309,7 @@ class TestLifetime:
 
     def test_the_time_of_a_deep_graph_grows_with_its_nodes_alone(self):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
-        done = subprocess.run(
-            [sys.executable, "-c", TIME_DEEP_GRAPHS],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = warm_python.run(["-c", TIME_DEEP_GRAPHS], env=environment)
         assert float(done.stdout) < 20  # ten times the nodes; a quadratic walk takes 100
 
     def test_deep_chain_of_custom_functions(self, square):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from gradcheck_suite.errors import UsageError
 from gradcheck_suite.findings import Report
 from gradcheck_suite.verification.check import check_gradients
 from gradcheck_suite.verification.localization.search import localize
+from tests import warm_python
 
 SCALE = 2.0
 
@@ -132,14 +131,7 @@ CASES = {
 
 
 def run(path):
-    return subprocess.run(
-        [sys.executable, "-P", str(path)],
-        capture_output=True,
-        text=True,
-        cwd=path.parent,
-        env={"PATH": "", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    return warm_python.run(["-P", path], cwd=path.parent, env={"PATH": "", "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize("name", CASES)

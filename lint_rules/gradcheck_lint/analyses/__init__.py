@@ -1,0 +1,1 @@
+"""What rules of several families ask of a file: callers, effects that are not seen, layers."""

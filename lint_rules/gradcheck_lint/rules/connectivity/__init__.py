@@ -1,0 +1,1 @@
+"""Rules about graphs that are cut and parameters that nobody trains."""

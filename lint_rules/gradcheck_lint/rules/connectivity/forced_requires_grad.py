@@ -1,0 +1,59 @@
+"""GCS405: requires_grad is forced onto a loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.analyses.cuts import is_certain
+from gradcheck_lint.analyses.repeated_calls import differentiated_later
+from gradcheck_lint.analyses.source_text import source_of
+from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.values import Kind, Values, all_are, cut_of
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class ForcedRequiresGrad(Rule):
+    """A loss without a graph is made to require grad, so that backward runs and trains nothing."""
+
+    entry = catalogue.FORCED_REQUIRES_GRAD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every backward on a leaf that was made of a computed value."""
+        for event in (*function.events(), *differentiated_later(function)):
+            if not isinstance(event, Backward) or event.expects_error or event.partial:
+                continue
+            if event.seeded:
+                continue
+            cut = cut_of(event.values)
+            if cut is None or not _are_forced(event.values, cut):
+                continue
+            yield Violation(
+                cut,
+                f"the graph ends at `{source_of(function.module, cut)}`; with requires_grad "
+                "forced on, backward() runs without an error and no parameter gets a gradient",
+                Severity.ERROR if is_certain(event) else Severity.WARNING,
+                "call backward() on the computed loss itself",
+                ((event.node, "backward() reaches no further than this"),),
+            )
+
+
+def _are_forced(values: Values, cut: cst.CSTNode) -> bool:
+    """Tell whether these are leaves, or made by a method of a leaf that nothing else flows into."""
+    if all_are(values, Kind.LEAF):
+        return True
+    made = [value.node for value in values]
+    return all_are(values, Kind.HISTORY) and all(
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.value is cut
+        for node in made
+    )

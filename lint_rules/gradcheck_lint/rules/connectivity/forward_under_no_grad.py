@@ -1,0 +1,94 @@
+"""GCS402: the forward pass is not recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.analyses.cuts import cut_backwards, is_certain
+from gradcheck_lint.analyses.hidden_effects import RECORDING, may_act_elsewhere
+from gradcheck_lint.analyses.source_text import source_of
+from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
+from gradcheck_lint.model.values import Kind, all_are, held_by, sites
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import libcst as cst
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class ForwardUnderNoGrad(Rule):
+    """A model to be trained runs where nothing is recorded."""
+
+    entry = catalogue.FORWARD_UNDER_NO_GRAD
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every forward without recording that a training step relies on."""
+        if function.module.sets_mode_for_all and may_act_elsewhere(function, RECORDING):
+            return
+        unrecorded = function.module.unrecorded
+        module = function.module
+        reported: set[int] = set()
+        for backward, cut in cut_backwards(function):
+            if id(cut) in unrecorded and id(cut) not in reported and not _records(function, cut):
+                reported.add(id(cut))
+                yield Violation(
+                    cut,
+                    f"`{source_of(module, cut)}` runs without recording, and backward() is called "
+                    "on what comes of it: torch raises, because nothing requires a gradient",
+                    Severity.ERROR if is_certain(backward) else Severity.WARNING,
+                    "move the forward pass out of no_grad",
+                    ((backward.node, "backward() is called here"),),
+                )
+        yield from _never_recorded(function, reported)
+
+
+def _records(function: FunctionModel, call: cst.CSTNode) -> bool:
+    """Tell whether the model that is called turns recording on itself."""
+    scopes = function.module.scopes
+    return any(
+        isinstance(event, Forward)
+        and event.node is call
+        and any(not _TURNING_ON.isdisjoint(method.words) for method in owner.methods.values())
+        for event in function.events()
+        for value in (event.values if isinstance(event, Forward) else ())
+        if (owner := scopes.classes.get(value.name)) is not None
+    )
+
+
+_TURNING_ON = frozenset({"enable_grad", "set_grad_enabled"})
+
+
+def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
+    """Yield models that an optimizer owns, but that only run where nothing is recorded."""
+    if function.module.may_freeze:
+        return
+    events = list(function.events())
+    steps = [event for event in events if isinstance(event, Step)]
+    backwards = [event for event in events if isinstance(event, Backward)]
+    owned = frozenset[int]().union(
+        *(held_by(step.values) for step in steps if all_are(step.values, Kind.OPTIMIZER))
+    )
+    forwards = [event for event in events if isinstance(event, Forward)]
+    recorded = frozenset[int]().union(
+        *(sites(event.values) for event in forwards if event.mode is not GradMode.DISABLED)
+    )
+    for event in forwards:
+        if event.mode is not GradMode.DISABLED or id(event.node) in reported:
+            continue
+        if not backwards or not event.loops or not sites(event.values) & owned - recorded:
+            continue
+        if not any(step.loops[:1] == event.loops[:1] for step in steps):
+            continue
+        reported.add(id(event.node))
+        yield Violation(
+            event.node,
+            f"the optimizer owns the parameters of `{event.receiver}`, but it only runs where "
+            "nothing is recorded, so they never get a gradient",
+            Severity.WARNING,
+            "run it outside of no_grad, or give the optimizer the other parameters alone",
+        )

@@ -1,0 +1,97 @@
+"""GCS401: the graph of a loss is cut on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.analyses.cuts import cut_backwards, is_certain
+from gradcheck_lint.analyses.source_text import source_of
+from gradcheck_lint.model.flow import Backward
+from gradcheck_lint.model.syntax import dotted_name, positional
+from gradcheck_lint.model.values import cut_of, through_all
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class GraphBroken(Rule):
+    """A loss is differentiated whose graph was cut, so that nothing gets a gradient from it."""
+
+    entry = catalogue.GRAPH_BROKEN
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every cut that a differentiated loss goes through."""
+        unrecorded = function.module.unrecorded
+        module = function.module
+        reported: set[int] = set()
+        for backward, cut in cut_backwards(function):
+            if id(cut) in unrecorded or id(cut) in reported:
+                continue
+            reported.add(id(cut))
+            yield Violation(
+                cut,
+                f"`{source_of(module, cut)}` takes the graph away, and backward() is called on "
+                "what is made of it: torch raises, because nothing requires a gradient",
+                Severity.ERROR if is_certain(backward) else Severity.WARNING,
+                "compute the loss from tensors that still have their graph",
+                ((backward.node, "backward() is called here"),),
+            )
+        for event in function.events():
+            if not isinstance(event, Backward) or event.expects_error:
+                continue
+            if cut_of(event.values) is None:
+                continue
+            is_computed = bool(through_all(event.values))
+            for cut_node in lost_terms(function, event):
+                if id(cut_node) in reported:
+                    continue
+                if is_gradient(cut_node, function):
+                    message, hint = _OF_GRADIENT, "pass create_graph=True"
+                elif is_computed and _copies_computed(cut_node):
+                    message = _OF_COPY
+                    hint = "use the computed tensor itself, or torch.stack for a list of them"
+                elif is_computed and is_item(cut_node):
+                    message, hint = _OF_ITEM, "leave out .item() where the loss is made of it"
+                else:
+                    continue
+                reported.add(id(cut_node))
+                yield Violation(
+                    cut_node,
+                    message.format(source_of(module, cut_node)),
+                    Severity.WARNING,
+                    hint,
+                    ((event.node, "the loss is differentiated here"),),
+                )
+
+
+_OF_COPY = (
+    "`{}` makes a tensor without a graph from a computed value, so this term of the loss has no "
+    "gradient"
+)
+_OF_ITEM = (
+    "`{}` makes a number of a computed value, so this term of the loss has no gradient and trains "
+    "nothing"
+)
+_OF_GRADIENT = (
+    "`{}` returns gradients without a graph, because create_graph is not set: this term of the "
+    "loss is a constant and penalizes nothing"
+)
+
+
+_COPIES = frozenset({"tensor", "FloatTensor", "Tensor", "from_numpy"})
+
+
+def _copies_computed(node: cst.CSTNode) -> bool:
+    """Tell whether this is `torch.tensor(...)` of something that a model computed."""
+    if not isinstance(node, cst.Call):
+        return False
+    last = (dotted_name(node.func) or "").rpartition(".")[2]
+    return last in _COPIES and bool(positional(node))

@@ -1,0 +1,1 @@
+"""Rules about what a custom autograd.Function promises."""

@@ -1,0 +1,168 @@
+"""GCS508: the needs_input_grad indices of a backward are mixed up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.function_class import (
+    AutogradFunction,
+    body_of,
+    elements_of,
+    function_with,
+    names_in,
+    returns,
+)
+from gradcheck_lint.model.needed_gradients import guards_in
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    dotted_name,
+    is_none,
+    positional,
+    walk,
+)
+from gradcheck_lint.model.values import Kind, all_are
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+class NoneGradient(Rule):
+    """A parameter gets None, or a ``needs_input_grad`` index guards another gradient."""
+
+    entry = catalogue.NONE_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every guard whose index is not that of the gradient it guards."""
+        known = function_with(function, "backward", "vjp")
+        if known is None or known.inputs is None:
+            return
+        places = _places(function)
+        for guard in guards_in(function.scope):
+            if guard.index >= len(known.inputs):
+                continue
+            guarded = {places[name] for name in guard.names if name in places} | guard.places
+            if len(guarded) != 1 or guard.index in guarded:
+                continue
+            (place,) = guarded
+            yield Violation(
+                guard.test,
+                f"needs_input_grad[{guard.index}] asks about input {guard.index} of forward, but "
+                f"guards the gradient that is returned for input {place}",
+                Severity.ERROR,
+                f"ask `ctx.needs_input_grad[{place}]`",
+            )
+        yield from _lost(function, places)
+        yield from _refused(function, known)
+
+
+def _places(function: FunctionModel) -> dict[str, int]:
+    """Return at which place each name is returned, where all returns agree."""
+    places: dict[str, int] = {}
+    clashes: set[str] = set()
+    for node in returns(function.scope):
+        for place, element in enumerate(elements_of(node.value)):
+            if not isinstance(element, cst.Name):
+                continue
+            if places.setdefault(element.value, place) != place:
+                clashes.add(element.value)
+    return {name: place for name, place in places.items() if name not in clashes}
+
+
+def _lost(function: FunctionModel, places: dict[str, int]) -> Iterator[Violation]:
+    """Yield gradients that are computed where they are asked for, and then not returned."""
+    ways = [elements_of(node.value) for node in returns(function.scope)]
+    used = {name for node in returns(function.scope) for name in names_in(node)}
+    for guard in guards_in(function.scope) if ways else ():
+        index, computed = guard.index, guard.names
+        if len(computed) != 1 or computed & (used | places.keys()):
+            continue
+        if all(index < len(way) and is_none(way[index]) for way in ways):
+            (name,) = computed
+            yield Violation(
+                guard.test,
+                f"`{name}` is computed because input {index} needs a gradient, but backward "
+                f"returns None for it",
+                Severity.ERROR,
+                f"return `{name}` at place {index}",
+            )
+
+
+def _refused(function: FunctionModel, known: AutogradFunction) -> Iterator[Violation]:
+    """Yield inputs that always get None although the file hands a parameter to them alone."""
+    ways = [elements_of(node.value) for node in returns(function.scope)]
+    assert known.inputs is not None
+    if not ways or any(len(way) != len(known.inputs) for way in ways):
+        return
+    refused = [
+        place for place in range(len(known.inputs)) if all(is_none(way[place]) for way in ways)
+    ]
+    names = _names_of_apply(known) if refused else frozenset()
+    for scope in function.module.scopes.functions if refused else ():
+        if scope.owner is None:
+            continue
+        for node in body_of(scope):
+            if not isinstance(node, cst.Call) or dotted_name(node.func) not in names:
+                continue
+            handed = positional(node)
+            for place in refused:
+                if len(handed) != len(node.args) or len(handed) <= place:
+                    continue
+                attribute = handed[place]
+                if _is_parameter_used_once(attribute, scope, function):
+                    yield Violation(
+                        ways[0][place],
+                        f"backward returns None for input {place} of forward, and "
+                        f"`{dotted_name(attribute)}` is a parameter that goes nowhere else: it is "
+                        "never trained",
+                        Severity.WARNING,
+                        f"return the gradient of `{known.inputs[place].name}` at place {place}",
+                        ((node, "the parameter is handed to it here"),),
+                    )
+                    return
+
+
+def _is_parameter_used_once(
+    node: cst.BaseExpression, scope: FunctionScope, function: FunctionModel
+) -> bool:
+    """Tell whether this is a parameter on ``self`` that no other line of the class reads."""
+    path, owner = dotted_name(node) or "", scope.owner
+    first, dot, attribute = path.partition(".")
+    if owner is None or not dot or "." in attribute or first != scope.first_parameter:
+        return False
+    module = function.module
+    if not module.scopes.derives_from(owner, "torch.nn."):
+        return False
+    if not all_are(module.class_attribute(owner.name, attribute), Kind.LEAF):
+        return False
+    named = [
+        other
+        for other in walk(module.tree)
+        if isinstance(other, cst.Attribute) and other.attr.value == attribute
+    ]
+    made = [
+        other.target
+        for other in walk(module.tree)
+        if isinstance(other, (cst.AssignTarget, cst.AnnAssign))
+    ]
+    return all(other is node or any(other is target for target in made) for other in named)
+
+
+def _names_of_apply(known: AutogradFunction) -> frozenset[str | None]:
+    """Return ``Fn.apply`` and the names that the file gives it, and nothing else."""
+    apply = f"{known.name}.apply"
+    given: dict[str, set[str | None]] = {}
+    for node in walk(known.module.tree):
+        if type(node) in ASSIGNING:
+            target, value = assigned_once(node)
+            if (name := dotted_name(target)) is not None:
+                given.setdefault(name, set()).add(dotted_name(value))
+    return frozenset({apply, *(name for name, values in given.items() if values == {apply})})

@@ -1,0 +1,1 @@
+"""Rules about tensors that are overwritten or replaced."""

@@ -1,0 +1,1 @@
+"""Rules about relics of old torch."""

@@ -1,0 +1,1 @@
+"""Rules about graphs that live too long."""

@@ -1,0 +1,259 @@
+"""Functions of the same file that keep what they are handed: ``meter.update(loss)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import libcst as cst
+
+from gradcheck_lint.analyses.callers import class_handed_in, lasts_at_callers
+from gradcheck_lint.analyses.container_clearing import is_emptied_by, is_named_for_emptying
+from gradcheck_lint.analyses.repeated_calls import lasts_between_calls, steps_for_others
+from gradcheck_lint.model.flow import Call, GradMode, Store, StoreKind
+from gradcheck_lint.model.syntax import dotted_name, first_word, last_word
+from gradcheck_lint.model.values import Kind, Origin, Values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+__all__ = ["Keeper", "keepers"]
+
+
+class Keeper(NamedTuple):
+    """A call that stores an argument in something that outlives the iteration.
+
+    Attributes:
+        call: the call.
+        handed: what is stored.
+        argument: which argument that is, by position or by name.
+        store: where the function stores it.
+        is_sure: whether it is known for every caller in what the function stores it.
+    """
+
+    call: Call
+    handed: Values
+    argument: int | str
+    store: Store
+    is_sure: bool = True
+
+
+def keepers(function: FunctionModel) -> Iterator[Keeper]:
+    """Yield the calls that repeat and whose callee, on every path, keeps what it is handed.
+
+    They repeat in a loop, or in a method that a loop runs, on what its object keeps in between.
+    """
+    calls = [event for event in function.events() if isinstance(event, Call)]
+    for call in calls:
+        if call.function is None:
+            yield from _on_what_is_handed_in(function, call, calls)
+            continue
+        if call.referenced or call.is_constructor:
+            continue
+        if not call.loops and not _is_on_what_the_object_keeps(function, call):
+            continue
+        for store, index, values in _stored_by(
+            function.module.function(call.function), call, calls
+        ):
+            if not call.loops and _is_emptied_beside(function, store):
+                continue
+            is_sure = bool(call.loops) or not steps_for_others(function)
+            yield Keeper(call, values, index, store, is_sure)
+
+
+def _stored_by(
+    callee: FunctionModel, call: Call, calls: list[Call], depth: int = 0
+) -> Iterator[tuple[Store, int | str, Values]]:
+    """Yield the stores of a function that outlive a call of it, and which argument they keep."""
+    names = _names_of(callee.scope)
+    if depth < _MOST_METERS and callee.scope.owner is not None:
+        yield from _stored_within(callee, call, calls, depth)
+    for store in callee.events():
+        if not isinstance(store, Store) or store.arms or store.mode is GradMode.DISABLED:
+            continue
+        if not _outlives(store, call, calls, callee, names):
+            continue
+        for index, values in call.arguments:
+            name = _name_of(index, names)
+            if name is None or not values or not store.stored:
+                continue
+            if _is_part_of(callee.bindings.get(name), store.stored):
+                yield store, index, values
+
+
+_MOST_METERS = 2
+"""How many meters within meters are looked into."""
+
+
+def _stored_within(
+    callee: FunctionModel, call: Call, calls: list[Call], depth: int
+) -> Iterator[tuple[Store, int | str, Values]]:
+    """Yield what a method hands on to an object that its own object keeps, and what that stores."""
+    names = _names_of(callee.scope)
+    inside = [event for event in callee.events() if isinstance(event, Call)]
+    for inner in inside:
+        if inner.function is None or inner.function is callee.scope or inner.arms:
+            continue
+        if inner.referenced or inner.is_constructor or not _is_on_own(inner, callee):
+            continue
+        inner_callee = callee.module.function(inner.function)
+        for store, _, handed in _stored_by(inner_callee, inner, inside, depth + 1):
+            if not call.on or _lets_go(callee, store, call, calls):
+                continue
+            for index, values in call.arguments:
+                name = _name_of(index, names)
+                if name is not None and values and _is_part_of(callee.bindings.get(name), handed):
+                    yield store, index, values
+
+
+def _is_on_own(call: Call, function: FunctionModel) -> bool:
+    """Tell whether a method is called on what the object keeps: ``self.losses[name].add(x)``."""
+    return _object_of(call) == function.scope.first_parameter
+
+
+def _on_what_is_handed_in(
+    function: FunctionModel, call: Call, calls: list[Call]
+) -> Iterator[Keeper]:
+    """Yield what a method of an object keeps that the callers of a function hand to it."""
+    scopes = function.module.scopes
+    if call.method is None or call.method not in scopes.by_name or not call.arguments:
+        return
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    name = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    if name is None:
+        return
+    scope = scopes.method(class_handed_in(function, name), call.method)
+    if scope is None or not (call.loops or lasts_at_callers(function, name, Kind.INSTANCE)):
+        return
+    for store, index, values in _stored_by(function.module.function(scope), call, calls):
+        yield Keeper(call, values, index, store, is_sure=False)
+
+
+def _is_part_of(parameter: Values | None, kept: Values) -> bool:
+    """Tell whether the parameter, which nothing else is bound to, is part of all that is kept."""
+    if parameter is None or len(parameter) != 1:
+        return False
+    (value,) = parameter
+    if value.origin is not Origin.ARGUMENT:
+        return False
+    return all(value.site in stored.carries for stored in kept)
+
+
+def _outlives(
+    store: Store, call: Call, calls: list[Call], callee: FunctionModel, names: dict[int | str, str]
+) -> bool:
+    root, _, attribute = store.target.partition(".")
+    if any(value.origin is Origin.BOUNDED for value in store.target_values):
+        return False
+    if attribute and root == callee.scope.first_parameter and callee.scope.owner is not None:
+        kinds = {Kind.CONTAINER} if store.how is StoreKind.APPEND else {Kind.NUMBER, Kind.CONTAINER}
+        if not store.target_values or any(value.kind not in kinds for value in store.target_values):
+            return False
+        return bool(call.on) and not _lets_go(callee, store, call, calls)
+    for index, values in call.arguments:
+        if call.loops and names.get(index) == store.target:
+            return bool(values) and all(
+                value.kind is Kind.CONTAINER
+                and value.origin is not Origin.BOUNDED
+                and call.loops[-1] not in value.loops
+                for value in values
+            )
+    return False
+
+
+def _lets_go(function: FunctionModel, store: Store, call: Call, calls: list[Call]) -> bool:
+    """Tell whether a loop makes the object of a call anew, or calls what may empty it."""
+    if any(_renews(other, call) for other in calls):
+        return True
+    beside = [
+        other
+        for other in calls
+        if not other.is_constructor
+        and (not call.loops or call.loops[-1] in other.loops)
+        and ((other.on | other.handed) & call.on or _object_of(other) == _object_of(call))
+    ]
+    return is_emptied_by(beside, function, store.target)
+
+
+def _object_of(call: Call) -> str:
+    """Return the name of what a method is called on, or of what that is a part of."""
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    base = called.value if isinstance(called, cst.Attribute) else None
+    while isinstance(base, cst.Subscript):
+        base = base.value
+    return first_word(dotted_name(base))
+
+
+def _is_emptied_beside(function: FunctionModel, store: Store) -> bool:
+    """Tell whether something that runs as often as a method empties what another one fills."""
+    beside = (call for call in _beside_calls_of(function) if not call.is_constructor)
+    return "." in store.target and is_emptied_by(beside, function, store.target)
+
+
+def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
+    """Tell whether a method that repeats calls a method of an attribute, which lasts."""
+    called = call.node.func if isinstance(call.node, cst.Call) else None
+    path = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
+    if path is None:
+        return False
+    return lasts_between_calls(function, path) and not any(
+        last_word(dotted_name(other.node.func.value) or "") == last_word(path)
+        for other in _beside_calls_of(function)
+        if isinstance(other.node, cst.Call) and isinstance(other.node.func, cst.Attribute)
+        if is_named_for_emptying(other.method or "")
+    )
+
+
+def _beside_calls_of(function: FunctionModel) -> Iterator[Call]:
+    """Yield the calls that run as often as a function does, and those that these make."""
+    module = function.module
+    beside = [event for event in function.events() if isinstance(event, Call)]
+    for caller in module.functions():
+        calls = [event for event in caller.events() if isinstance(event, Call)]
+        around = {
+            loop for call in calls if call.function is function.scope for loop in call.loops[-1:]
+        }
+        beside.extend(call for call in calls if around.intersection(call.loops))
+    for call in beside:
+        yield call
+        if call.function is not None and call.function is not function.scope:
+            called = module.function(call.function).events()
+            yield from (event for event in called if isinstance(event, Call))
+
+
+def _renews(other: Call, call: Call) -> bool:
+    """Tell whether the loop makes the object anew, or may empty it."""
+    if call.loops and call.loops[-1] not in other.loops:
+        return False
+    if other.is_constructor:
+        return id(other.node) in call.on
+    return bool(other.on & call.on) and is_named_for_emptying(other.method or "")
+
+
+def _names_of(scope: FunctionScope) -> dict[int | str, str]:
+    """Return the parameters by position and by name, without the object of a method."""
+    node = scope.node
+    if isinstance(node, (cst.Module, cst.Lambda)) or node.decorators:
+        return {}
+    positional = [each.name.value for each in (*node.params.posonly_params, *node.params.params)]
+    if scope.owner is not None:
+        positional = positional[1:]
+    names: dict[int | str, str] = dict(enumerate(positional))
+    names.update((each, each) for each in positional)
+    names.update((each.name.value, each.name.value) for each in node.params.kwonly_params)
+    rest, keywords = node.params.star_arg, node.params.star_kwarg
+    if isinstance(rest, cst.Param):
+        names[_REST] = rest.name.value
+    if keywords is not None:
+        names[_KEYWORDS] = keywords.name.value
+    return names
+
+
+_REST, _KEYWORDS = -1, "**"
+
+
+def _name_of(index: int | str, names: dict[int | str, str]) -> str | None:
+    """Return the parameter that takes an argument, ``args`` where it is one of ``*args``."""
+    return names.get(index) or names.get(_REST if isinstance(index, int) else _KEYWORDS)

@@ -1,0 +1,140 @@
+"""GCS701: validation in training mode."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import Backward, Call, Event, Forward, GradMode, Step
+from gradcheck_lint.model.values import Kind, all_are, sites
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+
+class TrainModeInEval(Rule):
+    """A validation runs without recording, but with dropout and batch norm in training mode."""
+
+    entry = catalogue.TRAIN_MODE_IN_EVAL
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield the model of a validation loop in a file that trains and never calls eval()."""
+        module = function.module
+        name = function.scope.name.rpartition(".")[2].lower()
+        if module.mentions(b".eval()", b"train(False)"):
+            return
+        if module.uses_engine:
+            return
+        if not _EVALUATES.search(name):
+            yield from _inside_training(function)
+            return
+        forwards = [
+            event
+            for event in function.events()
+            if isinstance(event, Forward) and event.loops and event.mode is GradMode.DISABLED
+        ]
+        if not forwards or not _is_called_in_training(function, function.scope):
+            return
+        if any(_may_switch(event, forwards[0]) for event in function.events()):
+            return
+        yield _violation(forwards[0])
+
+
+_EVALUATES = re.compile("valid|eval|test|accuracy")
+_EVALUATED = re.compile(r"(?:^|[^a-z])(?:val|valid\w*|eval\w*|test|dev)(?:$|[^a-z])")
+_ACTS = frozenset({"no_grad", "inference_mode"})
+_MODES = re.compile(r"Dropout\w*|BatchNorm\w*|SyncBatchNorm")
+
+
+def _violation(forward: Forward) -> Violation:
+    return Violation(
+        forward.node,
+        f"`{forward.receiver}` is validated in this file without eval(): dropout is active "
+        "and batch norm uses, and updates, the statistics of each batch",
+        Severity.WARNING,
+        f"call `{forward.receiver}.eval()` before and `.train()` afterwards",
+    )
+
+
+def _inside_training(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the model of a validation loop that stands in the loop over the epochs."""
+    words = function.scope.words
+    if "backward" not in words or words.isdisjoint(_ACTS) or not _has_modes(function):
+        return
+    events = list(function.events())
+    stepping = {loop for event in events if isinstance(event, Step) for loop in event.loops}
+    for loop in function.loops():
+        if not isinstance(loop.node, cst.For) or loop.identity in stepping:
+            continue
+        if not _EVALUATED.search(function.module.text(loop.node.iter).lower()):
+            continue
+        for event in events:
+            if (
+                isinstance(event, Forward)
+                and event.mode is GradMode.DISABLED
+                and loop.identity in event.loops
+                and not stepping.isdisjoint(event.loops)
+                and _has_mode(event, function)
+                and not any(_may_switch(other, event) for other in events)
+            ):
+                yield _violation(event)
+                return
+
+
+def _has_modes(function: FunctionModel) -> bool:
+    """Tell whether a class of the file has layers that evaluation mode changes."""
+    memo = function.module.memo
+    if "layers with modes" not in memo:
+        memo["layers with modes"] = any(
+            any(map(_MODES.fullmatch, method.words))
+            for scope in function.module.scopes.classes.values()
+            for method in scope.methods.values()
+        )
+    return bool(memo["layers with modes"])
+
+
+def _has_mode(forward: Forward, function: FunctionModel) -> bool:
+    """Tell whether the class of a model has such layers itself."""
+    classes = [function.module.scopes.classes.get(value.name) for value in forward.values]
+    return all_are(forward.values, Kind.INSTANCE) and all(
+        scope is not None
+        and any(any(map(_MODES.fullmatch, method.words)) for method in scope.methods.values())
+        for scope in classes
+    )
+
+
+def _is_called_in_training(function: FunctionModel, scope: FunctionScope) -> bool:
+    """Tell whether a function of the file that trains calls this one in a loop."""
+    for caller in function.module.functions():
+        events = list(caller.events())
+        calls = any(
+            isinstance(event, Call) and event.function is scope and event.loops for event in events
+        )
+        if calls and _trains(caller):
+            return True
+    return False
+
+
+def _trains(caller: FunctionModel) -> bool:
+    """Tell whether a function, with those that it calls in loops, makes training steps."""
+    events = list(caller.events())
+    for event in list(events):
+        if isinstance(event, Call) and event.function is not None and event.loops:
+            events.extend(caller.module.function(event.function).events())
+    steps = any(isinstance(event, Step) for event in events)
+    return steps and any(isinstance(event, Backward) for event in events)
+
+
+def _may_switch(event: Event, forward: Forward) -> bool:
+    """Tell whether a call that can't be looked into is handed the model, for a purpose."""
+    if not isinstance(event, Call) or event.function is not None or event.harmless:
+        return False
+    return not event.is_used and not event.handed.isdisjoint(sites(forward.values))

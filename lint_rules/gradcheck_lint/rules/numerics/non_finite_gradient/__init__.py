@@ -1,0 +1,150 @@
+"""GCS604: an edge that torch.where does not guard."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from gradcheck_lint.analyses.source_text import source_of
+from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.function_class import assignments, body_of
+from gradcheck_lint.model.syntax import dotted_name, is_literal, positional, walk
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.numerics.non_finite_gradient.edge_tests import comparison_of, number
+from gradcheck_lint.rules.numerics.non_finite_gradient.pairwise_distances import (
+    is_differentiated,
+    roots_of_own_distances,
+)
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class NonFiniteGradient(Rule):
+    """An infinite derivative is multiplied by zero: beside ``torch.where``, or at distance zero."""
+
+    entry = catalogue.NON_FINITE_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every where() that computes on the branch whose edge it excludes."""
+        if function.mode is GradMode.DISABLED or isinstance(function.scope.node, cst.Module):
+            return
+        if _handles_data(function):
+            return
+        roots = list(roots_of_own_distances(function))
+        if roots and is_differentiated(function):
+            yield from itertools.starmap(_root, roots)
+        scopes = function.module.scopes
+        bound = assignments(function.scope)
+        for node in body_of(function.scope):
+            if type(node) is not cst.Call:
+                continue
+            if scopes.resolve_import(dotted_name(node.func) or "") != "torch.where":
+                continue
+            handed = positional(node)
+            if len(handed) != 3:  # noqa: PLR2004
+                continue
+            test = comparison_of(_source(handed[0], bound))
+            if test is None:
+                continue
+            compared = function.module.text(test.operand)
+            if any(map(_is_kept_away, bound.get(compared, ()))):
+                continue
+            for branch, is_taken in ((handed[1], True), (handed[2], False)):
+                found = _edge(_source(branch, bound), compared, function)
+                if found is not None and test.drops_edge(is_taken=is_taken):
+                    text = source_of(function.module, found)
+                    yield Violation(
+                        found,
+                        f"where() drops the value of `{text}` at its edge, but backward multiplies "
+                        "its infinite derivative by zero: the gradient is NaN there",
+                        Severity.WARNING,
+                        "make the input safe first: `x = torch.where(mask, x, 1.0)`, then compute",
+                    )
+                    break
+
+
+def _root(node: cst.CSTNode, points: str) -> Violation:
+    return Violation(
+        node,
+        f"each of `{points}` is compared with itself as well: the root of zero has an infinite "
+        "derivative, which backward multiplies by zero, so the gradient is NaN there",
+        Severity.WARNING,
+        "add a small number under the root, or clamp it; torch.cdist sees to it by itself",
+    )
+
+
+_EDGED = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "acos", "asin", "reciprocal"})
+
+
+def _is_kept_away(node: cst.BaseExpression) -> bool:
+    """Tell whether what a name was bound to is never at the edge: `x.clamp(min=eps)`, `x + eps`."""
+    if isinstance(node, cst.BinaryOperation):
+        return isinstance(node.operator, (cst.Add, cst.Power))
+    if not isinstance(node, cst.Call):
+        return False
+    last = dotted_name(node.func) or ""
+    if isinstance(node.func, cst.Attribute):
+        last = node.func.attr.value
+    return last.rpartition(".")[2] in _BOUNDED
+
+
+def _source(
+    node: cst.BaseExpression, bound: dict[str, list[cst.BaseExpression]]
+) -> cst.BaseExpression:
+    """Return what a name was given, if only one thing."""
+    sources = bound.get(node.value, []) if isinstance(node, cst.Name) else []
+    return sources[0] if len(sources) == 1 else node
+
+
+_BOUNDED = frozenset(
+    {"clamp", "clamp_min", "clamp_", "clip", "maximum", "where", "softplus", "exp", "sigmoid"}
+)
+
+
+def _handles_data(function: FunctionModel) -> bool:
+    """Tell by its name whether a function prepares or shows data, which nobody differentiates."""
+    return _DATA.search(function.scope.name.rpartition(".")[2].lower()) is not None
+
+
+_DATA = re.compile("prep|augment|collate|metric|plot|visual|dataset|getitem")
+
+
+def _edge(
+    branch: cst.BaseExpression, compared: str, function: FunctionModel
+) -> cst.BaseExpression | None:
+    """Return the operation in a branch whose derivative is infinite where the test is false."""
+    for node in walk(branch):
+        operands: list[cst.BaseExpression] = []
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+            operands = [node.left] if _is_root(node.right) else []
+        elif isinstance(node, cst.Call):
+            last = (dotted_name(node.func) or "").rpartition(".")[2]
+            operands = positional(node)
+            if isinstance(node.func, cst.Attribute):
+                last = node.func.attr.value
+                operands = [node.func.value, *operands]
+            is_root = last == "pow" and bool(node.args) and _is_root(node.args[-1].value)
+            if last not in _EDGED and not is_root:
+                continue
+        if compared in map(function.module.text, operands):
+            assert isinstance(node, cst.BaseExpression)
+            return node
+    return None
+
+
+def _is_root(exponent: cst.BaseExpression) -> bool:
+    """Tell whether a power with this exponent has an infinite derivative at zero."""
+    if isinstance(exponent, cst.UnaryOperation):
+        return isinstance(exponent.operator, cst.Minus) and is_literal(exponent.expression)
+    if isinstance(exponent, cst.BinaryOperation) and isinstance(exponent.operator, cst.Divide):
+        left, right = number(exponent.left), number(exponent.right)
+        return left is not None and right is not None and 0 < left < right
+    return isinstance(exponent, cst.Float) and float(exponent.value) < 1

@@ -1,0 +1,1 @@
+"""Rules about zero_grad, backward, clipping, step, and who owns what."""

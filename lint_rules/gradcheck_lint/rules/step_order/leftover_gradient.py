@@ -1,0 +1,130 @@
+"""GCS309: another loss's gradient is still there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.analyses.callers import models_of_optimizer
+from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_unseen
+from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
+from gradcheck_lint.model.flow import Backward, Call, Event, Step, ZeroGrad
+from gradcheck_lint.model.paths import Occurrence
+from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.values import NO_SITES, Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.problem import covers
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class LeftoverGradient(Rule):
+    """An optimizer also applies what another optimizer's loss has left in its gradients."""
+
+    entry = catalogue.LEFTOVER_GRADIENT
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every step whose gradients hold a loss that another step came after."""
+        if Part.BACKWARD not in function.scope.parts:
+            return
+        if function.module.may_freeze or function.module.uses_engine:
+            return
+        events = [
+            event
+            for event in function.events()
+            if isinstance(event, (Backward, Step, ZeroGrad)) or _may_reset(event, function)
+        ]
+        for index, event in enumerate(events):
+            owned = _owned_by(event, function)
+            if not isinstance(event, Step) or not owned:
+                continue
+            found = _leftover(events[:index], event, function, owned)
+            if found is None and _comes_again(event, function):
+                around = [*events[index:], *events[:index]]
+                around = [known for known in around if known is not event]
+                found = _leftover(around, event, function, owned)
+                if found is not None and not _is_reset(around, event, function, found[0]):
+                    continue  # nothing resets this optimizer at all, which is another mistake
+            if found is None or may_act_unseen(function, ZEROING):
+                continue
+            foreign, own = found
+            receiver = event.receiver or "the optimizer"
+            yield Violation(
+                event.node,
+                f"the gradients of `{receiver}` still hold what another loss left in them before "
+                "another optimizer's step: it steps with the sum of both",
+                Severity.WARNING,
+                f"call `{receiver}.zero_grad()` right before its own backward()",
+                ((foreign.node, "left here"), (own.node, "added to here")),
+            )
+
+
+def _owned_by(step: Event, function: FunctionModel) -> frozenset[int]:
+    """Return the models whose parameters an optimizer has, as far as that is known."""
+    if not isinstance(step, Step):
+        return NO_SITES
+    if all_are(step.values, Kind.OPTIMIZER):
+        return held_by(step.values)
+    return models_of_optimizer(function, step.receiver or "")
+
+
+def _comes_again(step: Step, function: FunctionModel) -> bool:
+    """Tell whether a step follows what comes after it, in the next iteration or call."""
+    if step.loops:
+        return len(step.loops) == 1
+    return repeats(function) or steps_for_others(function)
+
+
+def _is_reset(
+    around: Sequence[Event], step: Step, function: FunctionModel, foreign: Backward
+) -> bool:
+    """Tell whether the gradients are reset between a step and the next foreign backward."""
+    used = Occurrence(step, step, function, {})
+    return any(
+        isinstance(event, ZeroGrad)
+        and covers(Occurrence(event, event, function, {}), used) is not False
+        for event in around[: around.index(foreign)]
+    )
+
+
+def _may_reset(event: Event, function: FunctionModel) -> bool:
+    """Tell whether this is a call that may clear gradients somewhere else."""
+    if not isinstance(event, Call):
+        return False
+    if event.function is not None:
+        return True
+    return not event.harmless and bool(event.handed & function.holders)
+
+
+def _leftover(
+    before: Sequence[Event], step: Step, function: FunctionModel, owned: frozenset[int]
+) -> tuple[Backward, Backward] | None:
+    """Return the other loss's backward and the own one, if no reset lies between them."""
+    used = Occurrence(step, step, function, {})
+    own: Backward | None = None
+    stepped = False
+    for event in reversed(before):
+        if isinstance(event, Call):
+            return None
+        if event.loops != step.loops or event.arms != step.arms or event.expects_error:
+            return None
+        if isinstance(event, ZeroGrad):
+            if covers(Occurrence(event, event, function, {}), used) is not False:
+                return None
+        elif isinstance(event, Step):
+            if sites(event.values) & sites(step.values):
+                return None
+            stepped = own is not None
+        elif isinstance(event, Backward):
+            if event.partial or not through_all(event.values) & owned:
+                continue
+            if own is None:
+                own = event
+            elif stepped:
+                # Whoever retains a graph means to add up what comes of it.
+                return None if event.retains_graph else (event, own)
+    return None

@@ -1,0 +1,160 @@
+"""Judge the order of backward, zero_grad, clipping and steps on every path, once for all rules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from gradcheck_lint.analyses.hidden_effects import (
+    DIFFERENTIATING,
+    STEPPING,
+    UNSCALING,
+    UPDATING,
+    ZEROING,
+    may_act_unseen,
+)
+from gradcheck_lint.model.flow import (
+    Call,
+    Clip,
+    ScalerUpdate,
+    SchedulerStep,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from gradcheck_lint.model.nearness import STEPS
+from gradcheck_lint.model.paths import Path, matters, once, turns
+from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.rules.step_order.clipping import judge_clip
+from gradcheck_lint.rules.step_order.problem import ABSENT, Problem, Unit
+from gradcheck_lint.rules.step_order.scaling import judge_unscale, judge_update
+from gradcheck_lint.rules.step_order.stepping import judge_scheduler, judge_step, judge_zero
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+
+def problems(function: FunctionModel, code: str) -> list[Problem]:
+    """Return what is out of order in one function, as far as it concerns one rule."""
+    memo = function.module.memo
+    if "protocol" not in memo:
+        memo["protocol"] = _all_problems(function.module)
+    found: dict[tuple[str, int], list[Problem]] = memo["protocol"]
+    return found.get((code, id(function.scope)), [])
+
+
+def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
+    found: dict[tuple[str, int], list[Problem]] = defaultdict(list)
+    is_managed = module.uses_engine
+    if is_managed and b"manual_backward" not in module.source:
+        return found
+    reported: set[tuple[str, int]] = set()
+    for function in list(module.functions()):
+        if is_managed and "manual_backward" not in function.scope.words:
+            continue
+        if not _is_candidate(function):
+            continue
+        for problem in _problems_of(function):
+            key = (problem.code, id(problem.event.node))
+            if key in reported or problem.event.expects_error or _may_be_set_right(problem):
+                continue
+            reported.add(key)
+            found[problem.code, id(problem.function.scope)].append(problem)
+    return _without_repeats(found)
+
+
+def _without_repeats(
+    found: dict[tuple[str, int], list[Problem]],
+) -> dict[tuple[str, int], list[Problem]]:
+    """Leave out steps that find nothing because of a reset that is told by itself.
+
+    Alone, a method that resets and steps has no backward; its callers show where that comes.
+    """
+    resets = {
+        id(problem.event.node) for key in found if key[0] == "GCS302" for problem in found[key]
+    }
+    if not resets:
+        return found
+    return {
+        key: [
+            problem
+            for problem in known
+            if key[0] != "GCS303" or all(id(other.node) not in resets for other in problem.others)
+        ]
+        for key, known in found.items()
+    }
+
+
+def _may_be_set_right(problem: Problem) -> bool:
+    """Tell whether what a problem misses may be done where no path shows it."""
+    return any(may_act_unseen(problem.function, act) for act in _MISSED.get(problem.code, ()))
+
+
+_MISSED: Final = {
+    "GCS301": (ZEROING,),
+    "GCS302": (DIFFERENTIATING,),
+    "GCS303": (DIFFERENTIATING,),
+    "GCS304": (DIFFERENTIATING,),
+    "GCS305": (UNSCALING,),
+    "GCS306": (STEPPING,),
+    "GCS310": (UNSCALING, UPDATING),
+}
+"""What is not done where something is out of order, by the code of the rule."""
+
+
+def _trains(word: str) -> bool:
+    return word in STEPS or word == "unscale_" or "clip_grad" in word
+
+
+"""What is judged here, save for what is judged with it."""
+
+
+def _is_candidate(function: FunctionModel) -> bool:
+    if not function.module.near.has(function.scope, _trains):
+        return False
+    if matters(function):
+        return True
+    # A loop that only calls functions of the file: `for x in data: self.step(x)`.
+    return Part.LOOP in function.scope.parts and any(
+        isinstance(event, Call) and event.function is not None and event.loops
+        for event in function.events()
+    )
+
+
+def _problems_of(function: FunctionModel) -> Iterator[Problem]:
+    for loop in reversed(list(function.loops())):
+        paths = turns(loop, function)
+        if paths:
+            yield from _judge(paths, Unit(function, loop))
+    paths = once(function)
+    if paths:
+        yield from _judge(paths, Unit(function, None))
+
+
+def _judge(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
+    """Yield what every path shows that has the event in question."""
+    verdicts: dict[int, list[Problem | None]] = defaultdict(list)
+    for path in paths:
+        for index, item in enumerate(path):
+            judge = _JUDGES.get(type(item.event))
+            if judge is None or not unit.owns(item):
+                continue
+            for slot, verdict in enumerate(judge(path, index, unit)):
+                if verdict is not ABSENT:
+                    verdicts[id(item.event) * 4 + slot].append(verdict)
+    for found in verdicts.values():
+        first = found[0]
+        if first is not None and all(verdict is not None for verdict in found):
+            yield first
+
+
+_JUDGES = {
+    Step: judge_step,
+    Clip: judge_clip,
+    Unscale: judge_unscale,
+    ScalerUpdate: judge_update,
+    SchedulerStep: judge_scheduler,
+    ZeroGrad: judge_zero,
+}

@@ -1,0 +1,59 @@
+"""GCS302: zero_grad() that discards gradients no step has used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.step_order.protocol import problems
+from gradcheck_suite import catalogue
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.rules.step_order.problem import Problem
+
+
+class ZeroGradMisplaced(Rule):
+    """``zero_grad()`` comes between backward and step, or on each micro-batch of a window."""
+
+    entry = catalogue.ZERO_GRAD_MISPLACED
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every reset that is out of order on each path it lies on."""
+        for problem in problems(function, self.entry.code):
+            yield _violation(problem)
+
+
+_MESSAGES = {
+    "between": (
+        "zero_grad() clears the gradients between backward() and step(), so the step does not see "
+        "the loss at all"
+    ),
+    "window": (
+        "zero_grad() runs on every micro-batch, but the step only every so often: it uses the "
+        "gradients of the last micro-batch alone"
+    ),
+}
+_HINTS = {
+    "between": "call zero_grad() before backward() or after step()",
+    "window": "call zero_grad() right after step(), inside the same `if`",
+}
+
+
+def _violation(problem: Problem) -> Violation:
+    first, last = problem.others[0], problem.others[-1]
+    related = (
+        (first.node, "computed here" if problem.kind == "between" else "the step that follows"),
+        (last.node, "stepped here" if problem.kind == "between" else "added to here each time"),
+    )
+    severity = Severity.ERROR if problem.certain else Severity.WARNING
+    return Violation(
+        problem.event.node,
+        _MESSAGES[problem.kind],
+        severity,
+        _HINTS[problem.kind],
+        related,
+    )
