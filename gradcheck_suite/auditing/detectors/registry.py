@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf impor
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
@@ -131,6 +132,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
+        RepeatedLayerDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,
