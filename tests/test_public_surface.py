@@ -59,6 +59,7 @@ assert gradcheck_suite.check_gradients(Cube, x).ok
 """
 
 
+@pytest.mark.slow
 def test_a_check_loads_no_compiler():
     assert "torch._dynamo" not in loaded_after(CHECK)
     assert "torch._dynamo" in loaded_after(f"{CHECK}\ntorch.compile(torch.sin)")

@@ -197,6 +197,7 @@ def test_whether_a_transform_runs():
     assert not compat.transform_is_active()
 
 
+@pytest.mark.slow
 def test_a_process_knows_whether_it_has_made_an_optimizer(monkeypatch):
     code = """
 import torch

@@ -85,6 +85,7 @@ def test_a_look_at_leaves_costs_a_bounded_number_for_each(monkeypatch):
     assert each[1] - rare[1] <= 50
 
 
+@pytest.mark.slow
 def test_the_cost_per_op_stays_flat():
     always = {"checksum_every": 1}  # by default, how much time contents took decides
     tenfold = [

@@ -20,6 +20,7 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     order,
     owners_and_modes,
     parts,
+    rates,
     scaling,
     schedules,
     sixteen_bits,
@@ -104,6 +105,7 @@ WORDS = {
     "generator_first": ("warning", "which SGD had stepped on, left in its gradients"),
     "scaled_loss_unused": ("error", "divided gradients of SGD by the loss scale"),
     "inference_mode_in_training_mode": ("warning", "with BatchNorm1d in training mode"),
+    "rate_of_a_group_rounded_to_zero": ("warning", "`param_groups[0]` (2 parameters: `model[0].we"),
     "eval_for_ever": ("warning", "and 6 steps followed without train(): its Dropout"),
 }
 

@@ -67,6 +67,7 @@ def resting_at_random(monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.slow
 def test_nothing_is_said_of_a_correct_loop_that_is_watched_in_parts(
     audited, resting_at_random, name, seed
 ):

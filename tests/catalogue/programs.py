@@ -480,6 +480,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS312": (_two_optimizers,),
     "GCS313": (_warmed_up,),
     "GCS314": (_train_optimizer,),
+    "GCS315": (_two_optimizers,),
     "GCS401": (_cut,),
     "GCS402": (_backbone,),
     "GCS403": (_module(lambda names: names.Block(4), 2, 4),),

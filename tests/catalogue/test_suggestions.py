@@ -68,6 +68,7 @@ def test_any_name_gives_at_most_five_known_names(name):
 
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from(catalogue.ENTRIES), st.data())
+@pytest.mark.slow
 def test_a_slip_of_one_letter_finds_the_slug(entry, data):
     at = data.draw(st.integers(0, len(entry.slug) - 1))
     slipped = entry.slug[:at] + entry.slug[at + 1 :]

@@ -206,6 +206,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.slow
 def test_data_loader_workers(audit, method):
     done = audit(LOADER.replace("METHOD", repr(method)), "--output-format", "concise")
     assert done.returncode == 0, done.stderr
@@ -588,6 +589,7 @@ STARTED = {
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="not all of these are here")
 @pytest.mark.parametrize("how", STARTED)
+@pytest.mark.slow
 def test_training_in_child_processes_is_not_told_as_nothing_found(audit, how):
     starting, told = STARTED[how]
     done = audit(CHILDREN.replace("STARTING", starting), "--output-format", "json")
@@ -617,6 +619,7 @@ def test_a_script_that_only_computes_gradients_has_been_watched(audit):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.slow
 def test_processes_that_load_data_or_are_other_programs_are_no_training(audit, method):
     source = LOADER.replace("METHOD", repr(method)).replace(
         'print("done")', "import subprocess; subprocess.run(['true'])"
@@ -682,6 +685,7 @@ def test_an_abrupt_end_loses_nothing_of_the_audits_inside(audit, ending):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.slow
 def test_workers_end_as_they_do_without_an_audit(audit, method):
     done = audit(WORKERS.replace("METHOD", repr(method)), "--output-format", "concise")
     assert done.returncode == 0, done.stderr

@@ -94,6 +94,7 @@ def test_a_reader_sees_the_training_the_graph_and_the_report():
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_demo_as_it_ends_every_command():
     with subprocess.Popen(
         [sys.executable, "-m", "gradcheck_suite", "demo"],

@@ -170,6 +170,7 @@ def _keeping_loop(chance):
 @pytest.mark.parametrize(
     ("write", "seeds", "least"), [(_scaled_loop, 400, 40), (_keeping_loop, 400, 40)]
 )
+@pytest.mark.slow
 def test_safe_fix_never_ends_a_program_that_runs(write, seeds, least):
     fixed_and_run = 0
     for seed in range(seeds):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gradcheck_suite", "pytest_gradcheck_suite", "gradcheck_lint")
 

@@ -81,6 +81,7 @@ class TestIds:
 
         assert outcome(result) == [f"{name}::{each}" for each in chosen]
 
+    @pytest.mark.slow
     def test_together_with_tests_and_in_workers(self, write_tests, pytester, package):
         package("pkgmixed", layers=LAYERS)
         write_tests(TESTS)

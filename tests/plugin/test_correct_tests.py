@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 CORRECT = Path(__file__).parent / "suites" / "correct_idioms.py"
 
 
+@pytest.mark.slow
 def test_correct_tests_pass(run_tests_apart, pytester):
     source = CORRECT.read_text()
     pytester.makepyfile(test_correct=source)
@@ -123,6 +126,7 @@ MISTAKES = """
 """
 
 
+@pytest.mark.slow
 def test_mistakes_of_the_code_under_test_fail(run_tests, pytester):
     pytester.makepyfile(trainer=TRAINER)
     pytester.syspathinsert()

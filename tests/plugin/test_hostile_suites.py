@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 
+import pytest
+
 SUITE = '''
     import threading
     import unittest
@@ -143,6 +145,7 @@ def test_only_what_is_wrong_fails(run_tests, pytester):
     assert "test_leaves_an_audit_open: left an audit open; it was closed" in text
 
 
+@pytest.mark.slow
 def test_in_workers_that_stop_at_the_first_failure(write_tests, pytester):
     write_tests(SUITE)
 

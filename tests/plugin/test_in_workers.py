@@ -76,6 +76,7 @@ SOURCE = """
 """
 
 
+@pytest.mark.slow
 def test_every_feature(write_tests, run_tests, pytester):
     pytester.makeconftest("""
         import pytest
@@ -128,6 +129,7 @@ def test_every_feature(write_tests, run_tests, pytester):
 
 
 @pytest.mark.parametrize("where", ["here", "in workers"])
+@pytest.mark.slow
 def test_no_more_failures_than_asked_for(run_tests, pytester, where):
     """What was found by then is in the report."""
     result = run_tests(

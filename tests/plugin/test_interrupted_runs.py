@@ -46,6 +46,7 @@ def test_the_keyboard(run_tests_apart, pytester):
     assert finding["evidence"]["tests"] == ["test_training.py::test_forgets"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["json", "sarif", "html", "xml", "md"])
 def test_a_worker_that_dies(write_tests, pytester, suffix):
     write_tests(SOURCE.format(end="os._exit(3)"))

@@ -73,6 +73,7 @@ SOURCE = """
     "flags",
     [("--gradcheck-suite-audit",), ("--gradcheck-suite-audit=note", "--gradcheck-suite-seed=3")],
 )
+@pytest.mark.slow
 def test_bits_draws_and_exceptions(run_tests, flags):
     def digests(*arguments):
         lines = run_tests(SOURCE, "-s", *arguments).outlines

@@ -192,6 +192,7 @@ class TestAuditOfEveryTest:
         assert result.ret == 4
         result.stderr.fnmatch_lines(["*--gradcheck-suite-audit=error tests/*"])
 
+    @pytest.mark.slow
     def test_parallel_with_one_summary_and_one_report(self, write_tests, pytester, package):
         package("pkgpar")
         write_tests(SUITE)

@@ -111,6 +111,7 @@ class TestReports:
         assert "mine" in cases["test_breaks"].find("failure").get("message")
         assert cases["test_warned"].find("failure") is None
 
+    @pytest.mark.slow
     def test_parallel(self, write_tests, pytester):
         write_tests(self.SOURCE)
 

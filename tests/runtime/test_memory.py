@@ -151,6 +151,7 @@ def test_a_check_says_what_has_no_values():
         require_memory(freed(torch.ones(3)), "`x`")
 
 
+@pytest.mark.slow
 def test_no_process_ends_over_memory_that_was_freed():
     program = Path(__file__).parents[1] / "data" / "freed_memory.py"
     ended = warm_python.run([program])
@@ -221,6 +222,7 @@ def _reads_in(source):
             yield function.name, names
 
 
+@pytest.mark.slow
 def test_whoever_reads_values_asks_whether_they_are_there():
     unasked = {}
     used = set()

@@ -102,6 +102,7 @@ def test_every_name_of_the_api_raises_an_error_that_says_so(torch_here):
     assert all(word in line for word in words for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_the_plugin_harms_no_suite(torch_here):
     folder, words = torch_here
     (folder / "test_theirs.py").write_text(
@@ -165,6 +166,7 @@ WORK = """
         "torch.__version__ = 'built here'",
     ],
 )
+@pytest.mark.slow
 def test_unusual_torches_are_worked_with(tmp_path, before):
     # torch 2.6 leaves a temporary folder to the end of the interpreter.
     strictly = ("-W", "error", "-W", "ignore::ResourceWarning")
@@ -172,12 +174,14 @@ def test_unusual_torches_are_worked_with(tmp_path, before):
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_imported_after_us_is_the_same(tmp_path):
     program = "import gradcheck_suite as gs; gs.audit\n" + textwrap.dedent(WORK.format(before=""))
     done = run(tmp_path, "-c", program)
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
+@pytest.mark.slow
 def test_without_numpy_from_the_start(tmp_path):
     program = "import sys; sys.modules['numpy'] = None\n" + textwrap.dedent(WORK.format(before=""))
     done = run(tmp_path, "-W", "ignore", "-c", program)

@@ -174,6 +174,7 @@ DRAWS = {
     "part", [0, *(pytest.param(n, marks=pytest.mark.sweep) for n in range(1, 5))]
 )
 @pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.slow
 def test_float32_has_no_false_alarm_in_two_hundred_draws(name, part):
     make, shape = MODULES[name]
     false_alarms = []

@@ -67,6 +67,7 @@ def total_of(entries, options, **chosen):
         (torch.complex128, 1, PLAIN, 20, 1),
     ],
 )
+@pytest.mark.slow
 def test_a_sample_of_operators_has_no_false_failure(dtype, order, options, count, most):
     chosen = some(operators(dtype, order), count, seed=7, always=HARD)
     total = total_of(chosen, {"order": order, **options}, most=most, seed=7)

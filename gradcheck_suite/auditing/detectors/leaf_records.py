@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from gradcheck_suite.auditing.events import (
 )
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
+from gradcheck_suite.auditing.saved_tensors.checksums import read_answers
 from gradcheck_suite.auditing.user_modes import without_user_modes
 
 if TYPE_CHECKING:
@@ -423,7 +424,7 @@ class LeafRecords:
                 now = _sums(tensor)
                 if now is not None:
                     asked.append((record, record.sums, now))
-        answers = _read([_differ(before, now) for _, before, now in asked])
+        answers = read_answers([_differ(before, now) for _, before, now in asked])
         for (record, _, _), changed in zip(asked, answers, strict=True):
             record.changed = changed
             if changed:
@@ -468,7 +469,7 @@ def _are_zero(gradients: Sequence[Tensor]) -> list[bool]:
         return [False] * len(gradients)
     with torch.no_grad():
         asked = list(map(_is_all_zeros, gradients))
-    read = iter(_read([each for each in asked if each is not None]))
+    read = iter(read_answers([each for each in asked if each is not None]))
     return [each is not None and next(read) for each in asked]
 
 
@@ -479,16 +480,3 @@ def _is_all_zeros(gradient: Tensor) -> Tensor | None:
         return ~values.detach().any() if is_readable(values) else None
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def _read(answers: Sequence[Tensor]) -> list[bool]:
-    """Return the values of these, read at once from each device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for index, answer in enumerate(answers):
-        by_device.setdefault(answer.device, []).append(index)
-    read: list[Any] = [False] * len(answers)
-    for indices in by_device.values():
-        values = torch.stack([answers[index] for index in indices]).tolist()
-        for index, value in zip(indices, values, strict=True):
-            read[index] = value
-    return read

@@ -47,6 +47,9 @@ from gradcheck_suite.auditing.detectors.mode.stuck_in_eval import StuckInEvalDet
 from gradcheck_suite.auditing.detectors.mode.train_mode_in_eval import TrainModeInEvalDetector
 from gradcheck_suite.auditing.detectors.refusals.refused_by_torch import RefusedByTorchDetector
 from gradcheck_suite.auditing.detectors.step_order.clip_misplaced import ClipMisplacedDetector
+from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
+    LearningRateZeroDetector,
+)
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
 from gradcheck_suite.auditing.detectors.step_order.lost_updates import LostUpdatesDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
@@ -102,6 +105,7 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
     contract = FunctionContractDetector(recorder)
     without_gradient = ParameterWithoutGradientDetector(recorder, names)
     losses = ConstantLossTermDetector(without_gradient)
+    rates = LearningRateZeroDetector(recorder.optimizers, windows, leaves, names)
     return (
         leaves,
         SavedTensorModifiedDetector(recorder, names, carried),
@@ -124,7 +128,8 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
         SharedMemoryDetector(recorder.optimizers, names),
-        StepWithoutEffectDetector(recorder.optimizers),
+        rates,
+        StepWithoutEffectDetector(recorder.optimizers, rates),
         LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),

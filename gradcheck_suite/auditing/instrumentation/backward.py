@@ -228,6 +228,8 @@ class BackwardSource(EventSource):
     ) -> None:
         """Tell that it has ended."""
         recorder = self.recorder
+        if recorder.saved_tensors.asked:
+            recorder.saved_tensors.read_answers()
         if not self._tells_ends:
             return
         created, accumulated = without_user_modes(changes_since, before)

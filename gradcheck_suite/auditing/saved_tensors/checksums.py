@@ -8,6 +8,10 @@ and XOR (``torch.hash_tensor``), miss permutations and negations of an even coun
 
 Where memory is read again and again, the sums of columns alone are kept, which takes two thirds of
 the time: they miss what moves by a multiple of the row's length, so that each time has another.
+
+On an accelerator, sums and comparisons are operators like any other, queued on the device. What
+stops the queue is to read an answer: ``whether_same`` leaves it on the device, for whoever can wait
+until many are read at once (``read_answers``).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from gradcheck_suite._runtime.memory import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -34,10 +38,17 @@ __all__ = [
     "Fingerprint",
     "columns_of",
     "fingerprint",
+    "in_host_memory",
+    "read_answers",
     "same_columns",
     "same_content",
     "same_fingerprint",
+    "whether_same",
 ]
+
+READS_MEMORY = True
+"""Whether the CPU's memory is read where it lies. Where not, its tensors are summed up and compared
+by operators, as those of any other device: so that tests go that way where there is none."""
 
 BLOCK = 2039
 """The number of 64-bit words in a row of sums: a prime, for the reason given above. From 128 kB to
@@ -95,6 +106,11 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """By the bytes of an element, what contents are compared as: a NaN differs from itself."""
 
 
+def in_host_memory(tensor: Tensor) -> bool:
+    """Return whether the contents of a tensor can be read without an operator."""
+    return READS_MEMORY and tensor.is_cpu
+
+
 def fingerprint(tensor: Tensor, most_copied: int = SMALL) -> Fingerprint | None:
     """Copy or sum up the bits of ``tensor``, of any strided shape, dtype and device.
 
@@ -122,7 +138,7 @@ def columns_of(tensor: Tensor, width: int, *, keep: bool) -> Columns | None:
         The sums; None where the memory can't be read, is not the CPU's, fills no row, or does not
         lie in one piece. ``keep`` says whether they may keep the memory, too.
     """
-    if not (tensor.is_cpu and _can_be_summed(tensor)):
+    if not (in_host_memory(tensor) and _can_be_summed(tensor)):
         return None
     words, last = _rows_in_place(tensor, width, odd=True) or (None, b"")
     if words is None:
@@ -151,25 +167,62 @@ def same_content(before: Fingerprint, tensor: Tensor) -> bool:
 
     True where the contents can no longer be read: nothing is known to have changed.
     """
+    return bool(whether_same(before, tensor))
+
+
+def whether_same(before: Fingerprint, tensor: Tensor) -> bool | Tensor:
+    """Return what ``same_content`` does, where possible without waiting for a device.
+
+    Returns:
+        The answer, or a tensor of one boolean, on the device, that will hold it.
+    """
     if not _can_be_summed(tensor):
         return True
     if isinstance(before, bytes):
-        if tensor.is_cpu and tensor.nbytes == len(before) and tensor.is_contiguous():
+        if in_host_memory(tensor) and tensor.nbytes == len(before) and tensor.is_contiguous():
             return compare_memory(before, tensor.data_ptr(), len(before)) == 0
         return _copy_of(tensor, max(len(before), SMALL)) == before
     if isinstance(before, Columns):
         now = columns_of(tensor, len(before.sums) // _WORD, keep=False)
         return now is None or same_fingerprint(before, now)
-    return same_fingerprint(before, _sums_of(tensor))
+    return _compared(before, _sums_of(tensor))
+
+
+def read_answers(answers: Sequence[Tensor]) -> list[bool]:
+    """Return what these tensors of one boolean each hold, with one read from each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for index, answer in enumerate(answers):
+        by_device.setdefault(answer.device, []).append(index)
+    read = [False] * len(answers)
+    for indices in by_device.values():
+        values = torch.stack([answers[index] for index in indices]).tolist()
+        for index, value in zip(indices, values, strict=True):
+            read[index] = value
+    return read
 
 
 def same_fingerprint(one: Fingerprint, other: Fingerprint) -> bool:
     """Return whether two fingerprints, taken in the same way, are of the same contents."""
+    return bool(_compared(one, other))
+
+
+def _compared(one: Fingerprint, other: Fingerprint) -> bool | Tensor:
+    """Return whether they are the same, as a tensor where that lies on a device."""
     if isinstance(one, bytes) or isinstance(other, bytes):
         return one == other
     if isinstance(one, Columns) or isinstance(other, Columns):
         return one[1:] == other[1:]
-    return len(one) == len(other) and all(map(_equal, one, other))
+    parts = list(map(_equal, one, other))
+    if len(one) != len(other) or any(part is False for part in parts):
+        return False
+    on_device = [part for part in parts if isinstance(part, torch.Tensor)]
+    return torch.stack(on_device).all() if on_device else True
+
+
+def _equal(old: bytes | Tensor, new: bytes | Tensor) -> bool | Tensor:
+    if isinstance(old, bytes) or isinstance(new, bytes):
+        return isinstance(old, bytes) and isinstance(new, bytes) and old == new
+    return old.dtype == new.dtype and old.shape == new.shape and old.eq(new).all()
 
 
 def _can_be_summed(tensor: Tensor) -> bool:
@@ -179,7 +232,7 @@ def _can_be_summed(tensor: Tensor) -> bool:
 
 def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
     """Return the contents of so many bytes of the CPU's memory, None of more or of another's."""
-    if not tensor.is_cpu:
+    if not in_host_memory(tensor):
         return None
     if tensor.is_contiguous():
         size = tensor.nbytes
@@ -193,15 +246,9 @@ def _copy_of(tensor: Tensor, most_bytes: int) -> bytes | None:
     return copy_of_memory(tensor.data_ptr(), size) if size <= most_bytes else None
 
 
-def _equal(old: bytes | Tensor, new: bytes | Tensor) -> bool:
-    if isinstance(old, bytes) or isinstance(new, bytes):
-        return isinstance(old, bytes) and isinstance(new, bytes) and old == new
-    return old.dtype == new.dtype and torch.equal(old, new)
-
-
 def _sums_of(tensor: Tensor) -> tuple[bytes | Tensor, ...]:
     """Return the sums of rows and of columns, and what fills no row."""
-    if not tensor.is_cpu:
+    if not in_host_memory(tensor):
         rows, rest = _words_of(tensor)
         sums = () if rows is None else (rows.sum(1), rows.sum(0))
         return (*sums, *(() if rest is None else (rest.clone(),)))

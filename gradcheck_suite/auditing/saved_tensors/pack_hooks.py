@@ -7,6 +7,7 @@ and raises torch's error in torch's words.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections import Counter
@@ -33,6 +34,7 @@ from gradcheck_suite._torch_compat import (
 )
 from gradcheck_suite.auditing.call_sites import call_site, kind_of_file
 from gradcheck_suite.auditing.events import SavedTensorCorrupted, SavedTensorModified
+from gradcheck_suite.auditing.saved_tensors import checksums
 from gradcheck_suite.auditing.saved_tensors.checksums import (
     COPIED,
     SMALL,
@@ -40,8 +42,9 @@ from gradcheck_suite.auditing.saved_tensors.checksums import (
     Columns,
     columns_of,
     fingerprint,
+    read_answers,
     same_columns,
-    same_content,
+    whether_same,
 )
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import CHECKSUMMED, PackedTensor
 from gradcheck_suite.auditing.user_modes import without_user_modes
@@ -76,6 +79,10 @@ _COPIED_OF_ALL = 4 << 20
 """So many bytes of an iteration may be kept as copies, where sums take longer and no memory. A
 bound on memory, with room for 32 tensors of the size ``COPIED``."""
 
+_HELD = 256 << 20
+"""So many bytes of saved tensors on an accelerator are kept alive, longer than backward would,
+until what they were compared to is read. A bound on memory; chosen."""
+
 _THOROUGH_ITERATIONS = 3
 """A mistake that happens once is likeliest in these; one that goes on is seen in those after. As
 many as have checksums by default (``checksum_first_steps``)."""
@@ -93,6 +100,7 @@ class SavedTensors:
         copied: how many bytes of this iteration's contents were kept as they are.
         unread: how many contents could not be read, by reason.
         checksum_seconds: the time spent on contents so far.
+        asked: answers on an accelerator, yet to be read, and what to tell if they are a no.
     """
 
     def __init__(
@@ -110,6 +118,8 @@ class SavedTensors:
         self._shares = True
         self._recent: dict[int, weakref.ref[PackedTensor]] = {}
         self._recent_birth: Birth | None = None
+        self.asked: list[tuple[Tensor, SavedTensorCorrupted]] = []
+        self._held = 0
         self.unread: Counter[str] = Counter()
         self.checksum_seconds = 0.0
 
@@ -180,6 +190,7 @@ class SavedTensors:
                 size <= SMALL
                 and address
                 and tensor.is_cpu
+                and checksums.READS_MEMORY
                 and tensor.is_contiguous()
                 and not (tensor.is_nested or tensor.is_quantized)
             ):
@@ -226,6 +237,8 @@ class SavedTensors:
 
     def begin_iteration(self, iteration: int, *, is_suspicious: bool) -> None:
         """Make room for the copies of an iteration, and choose how its contents are noted."""
+        if self.asked:
+            self.read_answers()
         self.copied = 0
         self.is_thorough = is_suspicious or iteration < _THOROUGH_ITERATIONS
         if self._state.take_fingerprints:
@@ -285,7 +298,7 @@ class SavedTensors:
         in_place = tensor.data_ptr() == packed.checked_address
         if in_place and first.proven_at is now:
             return
-        unchanged = True
+        unchanged: bool | Tensor = True
         content = packed.fingerprint
         if (
             type(content) is bytes
@@ -298,40 +311,56 @@ class SavedTensors:
                 unchanged = memory_of_size[size](address).raw == content
             else:
                 unchanged = compare_memory(content, address, size) == 0
-            first.proven_at = now if unchanged else None
         elif _may_read(tensor):
-            try:
+            with contextlib.suppress(RuntimeError):
                 if in_place and type(content) is Columns and content.words is not None:
                     unchanged = without_user_modes(same_columns, content, content.words)
                 else:
-                    unchanged = without_user_modes(same_content, content, tensor)
-            except RuntimeError:
-                unchanged = True
-            else:
-                first.proven_at = now if unchanged else None
+                    unchanged = without_user_modes(whether_same, content, tensor)
+        first.proven_at = now if unchanged is True else None
         self.checksum_seconds += perf_counter() - began
-        if unchanged or not inside_backward():
+        if unchanged is True or not inside_backward():
             return
-        if packed.first is not None and not self._write_log.since(packed.moment.sequence, tensor):
+        node = current_node()
+        if node is not None and _is_rewritten_by_its_op(node, packed):
+            return
+        event = SavedTensorCorrupted(
+            packed=packed,
+            step=self._state.step,
+            node=None if node is None else node.name(),
+            producer=_producer_when_saved(packed, node),
+            change="content" if in_place else "memory",
+            site=call_site(),
+        )
+        if unchanged is False:
+            self._tell(event)
+        else:
+            self.asked.append((unchanged, event))
+            self._held += tensor.nbytes
+            if self._held > _HELD:
+                self.read_answers()
+
+    def read_answers(self) -> None:
+        """Read what comparisons on an accelerator have come to: all at once, as that waits."""
+        asked, self.asked, self._held = self.asked, [], 0
+        began = perf_counter()
+        unchanged = without_user_modes(read_answers, [answer for answer, _ in asked])
+        self.checksum_seconds += perf_counter() - began
+        for (_, event), same in zip(asked, unchanged, strict=True):
+            if not same:
+                self._tell(event)
+
+    def _tell(self, event: SavedTensorCorrupted) -> None:
+        packed = event.packed
+        written = self._write_log.since(packed.moment.sequence, packed.tensor)
+        if packed.first is not None and not written:
             # Perhaps it was changed before this one was saved, by a write that nobody saw: what is
             # certain is only that the first was changed. From the next iteration on, each has its
             # own.
             self._shares = False
             self._state.want_fingerprints = True
             return
-        node = current_node()
-        if node is not None and _is_rewritten_by_its_op(node, packed):
-            return
-        self._bus.emit(
-            SavedTensorCorrupted(
-                packed=packed,
-                step=self._state.step,
-                node=None if node is None else node.name(),
-                producer=_producer_when_saved(packed, node),
-                change="content" if in_place else "memory",
-                site=call_site(),
-            )
-        )
+        self._bus.emit(event)
 
 
 def _module_frames() -> list[CodeType | None]:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.growing import grows
-from gradcheck_lint.model.syntax import bound_names, dotted_name, pairs_of, positional
+from gradcheck_lint.model.syntax import (
+    bound_names,
+    dotted_name,
+    pairs_of,
+    positional,
+    small_statements,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,13 +70,12 @@ def class_assignments(
     node: cst.ClassDef,
 ) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression | None]]:
     """Yield each target in the body of a class with what it is given."""
-    for statement in node.body.body:
-        for small in statement.body if type(statement) is cst.SimpleStatementLine else ():
-            if type(small) is cst.Assign:
-                for target in small.targets:
-                    yield target.target, small.value
-            elif type(small) is cst.AnnAssign and small.value is not None:
-                yield small.target, small.value
+    for small in small_statements(node.body):
+        if type(small) is cst.Assign:
+            for target in small.targets:
+                yield target.target, small.value
+        elif type(small) is cst.AnnAssign and small.value is not None:
+            yield small.target, small.value
 
 
 _BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})

@@ -14,7 +14,6 @@ from gradcheck_lint.model.elements import bind_target, element_of, indices, is_e
 from gradcheck_lint.model.flow import Block, Call, GradMode, InPlace, ZeroGrad
 from gradcheck_lint.model.items import item_of, only_integer
 from gradcheck_lint.model.knowledge import (
-    HARMLESS_BUILTINS,
     SCALAR_ATTRIBUTES,
     SETTINGS,
     TORCH_MODULES_WITH_WEIGHTS,
@@ -489,11 +488,6 @@ _TRANSPARENT = (
 @cache
 def _is_read(kind: type[cst.CSTNode]) -> bool:
     return issubclass(kind, (cst.BaseExpression, *_TRANSPARENT))
-
-
-def is_builtin(reading: Reading, name: str) -> bool:
-    """Tell whether ``name`` is a built-in function that leaves gradients alone."""
-    return name in HARMLESS_BUILTINS and name not in reading.state.names
 
 
 def _read_call(reading: Reading, node: cst.CSTNode) -> Values:

@@ -129,12 +129,6 @@ class AutogradFunction:
         star = self.backward.node.params.star_arg
         return star if isinstance(star, cst.Param) else None
 
-    @cached_property
-    def context_name(self) -> str:
-        """Return what forward or ``setup_context`` calls the context."""
-        holder = self.setup or self.forward
-        return (holder.first_parameter if holder else None) or "ctx"
-
     def saving_calls(self, name: str) -> Iterator[cst.Call]:
         """Yield the calls of ``ctx.<name>(...)`` where the context is filled."""
         for scope in (self.forward, self.setup):

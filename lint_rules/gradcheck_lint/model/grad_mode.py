@@ -135,23 +135,6 @@ def initial_mode(scopes: Scopes, scope: FunctionScope) -> GradMode:
     return mode
 
 
-def is_turned_off(scopes: Scopes, scope: FunctionScope) -> bool:
-    """Tell whether a decorator turns recording off, and none turns it on.
-
-    That others, which are not known, turn it on again in between is not to be expected.
-    """
-    node = scope.node
-    if isinstance(node, cst.Module):
-        return False
-    asked = set()
-    for decorator in node.decorators:
-        expression = decorator.decorator
-        call = expression if isinstance(expression, cst.Call) else None
-        name = dotted_name(call.func if call else expression)
-        asked.add(_asked_mode(scopes.resolve_import(name) if name else None, call))
-    return GradMode.DISABLED in asked and asked <= {GradMode.DISABLED, None}
-
-
 def _leaves_mode_alone(name: str | None, qualified: str | None) -> bool:
     if qualified is not None:
         return qualified.partition(".")[0] in _DECORATOR_PACKAGES

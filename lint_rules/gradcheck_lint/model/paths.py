@@ -36,7 +36,7 @@ from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.model.values import sites
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from gradcheck_lint.model.values import Values
 
@@ -508,11 +508,3 @@ def _is_unclear(call: Call, walk: _Walk) -> bool:
     if name is not None and "backward" in name and not name.endswith(("_sync", "_hook")):
         return True
     return not call.harmless and bool(call.handed & walk.function.holders)
-
-
-def occurrences(paths: Sequence[Path], turn: int) -> Iterator[tuple[Path, int, Occurrence]]:
-    """Yield every event of one iteration with its path and its place on it."""
-    for path in paths:
-        for index, item in enumerate(path):
-            if item.turn == turn:
-                yield path, index, item

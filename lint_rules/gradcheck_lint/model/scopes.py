@@ -377,6 +377,8 @@ class Scopes:
                 for statement in child.body:  # type: ignore[attr-defined]
                     if type(statement) in _IMPORTS:
                         self._add_import(statement)
+            elif kind in _IMPORTS:  # `if x: import y`
+                self._add_import(child)  # type: ignore[arg-type]
             elif kind in _BLOCKS:
                 self._collect(child, function, owner, prefix)
             elif isinstance(child, cst.FunctionDef):

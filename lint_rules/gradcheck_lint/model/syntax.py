@@ -68,6 +68,15 @@ ATOMS = frozenset({cst.Name, cst.Integer, cst.Float, cst.Imaginary, cst.SimpleSt
 """The types of nodes that have none below them, which half of all nodes are."""
 
 
+def small_statements(body: cst.BaseSuite | cst.Module) -> Iterator[cst.BaseSmallStatement]:
+    """Yield the simple statements of a block itself, those of ``if x: y = 1; z = 2`` as well."""
+    for statement in body.body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield from statement.body
+        elif isinstance(statement, cst.BaseSmallStatement):
+            yield statement
+
+
 def child_list(node: cst.CSTNode) -> list[cst.CSTNode]:
     """Return the nodes directly below ``node`` that mean something, in source order."""
     known = _BELOW.get(type(node))

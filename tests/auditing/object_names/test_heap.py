@@ -191,6 +191,7 @@ def test_a_holder_that_was_found_is_told_where_there_is_no_time_for_its_name(
     assert message.startswith("a list (")
 
 
+@pytest.mark.slow
 def test_an_audit_of_many_cloned_networks_spends_no_more_on_searches_than_allowed():
     program = Path(__file__).parents[2] / "data" / "cloned_networks.py"
     ended = warm_python.run([program, "200"])

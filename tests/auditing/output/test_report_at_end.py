@@ -195,6 +195,7 @@ def test_a_forked_child_that_leaves_the_block_says_nothing(run):
     assert done.stderr.count("gradcheck-suite audit: 1 error") == 1
 
 
+@pytest.mark.slow
 def test_a_process_of_multiprocessing_tells_of_its_own_audit(run):
     done = run(
         "import multiprocessing\n\n@gs.audit()\ndef fit():\n    train()\n\n"

@@ -138,6 +138,7 @@ def answers(tmp_path_factory):
     return {name: answer == "True" for name, _, answer in lines}
 
 
+@pytest.mark.slow
 def test_gcs801_ranks_that_start_apart_stay_apart(answers):
     assert not answers["GCS801 example"]
     assert answers["GCS801 instead"]

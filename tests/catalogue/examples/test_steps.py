@@ -319,3 +319,14 @@ def test_gcs314_computes_with_weights_from_before_the_first_step(example, instea
     assert all(torch.equal(each, stale[0]) for each in stale)
     fresh = losses(instead("GCS314").train)
     assert not torch.equal(fresh[1], fresh[0])
+
+
+def test_gcs315_trains_the_last_layer_alone(example, instead, batches, snapshot, same):
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+    first, last = snapshot(model[0]), snapshot(model[1])
+    example("GCS315").train(model, batches)
+    assert same(snapshot(model[0]), first)
+    assert not same(snapshot(model[1]), last)
+    assert model[0].weight.grad.any()
+    instead("GCS315").train(model, batches)
+    assert not same(snapshot(model[0]), first)

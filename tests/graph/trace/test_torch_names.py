@@ -132,6 +132,7 @@ class TestMissing:
         assert custom_function_class(Bare()) is None
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_with_deep_graphs_ends_well():
     """Deep graphs that are alive at exit, or just released, must not take the process down."""
     script = """

@@ -307,6 +307,7 @@ class TestLifetime:
 
         assert len(graph.nodes) == 100_001
 
+    @pytest.mark.slow
     def test_the_time_of_a_deep_graph_grows_with_its_nodes_alone(self):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
         done = warm_python.run(["-c", TIME_DEEP_GRAPHS], env=environment)

@@ -71,11 +71,13 @@ def sampled_mutants(seed: int, count: int) -> list[Mutant]:
     return draw.sample(found, k=min(count, len(found)))
 
 
+@pytest.mark.slow
 def test_mutants_made_by_hand_are_caught():
     missed = [mutant.name for mutant in BY_HAND if not caught(mutant)]
     assert len(missed) <= (1 - LEAST_SHARE) * len(BY_HAND), missed
 
 
+@pytest.mark.slow
 def test_a_sample_of_automatic_mutants_is_caught():
     sample = sampled_mutants(0, SAMPLED)
     missed = [mutant.name for mutant in sample if not caught(mutant)]

@@ -273,7 +273,19 @@ def before(function):
 
 
 MATRIX = (4, 6)
+
+
+class RightOnce(Sine):
+    """Right the first time that it runs on a graph, and wrong in the same way ever after."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.runs = min(getattr(ctx, "runs", 0) + 1, 2)
+        return Sine.backward(ctx, grad) * ctx.runs
+
+
 BROKEN = [
+    ("right_once", RightOnce, Sine, MATRIX, "GCS603", "run again on the same graph"),
     ("transposes", Transposes, Sine, MATRIX, "GCS609", "for a transposed incoming gradient"),
     ("gaps", Gaps, Sine, MATRIX, "GCS609", "for a strided incoming gradient"),
     ("expands", Expands, Sine, MATRIX, "GCS609", "raises for an expanded incoming gradient"),

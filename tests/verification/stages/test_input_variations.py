@@ -112,6 +112,7 @@ class PairsOfBlocks(Pairs):
         return gradient
 
 
+@pytest.mark.slow
 def test_what_makes_all_pairs_is_tried_at_a_size_that_it_can_afford():
     x = torch.linspace(-1, 1, 64, dtype=torch.float64).requires_grad_()
     Pairs.largest = 0

@@ -26,6 +26,9 @@ from gradcheck_suite.findings import Finding
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
+        LearningRateZeroDetector,
+    )
     from gradcheck_suite.auditing.events import Subscriptions
     from gradcheck_suite.auditing.object_names.optimizers import Optimizers
     from gradcheck_suite.auditing.saved_tensors.checksums import Fingerprint
@@ -61,7 +64,7 @@ class _Still:
     site: CallSite | None
     steps: int = 0
     scheduled: bool = False
-    rates: tuple[float, ...] = ()
+    rates: tuple[float | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -78,8 +81,9 @@ class _Skipped:
 class StepWithoutEffectDetector:
     """Reports step-without-effect (GCS313)."""
 
-    def __init__(self, optimizers: Optimizers) -> None:
+    def __init__(self, optimizers: Optimizers, rates: LearningRateZeroDetector) -> None:
         self._optimizers = optimizers
+        self._rates = rates
         self._still: list[_Still] = []
         self._moved: dict[int, weakref.ref[Optimizer]] = {}
         self._before: list[tuple[Tensor, Fingerprint]] = []
@@ -134,9 +138,14 @@ class StepWithoutEffectDetector:
             still = _Still(weakref.ref(optimizer), type(optimizer).__name__, event.site)
             self._still.append(still)
             return None
+        if self._rates.suspects(optimizer):  # that tells of the group, and why
+            still.steps = 0
+            return None
         still.steps += 1
         still.scheduled = any("initial_lr" in group for group in optimizer.param_groups)
-        still.rates = tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+        rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
+        # None where the optimizer finds its own, as Adafactor does.
+        still.rates = tuple(None if rate is None else float(rate) for rate in rates)
         return None
 
     def _has_moved(self, optimizer: Optimizer) -> bool:
@@ -176,7 +185,7 @@ class StepWithoutEffectDetector:
 
 def _of_still(still: _Still) -> Finding:
     steps = still.steps + 1  # the first, which has shown that there is reason to look
-    is_zero = not any(still.rates)
+    is_zero = all(rate == 0 for rate in still.rates)
     why = "its learning rate is 0" if is_zero else "each update was less than rounding"
     hint = "give it a learning rate above 0"
     if not is_zero:

@@ -108,10 +108,14 @@ class BareNode:
         return tuple(None if part is None else dense(part.detach()) for part in row)
 
 
-def catch_nodes(recording: RecordedCall, cotangents: Sequence[torch.Tensor]) -> list[CaughtNode]:
+def catch_nodes(
+    recording: RecordedCall, fresh: RecordedCall, cotangents: Sequence[torch.Tensor]
+) -> list[CaughtNode]:
     """Run backward once and catch what arrives at the nodes of custom Functions.
 
-    A Function that is used often is looked at in three places.
+    A Function that is used often is looked at in three places. What is returned are the nodes of
+    ``fresh``, the same call recorded again: no backward has run there, which a Function that is
+    right the first time alone would remember.
     """
     caught: dict[Node, dict[int, torch.Tensor]] = {}
     handles = []
@@ -131,7 +135,13 @@ def catch_nodes(recording: RecordedCall, cotangents: Sequence[torch.Tensor]) -> 
     finally:
         for handle in handles:
             handle.remove()
-    return [CaughtNode(node, function, caught[node]) for node, function in nodes if node in caught]
+    fresh.make_ready()
+    unused = dict(zip(custom_nodes(recording.tensors), custom_nodes(fresh.tensors), strict=True))
+    return [
+        CaughtNode(unused[node], function, caught[node])
+        for node, function in nodes
+        if node in caught
+    ]
 
 
 _MOST_USES = 3

@@ -10,7 +10,7 @@ from gradcheck_lint.analyses.cuts import is_certain
 from gradcheck_lint.analyses.repeated_calls import differentiated_later
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import Backward
-from gradcheck_lint.model.values import Kind, Values, all_are, cut_of
+from gradcheck_lint.model.values import Kind, Values, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -33,17 +33,21 @@ class ForcedRequiresGrad(Rule):
                 continue
             if event.seeded:
                 continue
-            cut = cut_of(event.values)
-            if cut is None or not _are_forced(event.values, cut):
-                continue
-            yield Violation(
-                cut,
-                f"the graph ends at `{source_of(function.module, cut)}`; with requires_grad "
-                "forced on, backward() runs without an error and no parameter gets a gradient",
-                Severity.ERROR if is_certain(event) else Severity.WARNING,
-                "call backward() on the computed loss itself",
-                ((event.node, "backward() reaches no further than this"),),
-            )
+            # A loop over several losses may have as many of them.
+            cuts = {id(value.cut): value.cut for value in event.values if value.cut is not None}
+            for cut in cuts.values():
+                if _are_forced(event.values, cut):
+                    yield self._violation(function, event, cut)
+
+    def _violation(self, function: FunctionModel, event: Backward, cut: cst.CSTNode) -> Violation:
+        return Violation(
+            cut,
+            f"the graph ends at `{source_of(function.module, cut)}`; with requires_grad forced on, "
+            "backward() runs without an error and no parameter gets a gradient",
+            Severity.ERROR if is_certain(event) else Severity.WARNING,
+            "call backward() on the computed loss itself",
+            ((event.node, "backward() reaches no further than this"),),
+        )
 
 
 def _are_forced(values: Values, cut: cst.CSTNode) -> bool:

@@ -20,6 +20,7 @@ from gradcheck_lint.model.syntax import (
     keyword,
     last_word,
     positional,
+    small_statements,
     walk,
 )
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Value, Values, all_are
@@ -142,11 +143,7 @@ def _held_at_the_end(name: str, function: FunctionModel) -> Values:
     if not sources or len(values) == 1 or isinstance(node, cst.Module):
         return values
     direct = {
-        id(small.value)
-        for line in node.body.body
-        if isinstance(line, cst.SimpleStatementLine)
-        for small in line.body
-        if isinstance(small, cst.Assign)
+        id(small.value) for small in small_statements(node.body) if isinstance(small, cst.Assign)
     }
     if any(id(source) not in direct for source in sources):
         return values

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from gradcheck_lint.model.module import FunctionModel
 
-_Layers = "list[cst.BaseExpression | None]"
-
 INPLACE_PLACES: Final = {
     **dict.fromkeys(("ReLU", "ReLU6", "SiLU", "SELU", "Mish", "Hardswish", "Hardsigmoid"), 0),
     **dict.fromkeys(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"), 1),
@@ -129,12 +127,13 @@ class _Growth:
         """Yield what grows in the statements of a block, one after the other."""
         last: dict[str, cst.BaseExpression | None] = {}
         for statement in getattr(block, "body", ()):
-            if not isinstance(statement, cst.SimpleStatementLine):
+            if isinstance(statement, cst.BaseCompoundStatement):
                 if not isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
                     yield from self._parts_below(statement)
                 self._forget(statement, last)
                 continue
-            for small in statement.body:
+            is_line = isinstance(statement, cst.SimpleStatementLine)
+            for small in statement.body if is_line else (statement,):
                 name, added, is_new = self._added(small)
                 if name is None:
                     self._forget(small, last)
@@ -144,7 +143,7 @@ class _Growth:
 
     def _parts_below(self, node: cst.CSTNode) -> Iterator[list[cst.BaseExpression | None]]:
         for child in child_list(node):
-            if isinstance(child, cst.IndentedBlock):
+            if isinstance(child, cst.BaseSuite):
                 yield from self._parts_of(child)
             elif isinstance(child, (cst.If, cst.Else, cst.BaseCompoundStatement)):
                 yield from self._parts_below(child)

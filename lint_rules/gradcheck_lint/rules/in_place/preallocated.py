@@ -48,6 +48,3 @@ _WITHOUT_GRADIENT = words("bool int int8 int16 int32 int64 long short uint8 uint
 """Types of tensors that have no graph, whatever is written into them."""
 
 _MOVES = frozenset({"to", "cuda", "float", "double", "half", "type_as"})
-
-
-_FACTORY_WORDS = _FACTORY_METHODS | {name.rpartition(".")[2] for name in FACTORIES}

@@ -157,9 +157,6 @@ def _asks_for_tensor(test: cst.BaseExpression, name: str) -> bool | None:
     return any((dotted_name(kind) or "Tensor").endswith("Tensor") for kind in kinds)
 
 
-_ASKS = frozenset({"isinstance", "torch.is_tensor"})
-
-
 def _is_not_none(test: cst.Comparison) -> bool | None:
     """Tell whether a comparison is ``is not None`` (True) or ``is None`` (False)."""
     only = test.comparisons[0]

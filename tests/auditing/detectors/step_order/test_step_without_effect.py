@@ -173,3 +173,23 @@ def test_a_scaler_that_leaves_out_every_step_is_told_of(audited, only, line_of):
 def test_a_scaler_that_steps_by_and_by_is_not(audited, options):
     session = audited(lambda: scaled(**options))
     assert CODE not in {finding.code for finding in session.findings}
+
+
+def test_a_rate_that_the_optimizer_finds_itself_is_no_rate_of_zero(audited, only):
+    class Own(torch.optim.SGD):
+        def step(self):
+            for group in self.param_groups:
+                group["lr"] = None
+
+    def loop():
+        model = nn.Linear(4, 1)
+        optimizer = Own(model.parameters(), lr=0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            x, y = data()
+            (model(x) - y).pow(2).mean().backward()
+            optimizer.step()
+
+    finding = only(audited(loop), CODE)
+    assert finding.evidence["learning_rates"] == (None,)
+    assert "learning rate is 0" not in finding.message

@@ -15,6 +15,7 @@ from gradcheck_lint.model.syntax import (
     boolean,
     bound_names,
     dotted_name,
+    small_statements,
     walk,
 )
 from gradcheck_lint.model.values import Kind
@@ -262,13 +263,9 @@ def _is_used_whole(loop: cst.CSTNode, owner: str) -> bool:
 def _ends_with(loop: cst.CSTNode, update: cst.Assign) -> bool:
     """Tell whether the loop is left after an update."""
     for block in walk(loop):
-        if not isinstance(block, cst.IndentedBlock):
+        if not isinstance(block, cst.BaseSuite):
             continue
-        small = [
-            part
-            for line in block.body
-            for part in (line.body if isinstance(line, cst.SimpleStatementLine) else ())
-        ]
+        small = list(small_statements(block))
         if any(part is update for part in small):
             return isinstance(small[-1], (cst.Break, cst.Return, cst.Raise))
     return False

@@ -109,7 +109,7 @@ def _comes_first(function: FunctionModel, first: cst.CSTNode, later: cst.CSTNode
     """Tell whether one statement runs before another one whenever that does."""
     around: cst.CSTNode = function.scope.node
     for block in walk(function.scope.node):
-        is_block = isinstance(block, (cst.IndentedBlock, cst.Lambda, cst.FunctionDef))
+        is_block = isinstance(block, (cst.BaseSuite, cst.Lambda, cst.FunctionDef))
         if is_block and block is not around and any(node is first for node in walk(block)):
             around = block
     return any(node is later for node in walk(around))

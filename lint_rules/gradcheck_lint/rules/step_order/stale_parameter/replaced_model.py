@@ -106,7 +106,7 @@ def _is_around(function: FunctionModel, made: cst.CSTNode | None, later: cst.CST
     """Tell whether the innermost block of one statement has another in it, too."""
     around: cst.CSTNode = function.scope.node
     for block in walk(function.scope.node):
-        if isinstance(block, cst.IndentedBlock) and any(node is made for node in walk(block)):
+        if isinstance(block, cst.BaseSuite) and any(node is made for node in walk(block)):
             around = block
     return any(node is later for node in walk(around))
 

@@ -14,7 +14,6 @@ from gradcheck_lint.model.function_class import (
     names_in,
     returns,
 )
-from gradcheck_lint.model.needed_gradients import guards_in
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -25,6 +24,7 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.custom_function.none_gradient.needed_gradients import guards_in
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 

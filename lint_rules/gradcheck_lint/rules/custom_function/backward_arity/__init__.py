@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcheck_lint.model.function_class import function_with, has_other_decorator, returns
-from gradcheck_lint.model.gradient_count import GradientCount
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.custom_function.backward_arity.gradient_count import GradientCount
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 

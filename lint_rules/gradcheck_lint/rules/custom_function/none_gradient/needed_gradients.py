@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.function_class import elements_of
-from gradcheck_lint.model.syntax import assigned_once, bound_names, dotted_name, integer, is_none
+from gradcheck_lint.model.syntax import (
+    assigned_once,
+    bound_names,
+    dotted_name,
+    integer,
+    is_none,
+    small_statements,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,12 +112,10 @@ def _asked(test: cst.BaseExpression, answers: dict[str, int]) -> int | None:
 
 
 def _assigned(node: cst.If) -> set[str]:
-    found: set[str] = set()
-    for statement in node.body.body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            for small in statement.body:
-                if isinstance(small, cst.Assign):
-                    for target in small.targets:
-                        if isinstance(target.target, cst.Name):
-                            found.add(target.target.value)
-    return found
+    return {
+        target.target.value
+        for small in small_statements(node.body)
+        if isinstance(small, cst.Assign)
+        for target in small.targets
+        if isinstance(target.target, cst.Name)
+    }
