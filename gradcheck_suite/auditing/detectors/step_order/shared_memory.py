@@ -83,7 +83,9 @@ class SharedMemoryDetector:
         by_memory: dict[int, list[tuple[Tensor, Optimizer]]] = {}
         for reference in self._seen.values():
             optimizer = reference()
-            for parameter in () if optimizer is None else parameters_of(optimizer):
+            if optimizer is None:
+                continue
+            for parameter in parameters_of(optimizer):
                 # A subclass may have no memory of its own.
                 plain = type(parameter) in _PLAIN and parameter.layout is torch.strided
                 if plain and parameter.grad is not None and is_readable(parameter):
@@ -142,7 +144,7 @@ def _range(tensor: Tensor) -> tuple[int, int]:
     span = 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    begin = tensor.storage_offset() * tensor.element_size()
+    begin = int(tensor.storage_offset()) * tensor.element_size()
     return begin, begin + span * tensor.element_size() if tensor.numel() else begin
 
 
