@@ -52,7 +52,10 @@ def kept_by_caller(function: FunctionModel, store: Store) -> bool:
         return _kept_in_object(function, store)
     if store.how is not StoreKind.APPEND or not store.target.isidentifier():
         return False
-    if any(value.kind is not Kind.UNKNOWN for value in store.target_values):
+    if any(
+        value.kind not in {Kind.UNKNOWN, Kind.CONTAINER} or value.origin is Origin.BOUNDED
+        for value in store.target_values
+    ):
         return False
     if empties(function.scope.nodes_with_lambdas, store.target):
         return False

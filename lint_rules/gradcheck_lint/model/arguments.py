@@ -148,7 +148,7 @@ def record_call(
         if surroundings.returns_optimizer(function):
             return frozenset({recorder.value(Kind.OPTIMIZER, node)})
         if not is_constructor and _is_one_result(node):
-            returned = surroundings.returned_by(function, reading.scope)
+            returned = surroundings.returned_by(function)
     own = frozenset((id(node),))
     made = Value(
         Kind.UNKNOWN,

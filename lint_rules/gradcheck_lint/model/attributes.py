@@ -9,6 +9,7 @@ import libcst as cst
 from gradcheck_lint.model.growing import grows
 from gradcheck_lint.model.syntax import (
     bound_names,
+    decorator_name,
     dotted_name,
     pairs_of,
     positional,
@@ -78,6 +79,21 @@ def class_assignments(
             yield small.target, small.value
 
 
+def fields_of(node: cst.ClassDef) -> tuple[str, ...]:
+    """Return the fields of a class that takes them in order, as a dataclass does; else nothing."""
+    decorators = {decorator_name(known) for known in node.decorators}
+    bases = {(dotted_name(base.value) or "").rpartition(".")[2] for base in node.bases}
+    if not decorators & _FIELD_DECORATORS and "NamedTuple" not in bases:
+        return ()
+    return tuple(
+        small.target.value
+        for statement in node.body.body
+        for small in (statement.body if type(statement) is cst.SimpleStatementLine else ())
+        if type(small) is cst.AnnAssign and type(small.target) is cst.Name
+    )
+
+
+_FIELD_DECORATORS = frozenset({"dataclass", "define", "frozen", "s", "attrs"})
 _BINDING = frozenset({cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Call})
 
 

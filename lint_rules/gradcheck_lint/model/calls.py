@@ -17,10 +17,11 @@ from gradcheck_lint.model.arguments import (
 )
 from gradcheck_lint.model.arithmetic import same_graph
 from gradcheck_lint.model.attaching import may_hold_layers
+from gradcheck_lint.model.attributes import fields_of
 from gradcheck_lint.model.comprehensions import DRAINING
 from gradcheck_lint.model.elements import element_of
 from gradcheck_lint.model.expressions import container, read
-from gradcheck_lint.model.flow import Attach, ZeroGrad
+from gradcheck_lint.model.flow import Attach, InPlace, ZeroGrad
 from gradcheck_lint.model.forward import is_model, read_forward, without_none
 from gradcheck_lint.model.knowledge import HARMLESS_BUILTINS, HARMLESS_PACKAGES
 from gradcheck_lint.model.methods import read_method
@@ -106,7 +107,14 @@ def _make_instance(reading: Reading, node: cst.Call, name: str, arguments: Argum
     elif reading.scopes.derives_from(scope, "torch.optim."):
         kind = Kind.OPTIMIZER
     holds = frozenset({id(node)}) | held_by(arguments.everything)
-    return frozenset({reading.recorder.value(kind, node, name=name, holds=holds)})
+    entries: dict[str, Values] = {}
+    if maker is None and kind is Kind.INSTANCE:
+        entries = dict(zip(fields_of(scope.node), arguments.positional, strict=False))
+        entries.update(arguments.keywords)
+    made = reading.recorder.value(
+        kind, node, name=name, holds=holds, entries=tuple(entries.items())
+    )
+    return frozenset({made})
 
 
 def _is_namedtuple(reading: Reading, value: Value) -> bool:
@@ -228,13 +236,32 @@ def _read_imported(
         made = arguments.positional[0]
     elif arguments.positional and qualified.endswith("amp.scale_loss"):
         made = same_graph(reading, node, arguments.positional[0])
+    elif last in _NAMESPACES and last not in reading.scopes.classes and not arguments.positional:
+        holds = frozenset({id(node)}) | held_by(arguments.everything)
+        entries = tuple(arguments.keywords.items())
+        made = frozenset({make(Kind.INSTANCE, node, holds=holds, entries=entries)})
     elif package == "itertools":
         made = container(reading, node, [arguments.everything])
     elif package in {"numpy", "math"}:
+        _note_numpy_write(reading, node, arguments)
         made = reading.recorder.number(node, _cut_within(arguments))
     if made is not None:
         return made
     return record_call(reading, node, arguments, harmless=package in HARMLESS_PACKAGES)
+
+
+def _note_numpy_write(reading: Reading, node: cst.Call, arguments: Arguments) -> None:
+    """Record ``np.clip(a, 0, 1, out=a)``."""
+    written = keyword(node, "out")
+    if written is not None:
+        reading.recorder.event(
+            InPlace,
+            node,
+            reading.state.mode,
+            values=arguments.keywords.get("out", NOTHING),
+            target=written,
+            operation="out=",
+        )
 
 
 def _read_field(reading: Reading, node: cst.Call, arguments: Arguments) -> Values:
@@ -267,6 +294,10 @@ def _is_short(node: cst.Call) -> bool:
 
 _FEW = 1000
 """So many graphs may be in memory at once: a mean over the last hundred losses is no leak."""
+_NAMESPACES = frozenset(
+    {"SimpleNamespace", "Namespace", "Munch", "EasyDict", "DotDict", "AttrDict"}
+)
+"""Classes whose objects have what they are given as attributes."""
 _CONTAINER_CLASSES = frozenset(
     {"collections.defaultdict", "collections.OrderedDict", "collections.deque"}
 )

@@ -23,7 +23,7 @@ def element_of(reading: Reading, values: Values, node: cst.CSTNode) -> Values:
 
 def _element(reading: Reading, value: Value, node: cst.CSTNode) -> Values:
     make = reading.recorder.value
-    if value.kind in {Kind.CONTAINER, Kind.TUPLE} and value.parts:
+    if value.kind in {Kind.CONTAINER, Kind.TUPLE, Kind.MODULE} and value.parts:
         return join_all(value.parts)
     if value.kind is Kind.PARAMETERS:
         leaf = make(Kind.LEAF, node, certain=value.certain, holds=value.holds, name=value.name)

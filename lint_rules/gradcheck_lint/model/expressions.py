@@ -141,7 +141,10 @@ def _make_attribute(
     if kind is None and attribute in VIEW_ATTRIBUTES and value.kind in _LEAVES:
         kind = Kind.LEAF_VIEW
     if kind is not None:
-        return frozenset({recorder.value(kind, node, site=site, mentions=frozenset({value.site}))})
+        from_it = frozenset({value.site})
+        shared = value.aliases | from_it if attribute == "data" else NO_SITES
+        made = recorder.value(kind, node, site=site, mentions=from_it, aliases=shared)
+        return frozenset({made})
     if value.kind is Kind.PLAIN and value.cut is not None:
         return frozenset({recorder.value(Kind.PLAIN, node, site=site, cut=value.cut)})
     if value.name == SETTINGS:
@@ -184,7 +187,10 @@ def _make_attribute(
 
 
 def _of_instance(reading: Reading, value: Value, attribute: str, site: int) -> Values:
-    """Return what an attribute of an object of this file is: what is assigned, or a method."""
+    """Return what an attribute of an object is: what it was given, what is assigned, a method."""
+    for key, held in value.entries:
+        if key == attribute:
+            return held
     known = reading.class_attribute(value.name, attribute)
     if known:
         return known

@@ -205,6 +205,13 @@ class InPlace(Event):
 
 
 @dataclass(slots=True, eq=False)
+class SetData(Event):
+    """``x.data = y``: ``values`` get other memory, which autograd does not see."""
+
+    values: Values = NOTHING
+
+
+@dataclass(slots=True, eq=False)
 class Save(Event):
     """The operation at ``node`` saves ``values`` for backward; ``is_tensor`` if they surely are."""
 

@@ -33,7 +33,7 @@ def item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
         return held
     index = only_integer(node)
     if (
-        value.kind is Kind.TUPLE
+        (value.kind is Kind.TUPLE or value.name == "torch.nn.Sequential")
         and index is not None
         and -len(value.parts) <= index < len(value.parts)
     ):
@@ -49,7 +49,8 @@ def item_of(reading: Reading, value: Value, node: cst.Subscript) -> Values:
     site = id(node) if literal is None else recorder.intern(("item", value.site, literal))
     own = frozenset((site,))
     made = Value(
-        Kind.UNKNOWN,
+        # An item of what has a graph has one, whether it is a view or a copy.
+        Kind.HISTORY if value.kind in _LEAVES or value.kind is Kind.HISTORY else Kind.UNKNOWN,
         site,
         node,
         value.loops if literal is not None else recorder.loops,

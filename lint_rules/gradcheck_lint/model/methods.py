@@ -59,6 +59,7 @@ from gradcheck_lint.model.training_calls import (
     read_update,
 )
 from gradcheck_lint.model.values import (
+    NO_SITES,
     NOTHING,
     Kind,
     Origin,
@@ -295,7 +296,8 @@ def _tensor_method(
         return frozenset({make(Kind.PLAIN, node, mentions=mentioned_by(receiver), cut=node)})
     if method in SCALAR_METHODS:
         cut = _cut(receiver, node) if method in CUTTING_METHODS else None
-        return reading.recorder.number(node, cut)
+        shared = aliased_by(receiver) if method == "numpy" else NO_SITES
+        return frozenset({make(Kind.NUMBER, node, cut=cut, aliases=shared)})
     tensors = (*_LEAVES, Kind.PLAIN, Kind.HISTORY, Kind.GRADIENT)
     if method in VIEW_METHODS and all_are(receiver, *_LEAVES):
         return frozenset({make(Kind.LEAF_VIEW, node)})
@@ -303,7 +305,7 @@ def _tensor_method(
         all_are(receiver, *tensors, Kind.NUMBER) or method in {"mean", "sum", "clone"}
     ):
         if method in MAYBE_ITSELF_METHODS and any(value.kind in _LEAVES for value in receiver):
-            return reading.recorder.unknown(node, origin=Origin.CALL)
+            return receiver | same_graph(reading, node, receiver)
         return same_graph(reading, node, receiver)
     return None
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
 from gradcheck_lint.model.attributes import class_assignments, collect_attributes
+from gradcheck_lint.model.callers import given_by_callers
 from gradcheck_lint.model.expressions import read
 from gradcheck_lint.model.flow import Block, Call, Event, GradMode, Loop, Return
 from gradcheck_lint.model.grad_mode import initial_mode
-from gradcheck_lint.model.nearness import BACKWARD, Nearness
+from gradcheck_lint.model.nearness import Nearness
 from gradcheck_lint.model.reading import Reading
 from gradcheck_lint.model.returning import returned_by, returns_plainly
 from gradcheck_lint.model.scopes import ClassScope, FunctionScope, Scopes
@@ -23,15 +25,18 @@ from gradcheck_lint.model.torch_functions import makes_optimizer
 from gradcheck_lint.model.values import NOTHING, Kind, Origin, Values, all_are, join, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Mapping
 
 
 _TURNS_GRAD_OFF = re.compile(
     rb"\.requires_grad\s*=(?!=|\s*True\b)|\.requires_grad_\((?!\s*(?:True\b|\)))"
 )
+_MOST_CALLERS = 8
+"""How far up what callers hand over is looked up."""
 _MOST_CALLS = 4
 """How deep what a called function returns is looked up."""
 _GIVES_PARAMETERS = re.compile(rb"(self\.\w+)\.(?:named_)?parameters\(")
+_ZEROES = re.compile(rb"""(?:\b(\w+)|\[["'](\w+)["']\])\.zero_grad\(""")
 _WORD = re.compile(rb"\w")
 _TARGET_NAME = re.compile(r"y|y_true|(?:\w+_)?(?:targets?|labels?|ground_truth)")
 """How arguments are called that hold what a model is to answer, which has no graph as a rule."""
@@ -41,6 +46,7 @@ _SETTING_NAME = re.compile(
     re.IGNORECASE,
 )
 """How arguments with a number for their default are called that no tensor is given for."""
+_NOT_KNOWN: Mapping[int, Values] = MappingProxyType({})
 _SETS_MODE_FOR_ALL = re.compile(rb"(?m)^\s*[\w.]*\bset_grad_enabled\(")
 
 
@@ -78,6 +84,11 @@ class FunctionModel:
     def mode(self) -> GradMode:
         """Return the grad mode that the function starts in."""
         return initial_mode(self.module.scopes, self.scope)
+
+    @property
+    def runs_in_engine(self) -> bool:
+        """Tell whether an engine such as Lightning calls the function, and does what it leaves."""
+        return self.module.scopes.runs_in_engine(self.scope)
 
     @property
     def reading(self) -> Reading:
@@ -121,21 +132,16 @@ class ModuleModel:
         self._origins: dict[int, Hashable] = {}
         self.unrecorded: set[int] = set()
         """The nodes whose result has no graph because nothing is recorded there."""
+        self._asking: list[int] = []
+        """The functions whose callers are being read."""
         self._depth = 0
         self._returns_optimizer: dict[int, bool] = {}
         self._optimizer_words: frozenset[str] | None = None
         self._models_on_self: frozenset[str] | None = None
+        self._zeroed_names: frozenset[str] | None = None
         self._texts: dict[int, str] = {}
         self.memo: dict[Hashable, Any] = {}
         """What rules have found out and want to know again."""
-
-    @property
-    def uses_engine(self) -> bool:
-        """Tell whether an engine manages the training loop: Lightning does, its Fabric doesn't."""
-        if not self.scopes.uses_engine:
-            return False
-        is_fabric = b"Fabric(" in self.source and self.scopes.imported_engines <= {"lightning"}
-        return not is_fabric or b"LightningModule" in self.source
 
     def mentions(self, *words: bytes) -> bool:
         """Tell whether the source has one of these words, which is looked for once."""
@@ -163,6 +169,14 @@ class ModuleModel:
                 match[1].decode() for match in found if _begins_word(match)
             )
         return self._models_on_self
+
+    @property
+    def zeroed_names(self) -> frozenset[str]:
+        """Return the last words of all whose ``zero_grad()`` the file calls."""
+        if self._zeroed_names is None:
+            found = _ZEROES.finditer(self.source) if b"zero_grad" in self.source else ()
+            self._zeroed_names = frozenset(match[match.lastindex or 0].decode() for match in found)
+        return self._zeroed_names
 
     def release(self) -> None:
         """Let go of everything, so that nothing of the tree waits for the garbage collector.
@@ -206,7 +220,7 @@ class ModuleModel:
         return known
 
     def read(self, scope: FunctionScope) -> Reading:
-        """Read a function, after those that it is defined in."""
+        """Read a function, after those that it is defined in, and after those that call it."""
         if scope.parent is not None and id(scope.parent) not in self._readings:
             _ = self.function(scope.parent).reading
         mode = initial_mode(self.scopes, scope)
@@ -216,14 +230,37 @@ class ModuleModel:
             unrecorded=self.unrecorded,
             models=set() if around is None else set(around.models),
         )
+        given = self._given_by_callers(scope, recorder)
         reading = Reading(scope, self, mode, recorder)
         self._readings[id(scope)] = reading
-        _bind_parameters(reading)
+        _bind_parameters(reading, given)
         StatementReader(reading).read_body(
             scope.node if isinstance(scope.node, cst.Module) else scope.node.body
         )
         self._finished.add(id(scope))
         return reading
+
+    def _given_by_callers(self, scope: FunctionScope, recorder: Recorder) -> Mapping[int, Values]:
+        node = scope.node
+        if isinstance(node, cst.Module) or len(self._asking) >= _MOST_CALLERS:
+            return {}
+        self._asking.append(id(scope))
+        given = given_by_callers(self, scope, recorder)
+        self._asking.pop()
+        return given
+
+    def callers_of(self, scope: FunctionScope) -> Iterator[FunctionModel]:
+        """Yield the functions that may call one by its name and have been, or can be, read."""
+        name = scope.name.rpartition(".")[2]
+        if name == "__init__" and scope.owner is not None:
+            name = scope.owner.name.rpartition(".")[2]
+        for caller in self.scopes.functions:
+            is_being_read = id(caller) in self._readings and id(caller) not in self._finished
+            # A model is called by others than its own methods, under any name.
+            is_of_model = name == "forward" and caller.owner is not scope.owner
+            is_named = name in caller.words or is_of_model
+            if is_named and not is_being_read and id(caller) not in self._asking:
+                yield self.function(caller)
 
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
@@ -253,13 +290,13 @@ class ModuleModel:
     def _read_attribute(self, class_name: str, attribute: str) -> Values:
         owner = self.scopes.classes.get(class_name.rpartition(".")[2])
         sources = [
-            source
+            (source, method)
             for scope in self.scopes.lineage(owner)
             for method in scope.methods.values()
             for source in self._assigned_in(method).get(attribute, [])
         ]
-        sources = sources or self._in_class_body(owner, attribute)
-        if not sources or any(source is None for source in sources):
+        sources = sources or [(known, None) for known in self._in_class_body(owner, attribute)]
+        if not sources or any(source is None for source, _ in sources):
             return NOTHING
         reading = Reading(
             self.scopes.top,
@@ -270,15 +307,23 @@ class ModuleModel:
         if owner is not None:
             _bind_self(reading, owner)
         found = NOTHING
-        for source in sources:
+        for source, method in sources:
             if source is not None:
-                values = read(reading, source)
+                values = self._local_of(method, source) or read(reading, source)
                 if any(value.kind is Kind.UNKNOWN for value in values):
                     return NOTHING
                 found = join(found, values)
         if self.may_freeze and any(value.kind in {Kind.LEAF, Kind.LEAF_VIEW} for value in found):
             return NOTHING
         return frozenset(replace(value, loops=()) for value in found)
+
+    def _local_of(self, method: FunctionScope | None, source: cst.BaseExpression) -> Values:
+        """Return what a name holds in a method, nothing for other expressions."""
+        if method is None or type(source) is not cst.Name:
+            return NOTHING
+        if id(method) in self._readings and id(method) not in self._finished:
+            return NOTHING
+        return self.function(method).bindings.get(source.value, NOTHING)
 
     def _in_class_body(
         self, owner: ClassScope | None, attribute: str
@@ -346,15 +391,14 @@ class ModuleModel:
             self._origins = {made: key for key, made in self._interned.items()}
         return self._origins.get(site)
 
-    def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
-        """Return what a function of the file returns, as far as it matters to a caller.
+    def returned_by(self, scope: FunctionScope) -> Values:
+        """Return what a function of the file returns.
 
-        It does where gradients are computed near the caller; elsewhere nothing is looked up.
         Functions that call one another in a circle or a long chain say nothing.
         """
         key = ("returned by", id(scope))
         if key not in self.memo:
-            if self._depth >= _MOST_CALLS or not self.near.has(caller, BACKWARD):
+            if self._depth >= _MOST_CALLS:
                 return NOTHING
             self.memo[key] = NOTHING
             if not isinstance(scope.node, cst.Module) and returns_plainly(scope):
@@ -365,10 +409,9 @@ class ModuleModel:
         return found
 
     def _block_for_caller(self, scope: FunctionScope) -> Block:
-        around = scope.parent
-        if around is None or id(around) in self._finished:
+        if id(scope) in self._finished:
             return self.function(scope).block
-        # Not kept: what is known of the functions around it may not be complete yet.
+        # Not kept: what is known of its callers and of the functions around it isn't complete yet.
         mode = initial_mode(self.scopes, scope)
         recorder = Recorder(interned=self._interned, unrecorded=self.unrecorded)
         reading = Reading(scope, self, mode, recorder)
@@ -487,7 +530,7 @@ def _is_on_super(node: cst.CSTNode) -> bool:
     return type(owner) is cst.Call and dotted_name(owner.func) == "super"
 
 
-def _bind_parameters(reading: Reading) -> None:
+def _bind_parameters(reading: Reading, given: Mapping[int, Values] = _NOT_KNOWN) -> None:
     node = reading.scope.node
     if isinstance(node, cst.Module):
         return
@@ -495,7 +538,7 @@ def _bind_parameters(reading: Reading) -> None:
     stars = (node.params.star_arg, node.params.star_kwarg)
     parameters.extend(star for star in stars if type(star) is cst.Param)
     for parameter in parameters:
-        values = _argument(reading, parameter)
+        values = given.get(id(parameter)) or _argument(reading, parameter)
         reading.bind(parameter.name.value, values)
         if _names_target(parameter.name.value) and "backward" in reading.scope.words:
             # Where it is not differentiated, the caller may give it a graph.

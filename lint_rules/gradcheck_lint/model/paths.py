@@ -432,7 +432,8 @@ def _call(call: Call, walk: _Walk, ways: list[_Partial]) -> list[_Partial]:
         return ways
     if len(walk.seen) > _MOST_CALLS:
         return _extend(ways, _occurrence(call, walk))
-    inside = _Walk(called, _bind(call, called, walk), walk.leading or call, walk.seen | {id(scope)})
+    binding = bound_in_callee(call, called, walk.function, walk.binding)
+    inside = _Walk(called, binding, walk.leading or call, walk.seen | {id(scope)})
     bodies = list({way.key: way for way in _block(called.block, inside, [_Partial()])}.values())
     return [
         _Partial((*way.events, *body.events), way.decisions)
@@ -486,12 +487,12 @@ def values_of_parameters(call: Call, called: FunctionModel) -> Mapping[int, Valu
     return parameters_given(called.scope, call.arguments, is_method=is_method)
 
 
-def _bind(call: Call, called: FunctionModel, walk: _Walk) -> Binding:
-    """Say which objects of the walk's first function the parameters of a called one are."""
+def bound_in_callee(
+    call: Call, called: FunctionModel, caller: FunctionModel, binding: Binding
+) -> Binding:
+    """Say what the parameters of a called function are, where its caller has ``binding``."""
     return {
-        parameter: frozenset().union(
-            *(in_caller(site, walk.binding, walk.function) for site in found)
-        )
+        parameter: frozenset().union(*(in_caller(site, binding, caller) for site in found))
         for parameter, found in bound_parameters(call, called).items()
     }
 

@@ -33,6 +33,11 @@ class Surroundings(Protocol):
         """Return ``self.<attribute>`` of all that gives its ``parameters()`` in a method."""
         ...
 
+    @property
+    def zeroed_names(self) -> frozenset[str]:
+        """Return the last words of all whose ``zero_grad()`` the file calls."""
+        ...
+
     def bindings_around(self, scope: FunctionScope, name: str) -> Values:
         """Return everything that the enclosing functions and the module bind to ``name``."""
         ...
@@ -49,8 +54,8 @@ class Surroundings(Protocol):
         """Tell whether nothing that a function of the file returns can have a graph."""
         ...
 
-    def returned_by(self, scope: FunctionScope, caller: FunctionScope) -> Values:
-        """Return what a function of the file returns, as far as it matters to a caller."""
+    def returned_by(self, scope: FunctionScope) -> Values:
+        """Return what a function of the file returns."""
         ...
 
     def returns_optimizer(self, scope: FunctionScope) -> bool:

@@ -32,7 +32,15 @@ _THEMSELVES = frozenset(
     {Kind.UNKNOWN, Kind.MODULE, Kind.INSTANCE, Kind.OPTIMIZER, Kind.SCALER, Kind.SCHEDULER}
 )
 _THINGS = frozenset(
-    {Kind.MODULE, Kind.INSTANCE, Kind.OPTIMIZER, Kind.SCALER, Kind.SCHEDULER, Kind.PARAMETERS}
+    {
+        Kind.LEAF,
+        Kind.MODULE,
+        Kind.INSTANCE,
+        Kind.OPTIMIZER,
+        Kind.SCALER,
+        Kind.SCHEDULER,
+        Kind.PARAMETERS,
+    }
 )
 _ELEMENTS = frozenset({Kind.TUPLE, Kind.CONTAINER})
 _MOST_LEVELS = 2
@@ -139,7 +147,7 @@ class _Caller:
         if given and all(known.kind in _THEMSELVES for known in given):
             return given
         if value.kind in _THINGS:
-            return frozenset({self._made_there(value)})
+            return frozenset({self._made_there(value, place, levels)})
         if value.kind in _ELEMENTS and levels:
             return self._translated_elements(value, place, levels)
         if value.kind in {Kind.NUMBER, Kind.PLAIN}:
@@ -152,7 +160,7 @@ class _Caller:
             seen = self._with_graph(value, place)
         return frozenset({seen})
 
-    def _made_there(self, value: Value) -> Value:
+    def _made_there(self, value: Value, place: tuple[object, ...], levels: int) -> Value:
         """Return a model, optimizer or the like that the function has made."""
         recorder = self._reading.recorder
 
@@ -167,6 +175,24 @@ class _Caller:
             certain=value.certain,
             mentions=self._made.mentions,
             holds=frozenset(map(here, value.holds | {value.site})),
+            entries=self._translated_entries(value, place, levels),
+            parts=self._translated_parts(value, place, levels),
+        )
+
+    def _translated_parts(
+        self, value: Value, place: tuple[object, ...], levels: int
+    ) -> tuple[Values, ...]:
+        return tuple(
+            join_all(self.translated(part, (*place, index), levels - 1) for part in values)
+            for index, values in enumerate(value.parts if levels else ())
+        )
+
+    def _translated_entries(
+        self, value: Value, place: tuple[object, ...], levels: int
+    ) -> tuple[tuple[str, Values], ...]:
+        return tuple(
+            (key, join_all(self.translated(part, (*place, key), levels - 1) for part in values))
+            for key, values in (value.entries if levels else ())
         )
 
     def _without_graph(self, value: Value, place: tuple[object, ...]) -> Value:
@@ -188,7 +214,9 @@ class _Caller:
             site=recorder.intern(("returned", id(self._node), place, value.kind)),
             origin=made.origin,
             mentions=made.mentions,
-            through=made.through | value.through,
+            # What was cut has its graph from nothing that the function was given.
+            through=value.through if value.cut is not None else made.through | value.through,
+            cut=value.cut,
             spent=value.spent,
         )
 
@@ -221,14 +249,8 @@ class _Caller:
 
     def _translated_elements(self, value: Value, place: tuple[object, ...], levels: int) -> Values:
         recorder = self._reading.recorder
-        parts = tuple(
-            join_all(self.translated(part, (*place, index), levels - 1) for part in values)
-            for index, values in enumerate(value.parts)
-        )
-        entries = tuple(
-            (key, join_all(self.translated(part, (*place, key), levels - 1) for part in values))
-            for key, values in value.entries
-        )
+        parts = self._translated_parts(value, place, levels)
+        entries = self._translated_entries(value, place, levels)
         site = recorder.intern(("returned", id(self._node), place, value.kind))
         own = frozenset({site})
         everything = join_all(parts)

@@ -286,17 +286,30 @@ class Scopes:
         )
 
     @property
-    def imported_engines(self) -> frozenset[str]:
-        """Return the packages of engines that the file imports."""
-        packages = {name.partition(".")[0] for name in self._imported}
-        return frozenset(packages & ENGINE_PACKAGES)
-
-    @property
     def uses_engine(self) -> bool:
-        """Tell whether the file imports an engine that manages the training loop."""
+        """Tell whether the file imports an engine that can manage a training loop."""
         if self._uses_engine is None:
             self._uses_engine = any(map(_is_engine, self._imported))
         return self._uses_engine
+
+    def runs_in_engine(self, scope: FunctionScope) -> bool:
+        """Tell whether an engine calls a function: a method of a class that the engine knows.
+
+        That is one that derives from a class of the engine, or from one of another file.
+        """
+        around: FunctionScope | None = scope
+        while around is not None and around.owner is None:
+            around = around.parent
+        if around is None or not self.uses_engine:
+            return False
+        bases = [base for known in self.lineage(around.owner) for base in known.bases]
+        return any(self._may_be_of_engine(base) for base in bases)
+
+    def _may_be_of_engine(self, base: str) -> bool:
+        full = self.resolve_import(base)
+        if full is None or full == "object" or base in self.classes:
+            return False
+        return _is_engine(full) or full.partition(".")[0] not in {"torch", "abc", "typing", "enum"}
 
     def method(self, owner: ClassScope | None, name: str) -> FunctionScope | None:
         """Find a method in a class or in its bases in the same file."""

@@ -221,9 +221,10 @@ class Recorder:
         """Make a value of which only its place is known; ``part_of`` is what it was taken from."""
         site = id(node)
         own = frozenset((site,))
-        through, cut, result_of = NO_SITES, None, 0
+        through, cut, result_of, aliases = NO_SITES, None, 0, NO_SITES
         if part_of is not None:
             through, cut, result_of = part_of.through, part_of.cut, part_of.result_of
+            aliases = part_of.aliases
         value = Value(
             Kind.UNKNOWN,
             site,
@@ -238,6 +239,7 @@ class Recorder:
             through=through,
             cut=cut,
             result_of=result_of,
+            aliases=aliases,
         )
         return frozenset((value,))
 

@@ -23,6 +23,7 @@ from gradcheck_lint.model.flow import (
     JumpKind,
     Loop,
     Return,
+    SetData,
     Store,
     StoreKind,
     ZeroGrad,
@@ -55,7 +56,9 @@ from gradcheck_lint.model.values import (
     NOTHING,
     Kind,
     Values,
+    aliased_by,
     all_are,
+    replace,
     through_all,
     with_entry,
 )
@@ -142,9 +145,13 @@ class StatementReader:
                     clears=is_none(source),
                     leaf=own_leaf(reading, target),
                 )
+            elif target.attr.value == "data":
+                mode = self._reading.state.mode
+                self._reading.recorder.event(SetData, target, mode, values=base)
             elif target.attr.value == "requires_grad":
                 set_requires_grad(self._reading, target, base, wanted=boolean(source))
             self._note_attached(target, base, values)
+            self._give_attribute(target, base, values)
         if path is not None:
             if type(source) in _SUMS:
                 self._note_running_sum(target, path, source)
@@ -152,6 +159,15 @@ class StatementReader:
             if type(source) in _GROWN and (self._reading.recorder.loops or "." in path):
                 self._note_growth(target, path, values, source)
             self._reading.bind(path, values)
+
+    def _give_attribute(self, target: cst.Attribute, base: Values, values: Values) -> None:
+        """Let an object have what is assigned to its attribute, under all its names."""
+        key = target.attr.value
+        for value in base:
+            if value.kind is Kind.INSTANCE and value.site != self._reading.own_site:
+                self._reading.state.replace_site(
+                    value.site, lambda known: with_entry(known, key, values)
+                )
 
     def _note_attached(self, target: cst.BaseExpression, base: Values, values: Values) -> None:
         """Record ``model.head = nn.Linear(...)``."""
@@ -335,7 +351,10 @@ class StatementReader:
                 for value in held:
                     reading.state.replace_site(value.site, as_kind(Kind.UNKNOWN))
             return
-        reading.bind(path, combine(reading, node, node.operator, held, added))
+        made = combine(reading, node, node.operator, held, added)
+        # A tensor is still the same one.
+        shared = aliased_by(held)
+        reading.bind(path, frozenset(replace(v, aliases=v.aliases | shared) for v in made))
 
     def _read_delete(self, node: cst.Del) -> None:
         deleted: Sequence[cst.BaseExpression] = [node.target]

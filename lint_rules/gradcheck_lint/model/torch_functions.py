@@ -29,6 +29,7 @@ from gradcheck_lint.model.values import (
     all_are,
     carrying,
     held_by,
+    join_all,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def read_torch_call(
             if made is Kind.OPTIMIZER:
                 owned = first or arguments.keywords.get("params", NOTHING)
                 holds = frozenset({id(node)}) | held_by(owned)
-            details = {"name": qualified, "holds": holds}
+            details = {"name": qualified, "holds": holds, "parts": _layers(qualified, arguments)}
         elif qualified in _COPIES or (made is Kind.LEAF and qualified in _LEAF_CLASSES):
             # A tensor made of a number or tensor that was computed: its graph ends here.
             is_cut = has_graph_or_cut(first) or has_graph_or_cut(_data_of(reading, node))
@@ -142,6 +143,15 @@ def has_graph_or_cut(values: Values) -> bool:
         or any(map(has_graph_or_cut, value.parts if value.kind is Kind.CONTAINER else ()))
         for value in values
     )
+
+
+def _layers(qualified: str, arguments: Arguments) -> tuple[Values, ...]:
+    """Return the layers of a sequence, or what all of a list may be."""
+    if qualified == "torch.nn.Sequential":
+        return arguments.positional
+    if qualified == "torch.nn.ModuleList" and arguments.positional:
+        return tuple(join_all(value.parts) for value in arguments.positional[0] if value.parts)[:1]
+    return ()
 
 
 _OWNERS = {Kind.OPTIMIZER, Kind.MODULE, Kind.SCALER, Kind.SCHEDULER}

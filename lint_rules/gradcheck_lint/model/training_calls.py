@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -146,11 +147,11 @@ def read_step(
         )
         return reading.recorder.unknown(node, origin=Origin.CALL)
     scaler = NOTHING
-    if handed and _proof(target, receiver) is None:
+    if handed and _proof(reading, target, receiver) is None:
         # `scaler.step(optimizer)`: the optimizer is the argument.
         scaler = receiver if is_scaler(target, receiver) else NOTHING
         target, values, handed = handed[0], arguments.positional[0], []
-    proof = _proof(target, values)
+    proof = _proof(reading, target, values)
     closure = handed[0] if handed else keyword(node, "closure")
     if proof is None:
         return None
@@ -184,7 +185,7 @@ def read_half_step(
     """Record ``optimizer.first_step(zero_grad=True)``, half a step of sharpness-aware descent."""
     assert isinstance(node.func, cst.Attribute)
     target = node.func.value
-    proof = _proof(target, receiver)
+    proof = _proof(reading, target, receiver)
     if proof is None or has_star(node):
         return None
     method = method_of(reading, receiver, node.func.attr.value)
@@ -344,13 +345,24 @@ def _is_infinite(node: cst.BaseExpression) -> bool:
     return (dotted_name(node) or "").rpartition(".")[2] in {"inf", "Inf", "infty"}
 
 
-def _proof(target: cst.BaseExpression, values: Values) -> Proof | None:
-    """Return how sure it is that ``target`` is an optimizer; None if nothing says so."""
+@lru_cache(maxsize=4096)
+def names_optimizer(word: str) -> bool:
+    """Tell by its name whether something is an optimizer."""
+    return _OPTIMIZER_NAME.search(word.lower()) is not None
+
+
+def _proof(reading: Reading, target: cst.BaseExpression, values: Values) -> Proof | None:
+    """Return how sure it is that ``target`` is an optimizer; None if nothing says so.
+
+    What says so is how it is made, how it is called, or that its gradients are zeroed as well.
+    """
     if all_are(values, Kind.OPTIMIZER):
         return Proof.PROVEN
     kinds = {value.kind for value in values}
     last = last_word(place_name(target))
-    if kinds - {Kind.UNKNOWN, Kind.OPTIMIZER} or not _OPTIMIZER_NAME.search(last.lower()):
+    if kinds - {Kind.UNKNOWN, Kind.OPTIMIZER}:
+        return None
+    if not names_optimizer(last) and last not in reading.surroundings.zeroed_names:
         return None
     open_origins = {Origin.ARGUMENT, Origin.ATTRIBUTE, Origin.ELEMENT}
     if all(value.kind is Kind.OPTIMIZER or value.origin in open_origins for value in values):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import libcst as cst
+
 from gradcheck_lint.analyses.cuts import cut_backwards, is_certain
 from gradcheck_lint.analyses.hidden_effects import RECORDING, may_act_elsewhere
 from gradcheck_lint.analyses.source_text import source_of
-from gradcheck_lint.model.flow import Backward, Forward, GradMode, Step
+from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Step
+from gradcheck_lint.model.syntax import boolean, dotted_name
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
@@ -16,9 +19,7 @@ from gradcheck_suite.severity import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import libcst as cst
-
-    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
 
 
 class ForwardUnderNoGrad(Rule):
@@ -45,6 +46,7 @@ class ForwardUnderNoGrad(Rule):
                     ((backward.node, "backward() is called here"),),
                 )
         yield from _never_recorded(function, reported)
+        yield from _left_off(function)
 
 
 def _records(function: FunctionModel, call: cst.CSTNode) -> bool:
@@ -61,6 +63,64 @@ def _records(function: FunctionModel, call: cst.CSTNode) -> bool:
 
 
 _TURNING_ON = frozenset({"enable_grad", "set_grad_enabled"})
+
+
+def _left_off(function: FunctionModel) -> Iterator[Violation]:
+    """Yield where a function turns recording off for all that comes after it in a training run."""
+    module = function.module
+    if "set_grad_enabled" not in function.scope.words or isinstance(
+        function.scope.node, cst.Module
+    ):
+        return
+    switches = [
+        event
+        for event in function.events()
+        if isinstance(event, Call)
+        and isinstance(event.node, cst.Call)
+        and not event.is_used
+        and module.scopes.resolve_import(dotted_name(event.node.func) or "")
+        == "torch.set_grad_enabled"
+    ]
+    if not switches or not all(map(_turns_off, switches)) or _turns_on_again(module):
+        return
+    backward = next(
+        (
+            event
+            for other in module.functions()
+            if other is not function
+            for event in other.events()
+            if isinstance(event, Backward)
+        ),
+        None,
+    )
+    if backward is not None:
+        yield Violation(
+            switches[-1].node,
+            "recording is turned off here and stays off after the function returns: what is "
+            "computed from then on has no graph, and backward() raises",
+            Severity.WARNING,
+            "use `with torch.no_grad():`, which ends by itself",
+            ((backward.node, "backward() is called here"),),
+        )
+
+
+def _turns_off(switch: Call) -> bool:
+    assert isinstance(switch.node, cst.Call)
+    return bool(switch.node.args) and boolean(switch.node.args[0].value) is False
+
+
+def _turns_on_again(module: ModuleModel) -> bool:
+    """Tell whether anything of the file turns recording on, or may do so."""
+    return any(
+        "enable_grad" in scope.words
+        or any(
+            type(node) is cst.Call
+            and (dotted_name(node.func) or "").endswith("set_grad_enabled")
+            and not (node.args and boolean(node.args[0].value) is False)
+            for node in scope.nodes_with_lambdas
+        )
+        for scope in module.scopes.functions
+    )
 
 
 def _never_recorded(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:

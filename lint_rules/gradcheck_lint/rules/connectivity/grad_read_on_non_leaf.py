@@ -10,6 +10,7 @@ import libcst as cst
 from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.forward import is_named_as_model
 from gradcheck_lint.model.function_class import body_of
+from gradcheck_lint.model.knowledge import MAYBE_ITSELF_METHODS
 from gradcheck_lint.model.name_sources import sources_of
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import (
@@ -42,7 +43,7 @@ class GradReadOnNonLeaf(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every read of the gradient of a model's output, or of what is made of a leaf."""
         yield from _optimized(function)
-        if b"retain_grad" in function.module.source or Part.BACKWARD not in function.scope.parts:
+        if function.module.mentions(b"retain_grad") or Part.BACKWARD not in function.scope.parts:
             return
         if not any(isinstance(event, Backward) for event in function.events()):
             return
@@ -166,8 +167,8 @@ def _is_of_leaf(value: Value, function: FunctionModel) -> bool:
             return value.kind is Kind.HISTORY
     elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
         operands = [node.func.value, *positional(node)]
-        if _is_moved_leaf(node):
-            return True
+        if node.func.attr.value in MAYBE_ITSELF_METHODS or _is_moved_leaf(node):
+            return _is_moved_leaf(node)
     else:
         return False
     names = [name for name in map(dotted_name, operands) if name is not None]

@@ -32,7 +32,7 @@ class GradientNotSynchronized(Rule):
         source = function.module.source
         if (
             Part.BACKWARD not in function.scope.parts
-            or function.module.uses_engine
+            or function.runs_in_engine
             or b"all_reduce" in source
         ):
             return

@@ -7,120 +7,236 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.analyses.source_text import source_of
-from gradcheck_lint.model.flow import Backward, Forward, GradMode, InPlace
-from gradcheck_lint.model.knowledge import VIEW_METHODS
-from gradcheck_lint.model.name_sources import sources_of
-from gradcheck_lint.model.scopes import Part
+from gradcheck_lint.model.flow import (
+    Backward,
+    Call,
+    Event,
+    Forward,
+    GradMode,
+    InPlace,
+    Return,
+    Save,
+    SetData,
+)
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.model.values import NOTHING, Kind
+from gradcheck_lint.model.values import Kind, Origin, Value, Values, all_are, sites
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
 
 
 class DataWrite(Rule):
-    """A tensor is written through ``.data`` between forward and backward."""
+    """A tensor is written through ``.data``, a detached alias, or where nothing is recorded."""
 
     entry = catalogue.DATA_WRITE
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
-        """Yield every write through .data between a forward and its backward, or in a forward."""
-        if "data" not in function.scope.words:
-            return
-        name = function.scope.name
-        scopes = function.module.scopes
-        if name.endswith(".forward") and scopes.derives_from(function.scope.owner, "torch.nn.Mod"):
-            yield from _on_activations(function)
-        if Part.BACKWARD not in function.scope.parts:
-            return
+        """Yield every write that backward does not know of, and which changes what it computes."""
         events = list(function.events())
-        backwards = [event for event in events if isinstance(event, Backward)]
-        if not backwards:
-            return
-        for index, event in enumerate(events):
-            if not isinstance(event, InPlace) or _data_in(event.target, function) is None:
+        known = {value.site: value for bound in function.bindings.values() for value in bound}
+        for place, event in enumerate(events):
+            if isinstance(event, SetData):
+                yield from _put_back_too_early(event, events[place + 1 :], function)
+            if not isinstance(event, InPlace) or event.target is None:
                 continue
-            before = [other for other in events[:index] if isinstance(other, Forward)]
-            after = [other for other in events[index + 1 :] if isinstance(other, Backward)]
-            forward = next((other for other in reversed(before) if _together(other, event)), None)
-            backward = next((other for other in after if _together(other, event)), None)
-            if forward is None or backward is None or event.target is None:
-                continue
-            if any(
-                isinstance(other, Backward) for other in events[events.index(forward) : index]
-            ) or any(
-                isinstance(other, Forward) for other in events[index : events.index(backward)]
+            written = _written_unseen(event)
+            graphs = [known[site] for site in written if site in known and _has_graph(known[site])]
+            later = events[place + 1 :]
+            if graphs and any(_goes_on(other, sites(frozenset(graphs))) for other in later):
+                yield _of_computed(event, graphs[0], function)
+            elif (
+                _is_through_data(event, function)
+                and (around := _in_between(events, place)) is not None
             ):
-                continue
-            yield Violation(
-                event.node,
-                f"`{source_of(function.module, event.target)}` is written between a forward "
-                "and its backward, where torch can't see it: gradients are computed with the new "
-                "values",
-                Severity.WARNING,
-                "write after backward() and step(), under `with torch.no_grad():`",
-                ((forward.node, "the forward"), (backward.node, "its backward")),
-            )
+                yield _of_training(event, around, function)
+            elif (saved := _saved_later(written, later, event)) is not None:
+                yield _of_workspace(event, saved, function)
 
 
-def _on_activations(function: FunctionModel) -> Iterator[Violation]:
-    """Yield writes through .data to what a layer has made in the same forward."""
-    for event in function.events():
-        if not isinstance(event, InPlace) or event.mode is GradMode.DISABLED:
-            continue
-        data = _data_in(event.target, function)
-        name = (dotted_name(data.value) if data is not None else None) or ""
-        held = function.bindings.get(name, NOTHING)
-        if held and all(value.through or value.kind is Kind.HISTORY for value in held):
-            yield Violation(
-                event.node,
-                f"autograd doesn't see this write: backward goes through `{name}` as if it had "
-                "not been changed, and what an operation has saved of it is another value now",
-                Severity.WARNING,
-                f"write `{name}` itself, out of place: torch.where, clamp and the like",
-            )
+def _written_unseen(event: InPlace) -> list[int]:
+    """Return the sites of the tensors whose values change without backward knowing of it."""
+    if all_are(event.values, Kind.PLAIN, Kind.NUMBER):
+        aliased = frozenset[int]().union(*(value.aliases for value in event.values))
+        return sorted(aliased - sites(event.values))
+    if event.mode is GradMode.DISABLED and all(map(_has_graph, event.values)):
+        return sorted(sites(event.values))
+    return []
 
 
-def _data_in(
-    node: cst.CSTNode | None, function: FunctionModel, depth: int = 0
-) -> cst.Attribute | None:
-    """Return the ``x.data`` that a written expression goes through, but not a gradient's.
+def _has_graph(value: Value) -> bool:
+    return value.kind is Kind.HISTORY or (value.kind is Kind.UNKNOWN and bool(value.through))
 
-    ``raw = x.data`` gives it another name, and ``x.data.view(-1)`` has the same memory.
-    """
-    found: cst.Attribute | None = None
+
+def _goes_on(event: Event, written: frozenset[int]) -> bool:
+    """Tell whether a tensor is used afterwards for what is returned or differentiated."""
+    used: tuple[Values, ...] = ()
+    if isinstance(event, (Return, Backward)):
+        used = (event.values,)
+    elif isinstance(event, Forward):
+        used = event.passed
+    return any(
+        (value.site in written or value.carries & written or value.mentions & written)
+        and value.kind in {Kind.HISTORY, Kind.UNKNOWN}
+        and (value.cut is None or value.through)
+        for values in used
+        for value in _within(values)
+    )
+
+
+def _within(values: Values) -> Iterator[Value]:
+    for value in values:
+        yield value
+        for part in value.parts:
+            yield from part
+
+
+def _of_computed(event: InPlace, written: Value, function: FunctionModel) -> Violation:
+    module = function.module
+    where = "where nothing is recorded" if event.mode is GradMode.DISABLED else "past autograd"
+    target = source_of(module, event.target) if event.target is not None else "it"
+    related = ((written.node, "computed here"),) if _is_in(written, function) else ()
+    return Violation(
+        event.node,
+        f"`{target}` is written {where}: backward goes through it as if it had not been changed, "
+        "and what an operation has saved of it is another value now",
+        Severity.NOTE if _passes_straight_through(event, written) else Severity.WARNING,
+        "change it out of place, where it is recorded: torch.where, clamp, a product",
+        related,
+    )
+
+
+def _is_in(value: Value, function: FunctionModel) -> bool:
+    return value.node is not None and value.origin is not Origin.ARGUMENT and bool(function.scope)
+
+
+def _passes_straight_through(event: InPlace, written: Value) -> bool:
+    """Tell whether the gradient may well pass by the change: a clone that gets other values."""
+    made = written.node
+    is_clone = isinstance(made, cst.Call) and (dotted_name(made.func) or "").endswith("clone")
+    if is_clone and event.operation in {"copy_()", "subscript assignment"}:
+        return True
+    # What softmax makes of a score of minus infinity has no gradient anyway.
+    return event.operation == "masked_fill_()"
+
+
+def _put_back_too_early(
+    event: SetData, later: Sequence[Event], function: FunctionModel
+) -> Iterator[Violation]:
+    """Yield a parameter whose memory is exchanged for a forward alone."""
+    if not all_are(event.values, Kind.LEAF) or event.mode is GradMode.DISABLED:
+        return
+    own = sites(event.values)
+    used: Event | None = None
+    for other in later:
+        if isinstance(other, Backward):
+            return
+        if isinstance(other, SetData) and sites(other.values) & own:
+            if used is not None:
+                yield Violation(
+                    event.node,
+                    f"`{source_of(function.module, event.node)}` is exchanged for this forward and "
+                    "put back before backward(), which then computes with the values put back",
+                    Severity.WARNING,
+                    "compute with another tensor: `w + (quantised - w).detach()`",
+                    ((used.node, "used here"), (other.node, "put back here")),
+                )
+            return
+        is_use = isinstance(other, (Call, Forward, Save)) and other.mode is not GradMode.DISABLED
+        if is_use and _uses(other, own):
+            used = other
+
+
+def _uses(event: Event, wanted: frozenset[int]) -> bool:
+    if isinstance(event, Save):
+        return bool(sites(event.values) & wanted)
+    return isinstance(event, Call) and bool(event.mentions & wanted)
+
+
+def _is_through_data(event: InPlace, function: FunctionModel) -> bool:
+    """Tell whether what is written has the memory of a ``.data``, but for that of a gradient."""
+    node: cst.CSTNode | None = event.target
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         if isinstance(node, cst.Attribute):
             if "grad" in node.attr.value:
-                return None
-            found = node if node.attr.value == "data" and found is None else found
-            node = node.value
-        elif isinstance(node, cst.Subscript):
+                return False
+            if node.attr.value == "data":
+                return True
             node = node.value
         else:
-            is_view = isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME_MEMORY
-            if not is_view:
-                return None
-            assert isinstance(node.func, cst.Attribute)
-            node = node.func.value
-    if found is None and isinstance(node, cst.Name) and depth < _MOST_NAMES:
-        sources = sources_of(function.scope).get(node.value) or []
-        if len(sources) == 1:
-            return _data_in(sources[0], function, depth + 1)
-    return found
+            node = node.value if isinstance(node, cst.Subscript) else node.func
+    aliased = frozenset[int]().union(*(value.aliases for value in event.values))
+    taken = [function.module.taken_from(site) for site in aliased | sites(event.values)]
+    names = {known[2] for known in taken if known is not None and known[0] == "attribute"}
+    return "data" in names and "grad" not in names
 
 
-_SAME_MEMORY = VIEW_METHODS | {"flatten", "numpy", "reshape"}
-_MOST_NAMES = 2
+def _in_between(events: Sequence[Event], place: int) -> tuple[Forward, Backward] | None:
+    """Return the forward and the backward that a write stands between, if it does."""
+    event = events[place]
+    forward = backward = None
+    for other in reversed(events[:place]):
+        if isinstance(other, Backward):
+            return None
+        if isinstance(other, Forward) and _together(other, event):
+            forward = other
+            break
+    for other in events[place + 1 :]:
+        if isinstance(other, Forward):
+            return None
+        if isinstance(other, Backward) and _together(other, event):
+            backward = other
+            break
+    return None if forward is None or backward is None else (forward, backward)
 
 
-def _together(other: Forward | Backward, event: InPlace) -> bool:
+def _together(other: Event, event: Event) -> bool:
     """Tell whether an event comes in the same iteration as a write, or in a loop around it."""
     return event.loops[: len(other.loops)] == other.loops and (
         event.arms[: len(other.arms)] == other.arms
+    )
+
+
+def _of_training(
+    event: InPlace, around: tuple[Forward, Backward], function: FunctionModel
+) -> Violation:
+    assert event.target is not None
+    return Violation(
+        event.node,
+        f"`{source_of(function.module, event.target)}` is written between a forward and its "
+        "backward, where torch can't see it: gradients are computed with the new values",
+        Severity.WARNING,
+        "write after backward() and step(), under `with torch.no_grad():`",
+        ((around[0].node, "the forward"), (around[1].node, "its backward")),
+    )
+
+
+def _saved_later(written: Sequence[int], later: Sequence[Event], event: InPlace) -> Save | None:
+    """Return what saves a buffer of the object after this write: each call overwrites the last."""
+    if event.mode is GradMode.DISABLED:
+        return None
+    for other in later:
+        if isinstance(other, Save) and any(
+            value.site in written
+            and value.origin is Origin.ATTRIBUTE
+            and value.kind in {Kind.UNKNOWN, Kind.PLAIN}
+            for value in other.values
+        ):
+            return other
+    return None
+
+
+def _of_workspace(event: InPlace, saved: Save, function: FunctionModel) -> Violation:
+    assert event.target is not None
+    return Violation(
+        event.node,
+        f"`{source_of(function.module, event.target)}` is written past autograd and then saved for "
+        "backward: a second call before backward() changes what the first has saved, unnoticed",
+        Severity.WARNING,
+        "make a new tensor in each call",
+        ((saved.node, "saved here"),),
     )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.analyses.hidden_effects import FREEZING, is_handed_on, may_act_inside
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import Backward, GradMode, InPlace
-from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import walk
 from gradcheck_lint.model.values import Kind, all_are
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.in_place.overwriting_layers import written_by_layer
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -30,10 +30,8 @@ class LeafInplace(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every in-place write to what is a leaf whichever way it's reached."""
-        if Part.WRITE not in function.scope.parts:
-            return
         raising: set[int] = set()
-        for event in function.events():
+        for event in map(written_by_layer, function.events()):
             if not isinstance(event, InPlace) or event.expects_error:
                 continue
             if not all_are(event.values, Kind.LEAF, Kind.LEAF_VIEW):

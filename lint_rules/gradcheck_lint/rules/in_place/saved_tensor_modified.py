@@ -9,8 +9,10 @@ import libcst as cst
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import Backward, Event, GradMode, InPlace, Return, Save
 from gradcheck_lint.model.reading import may_write
+from gradcheck_lint.model.syntax import last_word, place_name
 from gradcheck_lint.model.values import (
     Kind,
+    Value,
     Values,
     aliased_by,
     all_are,
@@ -45,6 +47,7 @@ class SavedTensorModified(Rule):
             for place, event in enumerate(events)
             if isinstance(event, Save) and not event.expects_error
         ]
+        yield from _pieces_written(function, events)
         if not saves:
             return
         for place, write in enumerate(events):
@@ -61,6 +64,54 @@ class SavedTensorModified(Rule):
                     if use is not None and not is_for_evaluation(function, write):
                         yield _violation(function, save, write, written, use)
                         break
+
+
+def _pieces_written(function: FunctionModel, events: list[Event]) -> Iterator[Violation]:
+    """Yield writes to one of several views that an operation returns together: torch forbids it."""
+    makers = {
+        id(node): node
+        for node in function.scope.nodes
+        if type(node) is cst.Call and _name_of(node) in _MAKES_PIECES
+    }
+    if not makers:
+        return
+    known = {value.site: value for bound in function.bindings.values() for value in bound}
+    for write in events:
+        if not isinstance(write, InPlace) or write.mode is GradMode.DISABLED:
+            continue
+        made = [
+            makers[site]
+            for value in write.values
+            if isinstance(value.node, (cst.Element, cst.Subscript, cst.For, cst.CompFor))
+            for site in value.mentions
+            if site in makers
+        ]
+        has_graph = all(
+            value.through or any(_requires_grad(known.get(site)) for site in value.aliases)
+            for value in write.values
+        )
+        if made and has_graph and not write.expects_error:
+            yield Violation(
+                write.node,
+                f"`{source_of(function.module, write.target or write.node)}` is one of several "
+                f"views that {_name_of(made[0])}() returns together: torch "
+                "raises where one of them is modified in place",
+                Severity.WARNING,
+                "make a new tensor in place of it",
+                ((made[0], "made here"),),
+            )
+
+
+_MAKES_PIECES = frozenset({"chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit"})
+
+
+def _name_of(call: cst.Call) -> str:
+    func = call.func
+    return func.attr.value if isinstance(func, cst.Attribute) else last_word(place_name(func))
+
+
+def _requires_grad(value: Value | None) -> bool:
+    return value is not None and (value.kind in {Kind.LEAF, Kind.HISTORY} or bool(value.through))
 
 
 def _written(write: InPlace) -> Values:
@@ -144,6 +195,6 @@ def _severity(
     )
     exactly = sites(written) == sites(save.values) and len(written) == 1
     # Under autocast a layer may have saved a copy of its own.
-    is_eager = b"autocast" not in function.module.source
+    is_eager = not function.module.mentions(b"autocast")
     certain = isinstance(use, Backward) and happens and exactly and is_eager
     return Severity.ERROR if certain else Severity.WARNING

@@ -10,7 +10,14 @@ import libcst as cst
 from gradcheck_lint.analyses.source_text import source_of
 from gradcheck_lint.model.flow import GradMode, InPlace, Loop
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.syntax import child_list, dotted_name, keyword, positional, walk
+from gradcheck_lint.model.syntax import (
+    child_list,
+    dotted_name,
+    keyword,
+    last_word,
+    positional,
+    walk,
+)
 from gradcheck_lint.model.values import Kind, Origin, Values
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.in_place.preallocated import is_preallocated
@@ -38,29 +45,36 @@ class SliceWriteInLoop(Rule):
         for event in function.events():
             if not isinstance(event, InPlace) or not event.loops or id(event.node) in seen:
                 continue
-            if not isinstance(event.node, cst.Subscript) or event.mode is GradMode.DISABLED:
+            item = _item_of(event)
+            if item is None or event.mode is GradMode.DISABLED:
                 continue
             loop = loops[event.loops[-1]]
-            if loop.runs_once or not _is_indexed_by(event.node, loop):
+            if loop.runs_once or not _is_indexed_by(item, loop):
                 continue
             if not is_preallocated(event.values, function, outside=loop.identity):
                 continue
-            if _reads(event.source, event.node.value):
+            if _reads(event.source, item.value):
                 continue
             if not _has_graph(event.written) and not _moves_features(event, function):
                 continue
             if is_for_evaluation(function, event):
                 continue
             seen.add(id(event.node))
-            target = source_of(function.module, event.node.value)
+            target = source_of(function.module, item.value)
             yield Violation(
                 event.node,
                 f"each write to a slice of `{target}` adds a node that copies all of it in "
                 "backward: time and memory grow with the square of the length",
-                Severity.WARNING,
+                Severity.NOTE if _may_be_number(event) else Severity.WARNING,
                 "append to a list and use torch.stack or torch.cat after the loop",
                 ((loop.node, "in this loop"),),
             )
+
+
+def _item_of(write: InPlace) -> cst.Subscript | None:
+    """Return the item that a statement assigns or adds to."""
+    node = write.node.target if isinstance(write.node, cst.AugAssign) else write.node
+    return node if isinstance(node, cst.Subscript) else None
 
 
 def _is_indexed_by(node: cst.Subscript, loop: Loop) -> bool:
@@ -123,5 +137,12 @@ def _reads(source: cst.CSTNode | None, base: cst.BaseExpression) -> bool:
     )
 
 
+def _may_be_number(event: InPlace) -> bool:
+    """Tell whether what is written may be a number for a log: a loss that a model returns."""
+    is_sure = any(value.kind is not Kind.UNKNOWN for value in event.written)
+    return not is_sure and "loss" in last_word(dotted_name(event.source)).lower()
+
+
 def _has_graph(values: Values) -> bool:
-    return any(value.kind in {Kind.HISTORY, Kind.LEAF} or value.through for value in values)
+    with_graph = {Kind.HISTORY, Kind.LEAF, Kind.LEAF_VIEW}
+    return any(value.kind in with_graph or value.through for value in values)

@@ -44,7 +44,7 @@ class LegacyVolatile(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `Variable(x, volatile=True)` where recording may be on."""
         scopes = function.module.scopes
-        if b"volatile" not in function.module.source or function.mode is GradMode.DISABLED:
+        if not function.module.mentions(b"volatile") or function.mode is GradMode.DISABLED:
             return
         trains = any(isinstance(event, Backward) for event in function.events())
         if not isinstance(function.scope.node, cst.Module):

@@ -33,7 +33,7 @@ class EvalWithGraph(Rule):
         """Yield the first recorded forward after eval() in a function that needs no gradient."""
         if function.mode not in {GradMode.AMBIENT, GradMode.ENABLED}:
             return
-        if not function.module.mentions(b"eval") or _is_unit_test(function):
+        if "eval" not in function.scope.words or _is_unit_test(function):
             return
         events = list(function.events())
         switched: dict[str, ModeSwitch] = {}
@@ -150,7 +150,7 @@ def _is_unit_test(function: FunctionModel) -> bool:
     """Tell whether this is a unit test, which runs a model once or twice."""
     if not function.scope.name.rpartition(".")[2].startswith("test_"):
         return False
-    if function.scope.owner is not None or b"pytest" in function.module.source:
+    if function.scope.owner is not None or function.module.mentions(b"pytest"):
         return True
     return any(isinstance(node, cst.Assert) for node in walk(function.scope.node))
 
@@ -158,7 +158,7 @@ def _is_unit_test(function: FunctionModel) -> bool:
 def _is_evaluation(function: FunctionModel) -> bool:
     """Tell whether a function is named after what it evaluates, and is no unit test."""
     name = function.scope.name.rpartition(".")[2].lower()
-    return b"unittest" not in function.module.source and _EVALUATES.search(name) is not None
+    return not function.module.mentions(b"unittest") and _EVALUATES.search(name) is not None
 
 
 def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forward | Call) -> bool:
@@ -237,7 +237,7 @@ def _records_nothing(function: FunctionModel, forward: Forward | Call) -> bool:
     if forward.mode is GradMode.AMBIENT and is_handed_on(function):
         return True
     name = function.scope.name.rpartition(".")[2]
-    if function.module.uses_engine and name in _STEPS_OF_ENGINE:
+    if function.runs_in_engine and name in _STEPS_OF_ENGINE:
         return True
     scopes = function.module.scopes
     for value in forward.values if isinstance(forward, Forward) else ():

@@ -246,7 +246,7 @@ def _goes_with_the_hook(function: FunctionModel, target: cst.BaseExpression) -> 
         return False
     if _is_made_hook(function):
         # Whose list it is, and for how long, whoever asks for the hook knows.
-        return b".remove()" in function.module.source
+        return function.module.mentions(b".remove()")
     return target.value in assignments(around) and any(
         isinstance(node, cst.Attribute) and node.attr.value == "remove" for node in body_of(around)
     )

@@ -19,6 +19,7 @@ from gradcheck_lint.model.flow import (
     can_repeat,
 )
 from gradcheck_lint.model.module import FunctionModel
+from gradcheck_lint.model.nearness import BACKWARD
 from gradcheck_lint.model.paths import bound_parameters, in_caller
 from gradcheck_lint.model.values import sites, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
@@ -36,7 +37,8 @@ class StuckInEval(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every eval() after which the next iteration trains."""
-        if function.module.uses_engine:
+        is_near = function.module.near.has(function.scope, BACKWARD)
+        if not is_near or function.runs_in_engine:
             return
         for loop in function.loops():
             events = list(_inside(loop, function))

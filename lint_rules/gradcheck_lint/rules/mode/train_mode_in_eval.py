@@ -31,7 +31,7 @@ class TrainModeInEval(Rule):
         name = function.scope.name.rpartition(".")[2].lower()
         if module.mentions(b".eval()", b"train(False)"):
             return
-        if module.uses_engine:
+        if function.runs_in_engine:
             return
         if not _EVALUATES.search(name):
             yield from _inside_training(function)

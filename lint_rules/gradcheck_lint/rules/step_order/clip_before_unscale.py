@@ -21,7 +21,6 @@ from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
 from gradcheck_lint.rules._rule import Fix, Insertion, Removal, Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
-from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,8 +52,8 @@ def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
         "the gradients are still multiplied by the scaler when they are clipped, so the limit is "
-        "thousands of times too low and the scaler undoes it only after that",
-        Severity.ERROR,
+        "thousands of times too low and the scaler undoes it only after that" + problem.reservation,
+        problem.severity,
         hint,
         ((backward.node, "scaled here"), (unscaled[0].node, unscaled[1])),
         fix=fix,

@@ -67,8 +67,8 @@ _RELATED = {
 def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
-        _MESSAGES[problem.kind],
-        Severity.ERROR if problem.certain else Severity.WARNING,
+        _MESSAGES[problem.kind] + problem.reservation,
+        problem.severity,
         "clip once, between the last backward() and step()",
         tuple((event.node, _RELATED[problem.kind]) for event in problem.others[:1]),
     )

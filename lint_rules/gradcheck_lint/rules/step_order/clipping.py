@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gradcheck_lint.analyses.opaque_calls import DIFFERENTIATES, UNSCALES
 from gradcheck_lint.model.flow import (
     Backward,
     Step,
@@ -27,7 +28,13 @@ def judge_clip(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     after = [other for other in path[index + 1 :] if _is_milestone(other)]
     verdicts: list[Problem | None] = []
     if item.turn == 0:
-        verdicts.append(_useless_clip(item, before, after, unit))
+        problem = _useless_clip(item, before, after, unit)
+        if problem is not None and problem is not ABSENT:
+            # What may give the clipping an effect stands next to it.
+            start = path.index(before[-1]) if before else 0
+            end = path.index(after[0]) if after else len(path)
+            problem = problem.unless(path[start:end], DIFFERENTIATES)
+        verdicts.append(problem)
     else:
         verdicts.append(ABSENT)
     if item.turn == unit.turn:
@@ -36,7 +43,7 @@ def judge_clip(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
 
 
 def _is_milestone(item: Occurrence) -> bool:
-    return item.is_unclear or isinstance(item.event, (Backward, Step, ZeroGrad))
+    return isinstance(item.event, (Backward, Step, ZeroGrad))
 
 
 def _useless_clip(
@@ -44,10 +51,6 @@ def _useless_clip(
 ) -> Problem | None:
     previous = before[-1] if before else None
     following = after[0] if after else None
-    if (previous is not None and previous.is_unclear) or (
-        following is not None and following.is_unclear
-    ):
-        return None
     if following is None:
         zeroed = any(isinstance(other.event, ZeroGrad) for other in before)
         if unit.loop is None and previous and isinstance(previous.event, Step) and zeroed:
@@ -93,17 +96,16 @@ def _scaled_clip(path: Path, index: int) -> Problem | None:
     assert isinstance(backward, Backward)
     if not backward.scaled:
         return None
-    if any(other.is_unclear or isinstance(other.event, Unscale) for other in before[last:]):
+    if any(isinstance(other.event, Unscale) for other in before[last:]):
         return None
     late: tuple[Unscale, ...] = ()
     for other in after:
-        if other.is_unclear:
-            return None
         if isinstance(other.event, Unscale):
             late = (*late, other.event)
         elif isinstance(other.event, Step):
             if not other.event.scaler:
                 return None
             others = (backward, other.event, *late)
-            return Problem("GCS305", "scaled", item.event, item.owner, others)
+            problem = Problem("GCS305", "scaled", item.event, item.owner, others)
+            return problem.unless(path[last : path.index(other)], UNSCALES)
     return None

@@ -31,7 +31,7 @@ class LeftoverGradient(Rule):
         """Yield every step whose gradients hold a loss that another step came after."""
         if Part.BACKWARD not in function.scope.parts:
             return
-        if function.module.may_freeze or function.module.uses_engine:
+        if function.module.may_freeze or function.runs_in_engine:
             return
         events = [
             event

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.analyses.opaque_calls import Doubt, doubt_of, lowered, reservation, worst
 from gradcheck_lint.model.flow import (
+    Call,
     Event,
     Loop,
     Step,
@@ -20,9 +22,10 @@ from gradcheck_lint.model.function_class import has_decorator
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.syntax import bound_names, dotted_name, last_word, positional, walk
 from gradcheck_lint.model.values import Kind, Origin, Value, Values, held_by, mentioned_by, sites
+from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gradcheck_lint.model.paths import Occurrence
 
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
 class Problem:
     """Something out of order: ``kind`` says what, ``others`` are the events that show it.
 
-    ``certain`` is False where only likelihood connects them.
+    ``certain`` is False where only likelihood connects them. ``unknown`` are the calls that can't
+    be looked into and might set it right, ``doubt`` says how likely one of them does.
     """
 
     code: str
@@ -40,6 +44,33 @@ class Problem:
     function: FunctionModel
     others: tuple[Event, ...] = ()
     certain: bool = True
+    unknown: tuple[Call, ...] = ()
+    doubt: Doubt = Doubt.NONE
+
+    @property
+    def severity(self) -> Severity:
+        """Return how sure this is, with all that speaks against it."""
+        return lowered(Severity.ERROR if self.certain else Severity.WARNING, self.doubt)
+
+    @property
+    def reservation(self) -> str:
+        """Return what the message says of calls that can't be looked into."""
+        return reservation(self.unknown, self.function)
+
+    def unless(self, items: Iterable[Occurrence], act: re.Pattern[str]) -> Problem | None:
+        """Return this with the doubt that calls on a path cast on it, None if one sets it right."""
+        calls = [item.event for item in items if isinstance(item.event, Call)]
+        return self.unless_done_by(calls, act)
+
+    def unless_done_by(self, calls: Sequence[Call], act: re.Pattern[str]) -> Problem | None:
+        """Return this with the doubt that calls cast on it, None if one of them sets it right."""
+        doubt = worst(calls, act)
+        if doubt is Doubt.CERTAIN:
+            return None
+        if doubt <= self.doubt:
+            return self
+        unknown = sorted(calls, key=lambda call: -doubt_of(call, act))
+        return replace(self, unknown=tuple(unknown), doubt=doubt)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

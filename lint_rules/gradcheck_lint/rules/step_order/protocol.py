@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from gradcheck_lint.analyses.hidden_effects import (
@@ -47,12 +48,9 @@ def problems(function: FunctionModel, code: str) -> list[Problem]:
 
 def _all_problems(module: ModuleModel) -> dict[tuple[str, int], list[Problem]]:
     found: dict[tuple[str, int], list[Problem]] = defaultdict(list)
-    is_managed = module.uses_engine
-    if is_managed and b"manual_backward" not in module.source:
-        return found
     reported: set[tuple[str, int]] = set()
     for function in list(module.functions()):
-        if is_managed and "manual_backward" not in function.scope.words:
+        if function.runs_in_engine and "manual_backward" not in function.scope.words:
             continue
         if not _is_candidate(function):
             continue
@@ -145,9 +143,9 @@ def _judge(paths: Sequence[Path], unit: Unit) -> Iterator[Problem]:
                 if verdict is not ABSENT:
                     verdicts[id(item.event) * 4 + slot].append(verdict)
     for found in verdicts.values():
-        first = found[0]
-        if first is not None and all(verdict is not None for verdict in found):
-            yield first
+        problems = [verdict for verdict in found if verdict is not None]
+        if len(problems) == len(found):
+            yield max(problems, key=attrgetter("doubt"))
 
 
 _JUDGES = {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
-from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,8 +78,8 @@ _HINTS = {
 def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
-        _MESSAGES[problem.kind],
-        Severity.ERROR if problem.certain else Severity.WARNING,
+        _MESSAGES[problem.kind] + problem.reservation,
+        problem.severity,
         _HINTS[problem.kind],
         tuple(
             (event.node, "together with this")

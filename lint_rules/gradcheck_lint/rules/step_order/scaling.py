@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from gradcheck_lint.analyses.opaque_calls import UNSCALES
 from gradcheck_lint.model.flow import (
     Backward,
     ScalerUpdate,
@@ -37,8 +38,6 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
     backward = before[last].event
     assert isinstance(backward, Backward)
     between = before[last + 1 :]
-    if any(other.is_unclear for other in between):
-        return (None, None)
     wrong: Problem | None = None
     if backward.scaled and not step.scaler and not step.closure:
         unscaled = [other for other in between if isinstance(other.event, Unscale)]
@@ -53,6 +52,7 @@ def judge_scaled_step(path: Path, index: int, unit: Unit) -> tuple[Problem | Non
         wrong = Problem("GCS310", "unscaled-backward", step, item.owner, (backward,))
     elif step.scaler and _is_of_another_scaler(item, before):
         wrong = Problem("GCS310", "another-scaler", step, item.owner, (backward,))
+    wrong = wrong and wrong.unless(between, UNSCALES)
     return (wrong, _twice(path, index, unit))
 
 
@@ -132,9 +132,11 @@ def _twice(path: Path, index: int, unit: Unit) -> Problem | None:
     assert isinstance(event, (Step, Unscale))
     if not event.scaler:
         return None
+    between: list[Occurrence] = []
     for other in reversed(path[:index]):
-        if other.is_unclear or _updates(other, item):
+        if _updates(other, item):
             return None
+        between.append(other)
         if isinstance(other.event, (Step, Unscale)) and same(
             other, other.event.values, item, event.values
         ):
@@ -149,7 +151,8 @@ def _twice(path: Path, index: int, unit: Unit) -> Problem | None:
             blamed = other.event if kind == "no-update" else event
             owner = other.owner if kind == "no-update" else item.owner
             sure = all_are(event.scaler, Kind.SCALER)
-            return Problem("GCS310", kind, blamed, owner, (other.event, event), certain=sure)
+            problem = Problem("GCS310", kind, blamed, owner, (other.event, event), certain=sure)
+            return problem.unless(between, UNSCALES)
     # Where the other iteration on the path makes no step, other paths tell.
     return None if item.turn == 0 else ABSENT
 
@@ -205,7 +208,7 @@ def _each_micro_batch(path: Path, index: int, unit: Unit) -> Problem | None:
     item = path[index]
     event = item.event
     assert isinstance(event, Unscale)
-    if unit.loop is None or any(other.is_unclear for other in path[:index]):
+    if unit.loop is None:
         return None
     earlier = [other for other in path[:index] if other.turn == 0]
     if any(isinstance(other.event, (Step, ScalerUpdate)) for other in earlier):
@@ -216,7 +219,8 @@ def _each_micro_batch(path: Path, index: int, unit: Unit) -> Problem | None:
     if not steps or not is_window(steps[0], unit) or _goes_on_to_another(item, unit):
         return None if steps else ABSENT
     others = (steps[0].event,)
-    return Problem("GCS310", "unscale-each", event, item.owner, others, certain=False)
+    problem = Problem("GCS310", "unscale-each", event, item.owner, others, certain=False)
+    return problem.unless(path[:index], UNSCALES)
 
 
 def judge_update(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
@@ -229,9 +233,9 @@ def judge_update(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ..
     before = path[:index]
     later = [other for other in path[index + 1 :] if isinstance(other.event, Step)]
     seen_backward = False
+    between: list[Occurrence] = []
     for other in reversed(before):
-        if other.is_unclear:
-            return (None,)
+        between.append(other)
         if isinstance(other.event, (Step, Unscale)) and other.event.scaler:
             if seen_backward:
                 break
@@ -249,7 +253,8 @@ def judge_update(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ..
         if follows and later[0].event.arms == event.arms:
             others = (later[0].event,)
             sure = all_are(event.scaler, Kind.SCALER)
-            return (Problem("GCS310", "update-first", event, item.owner, others, certain=sure),)
+            problem = Problem("GCS310", "update-first", event, item.owner, others, certain=sure)
+            return (problem.unless(between, UNSCALES),)
     return (_outside_window(path, index, unit),)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
-from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +30,8 @@ def _violation(problem: Problem) -> Violation:
     return Violation(
         problem.event.node,
         "the scheduler steps before the optimizer's first step: the first value of the schedule is "
-        "skipped, and torch warns at run time",
-        Severity.WARNING,
+        "skipped, and torch warns at run time" + problem.reservation,
+        problem.severity,
         "call it after `optimizer.step()`",
         tuple((event.node, "the optimizer steps here, afterwards") for event in problem.others),
     )

@@ -58,8 +58,8 @@ def _violation(problem: Problem) -> Violation:
     )
     return Violation(
         problem.event.node,
-        _MESSAGES[problem.kind],
-        Severity.ERROR if _is_optimizer(problem) else Severity.WARNING,
+        _MESSAGES[problem.kind] + problem.reservation,
+        min(problem.severity, Severity.ERROR if _is_optimizer(problem) else Severity.WARNING),
         _HINTS[problem.kind],
         related,
     )

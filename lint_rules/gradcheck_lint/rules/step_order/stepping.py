@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from gradcheck_lint.analyses.opaque_calls import DIFFERENTIATES, STEPS, ZEROES
 from gradcheck_lint.model.flow import (
     Backward,
     Call,
@@ -69,12 +70,11 @@ def _used_again(path: Path, index: int, unit: Unit) -> Problem | None:
         return None
     last = last_of(segment, Backward)
     if last is None or any(
-        other.is_unclear or (isinstance(other.event, ZeroGrad) and covers(other, item) is not False)
-        for other in segment
+        isinstance(other.event, ZeroGrad) and covers(other, item) is not False for other in segment
     ):
         return None
     others = (first, segment[last].event)
-    return Problem("GCS301", "used-again", step, item.owner, others)
+    return Problem("GCS301", "used-again", step, item.owner, others).unless(segment, ZEROES)
 
 
 def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
@@ -83,11 +83,15 @@ def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
     step = item.event
     assert isinstance(step, Step)
     segment = _since_last_step(path, index)
-    if any(other.is_unclear for other in segment) or step.expects_error:
+    if step.expects_error:
         return None
     last = last_of(segment, Backward)
     if last is None:
-        return _without_backward(path, index, segment, unit)
+        problem = _without_backward(path, index, segment, unit)
+        problem = problem and problem.unless(segment, DIFFERENTIATES)
+        return problem and problem.unless_done_by(
+            _may_differentiate(unit.function, unit, item), DIFFERENTIATES
+        )
     zeros = [
         other
         for other in segment[last + 1 :]
@@ -105,17 +109,14 @@ def _misplaced(path: Path, index: int, unit: Unit) -> Problem | None:
         ][1:2]
         is_late = bool(later) and isinstance(later[0], Backward)
         kind = "order" if is_late else "none"
-        return Problem("GCS303", kind, step, item.owner, (zero.event, *later[: int(is_late)]))
-    if backward.turn != item.turn:
-        return Problem("GCS303", "order", step, item.owner, (zero.event, backward.event))
-    return Problem(
-        "GCS302",
-        "between",
-        zero.event,
-        zero.owner,
-        (backward.event, step),
-        certain=covers(zero, item) is True,
-    )
+        problem = Problem("GCS303", kind, step, item.owner, (zero.event, *later[: int(is_late)]))
+    elif backward.turn != item.turn:
+        problem = Problem("GCS303", "order", step, item.owner, (zero.event, backward.event))
+    else:
+        is_sure = covers(zero, item) is True
+        others = (backward.event, step)
+        problem = Problem("GCS302", "between", zero.event, zero.owner, others, certain=is_sure)
+    return problem.unless(segment[last + 1 :], DIFFERENTIATES)
 
 
 def _is_used_up(
@@ -156,7 +157,7 @@ def _without_backward(
     previous = index - len(segment) - 1
     if previous >= 0 and path[previous].turn == item.turn and not _between(path[previous], item):
         return Problem("GCS303", "twice", step, item.owner, (path[previous].event,))
-    if _may_differentiate(function, unit, item):
+    if _writes_gradients(function) or _writes_gradients(item.owner):
         return None
     if unit.loop is not None:
         if any(isinstance(other.event, Backward) for other in path if other.turn == 0):
@@ -257,8 +258,9 @@ def _between(first: Occurrence, second: Occurrence) -> bool:
     )
 
 
-def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) -> bool:
-    """Tell whether a call that can't be looked into may compute the gradients of this step."""
+def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) -> list[Call]:
+    """Return the calls that can't be looked into and may compute the gradients of this step."""
+    found: list[Call] = []
     holders = function.holders | item.owner.holders
     for owner in {id(function): function, id(item.owner): item.owner}.values():
         graphs = _graphs_of(owner)
@@ -271,8 +273,8 @@ def _may_differentiate(function: FunctionModel, unit: Unit, item: Occurrence) ->
                 ):
                     continue
                 if _computes_gradients(event, holders, graphs):
-                    return True
-    return _writes_gradients(function) or _writes_gradients(item.owner)
+                    found.append(event)
+    return found
 
 
 def _graphs_of(function: FunctionModel) -> frozenset[int]:
@@ -372,8 +374,6 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
     if item.leading.arms != unit.loop.arms or (item.event is not item.leading and event.arms):
         # `if i % 4 == 0: optimizer.zero_grad()` begins a window.
         return ()
-    if any(other.is_unclear for other in path):
-        return (None,)
     first = [other for other in path if other.turn == 0]
     if any(isinstance(other.event, Step) for other in first):
         return (ABSENT,)
@@ -388,9 +388,9 @@ def judge_zero(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]
         isinstance(other.event, ZeroGrad) and other.event is event for other in path[index + 1 :]
     ):
         return (None,)
-    return (
-        Problem("GCS302", "window", event, item.owner, (step.event, own[0].event), certain=False),
-    )
+    others = (step.event, own[0].event)
+    problem = Problem("GCS302", "window", event, item.owner, others, certain=False)
+    return (problem.unless(path, STEPS),)
 
 
 def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None, ...]:
@@ -409,8 +409,6 @@ def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None,
         for other in path
         if isinstance(other.event, Step) and other.turn == 0 and _may_drive(item, other)
     ]
-    if any(other.is_unclear for other in path[:index]):
-        return (None,)
     earlier = [other for other in path[:index] if isinstance(other.event, Step)]
     if not steps or any(_may_drive(item, other) for other in earlier):
         return (None,)
@@ -425,7 +423,8 @@ def judge_scheduler(path: Path, index: int, unit: Unit) -> tuple[Problem | None,
     )
     if before_loop or _is_made_by_stranger(event, item.owner):
         return (None,)
-    return (Problem("GCS306", "first", event, item.owner, (steps[0].event,), certain=False),)
+    problem = Problem("GCS306", "first", event, item.owner, (steps[0].event,), certain=False)
+    return (problem.unless(path[:index], STEPS),)
 
 
 def _is_made_by_stranger(event: SchedulerStep, function: FunctionModel) -> bool:

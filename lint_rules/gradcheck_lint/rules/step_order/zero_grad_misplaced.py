@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
-from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +48,10 @@ def _violation(problem: Problem) -> Violation:
         (first.node, "computed here" if problem.kind == "between" else "the step that follows"),
         (last.node, "stepped here" if problem.kind == "between" else "added to here each time"),
     )
-    severity = Severity.ERROR if problem.certain else Severity.WARNING
     return Violation(
         problem.event.node,
-        _MESSAGES[problem.kind],
-        severity,
+        _MESSAGES[problem.kind] + problem.reservation,
+        problem.severity,
         _HINTS[problem.kind],
         related,
     )

@@ -198,6 +198,8 @@ def _is_on_what_the_object_keeps(function: FunctionModel, call: Call) -> bool:
     path = dotted_name(called.value) if isinstance(called, cst.Attribute) else None
     if path is None:
         return False
+    if lasts_at_callers(function, path, Kind.INSTANCE):
+        return True
     return lasts_between_calls(function, path) and not any(
         last_word(dotted_name(other.node.func.value) or "") == last_word(path)
         for other in _beside_calls_of(function)

@@ -204,7 +204,7 @@ def _differentiates_by_hand(
             name = function.module.scopes.resolve_import(dotted_name(event.node.func) or "")
             if name == "torch.autograd.grad":
                 return True
-        elif later and event.mentions & wanted and b"autograd" in function.module.source:
+        elif later and event.mentions & wanted and function.module.mentions(b"autograd"):
             return True
     return False
 

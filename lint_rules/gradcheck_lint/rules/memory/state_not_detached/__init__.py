@@ -13,6 +13,7 @@ from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, Value, Values, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.memory.state_not_detached.recurrences import recurrences
 from gradcheck_lint.rules.memory.state_not_detached.states_on_self import state_kept_by
 from gradcheck_lint.rules.memory.state_not_detached.truncated_bptt import goes_into_next_window
 from gradcheck_suite import catalogue
@@ -31,6 +32,15 @@ class StateNotDetached(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every model call that is given its own earlier result, in a loop with backward."""
+        for found in recurrences(function):
+            path = f"{function.scope.first_parameter}.{found.attribute}"
+            yield Violation(
+                found.node,
+                f"`{path}` is computed from its own last value with its graph, so each call adds "
+                "to the graphs of all calls before it, which stay in memory",
+                Severity.NOTE if found.is_renewed else Severity.WARNING,
+                f"keep the values alone: `{path} = {path}.detach()` before the next call",
+            )
         if Part.BACKWARD not in function.scope.parts:
             return
         events = list(function.events())

@@ -38,9 +38,10 @@ class NonFiniteGradient(Rule):
             return
         if _handles_data(function):
             return
-        roots = list(roots_of_own_distances(function))
-        if roots and is_differentiated(function):
-            yield from itertools.starmap(_root, roots)
+        if function.module.mentions(b"sqrt", b"0.5"):
+            roots = list(roots_of_own_distances(function))
+            if roots and is_differentiated(function):
+                yield from itertools.starmap(_root, roots)
         scopes = function.module.scopes
         bound = assignments(function.scope)
         for node in body_of(function.scope):

@@ -10,6 +10,14 @@ import libcst as cst
 
 from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_unseen
 from gradcheck_lint.analyses.intervals import come_round, may_be_whole
+from gradcheck_lint.analyses.opaque_calls import (
+    ZEROES,
+    Doubt,
+    doubt_of,
+    lowered,
+    reservation,
+    worst,
+)
 from gradcheck_lint.analyses.repeated_calls import is_training_step
 from gradcheck_lint.model.flow import (
     Backward,
@@ -24,7 +32,7 @@ from gradcheck_lint.model.flow import (
 )
 from gradcheck_lint.model.module import FunctionModel
 from gradcheck_lint.model.nearness import BACKWARD
-from gradcheck_lint.model.paths import Occurrence
+from gradcheck_lint.model.paths import Binding, Occurrence, bound_in_callee
 from gradcheck_lint.model.scopes import FunctionScope
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.rules._rule import Rule, Violation
@@ -50,8 +58,11 @@ class _Effects:
     scope: FunctionScope
     backwards: list[tuple[Event, Backward]] = field(default_factory=list)
     steps: list[tuple[Event, Step, FunctionModel, tuple[Call, ...]]] = field(default_factory=list)
-    zeroes: list[tuple[ZeroGrad, FunctionModel]] = field(default_factory=list)
-    unclear: bool = False
+    zeroes: list[Occurrence] = field(default_factory=list)
+    bindings: dict[tuple[Call, ...], Binding] = field(default_factory=dict)
+    """What the parameters of the functions that these calls lead to are to the loop's function."""
+    unknown: list[Call] = field(default_factory=list)
+    """The calls that can't be looked into and may zero gradients."""
     calls_back: bool = False
     """Whether callbacks are called, of which nothing is known."""
 
@@ -63,7 +74,7 @@ class MissingZeroGrad(Rule):
 
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every step that repeats in a loop without its gradients being zeroed."""
-        if function.module.uses_engine:
+        if function.runs_in_engine:
             yield from _of_training_step(function)
             return
         for found in unzeroed_hand_steps(function):
@@ -94,13 +105,16 @@ class MissingZeroGrad(Rule):
                 if first_word(step.receiver) in loop.targets and owner is function:
                     continue  # a loop around this one may come to each optimizer again
                 handled.add(id(step))
-                if effects.unclear or loop.runs_once or _is_zeroed(step, owner, effects):
+                doubt = worst(effects.unknown, ZEROES)
+                used = Occurrence(step, leading, owner, effects.bindings[calls])
+                if doubt is Doubt.CERTAIN or loop.runs_once or _is_zeroed(used, effects):
                     continue
                 severity = self._severity(function, loop, leading, effects, step)
                 if severity is None or is_made_anew(loop, step, owner, calls):
                     continue
                 if may_act_unseen(function, ZEROING):
                     continue
+                severity = lowered(severity, doubt)
                 yield self._violation(function, loop, step, effects, severity)
 
     def _severity(
@@ -150,6 +164,8 @@ class MissingZeroGrad(Rule):
         if outside is not None:
             message += "; the zero_grad() outside the loop doesn't run between two steps"
             related.append((outside.node, "zeroed here, outside the loop"))
+        by_doubt = sorted(effects.unknown, key=lambda call: -doubt_of(call, ZEROES))
+        message += reservation(by_doubt, function)
         hint = f"call `{receiver}.zero_grad()` in the loop, before backward() or after step()"
         if step.receiver is None:
             hint = "call zero_grad() in the loop, before backward() or after step()"
@@ -164,8 +180,8 @@ def _used_again(problem: Problem) -> Violation:
     return Violation(
         step.node,
         "this step uses the gradients of the step before it once more: nothing zeroes them before "
-        "the backward() in between adds to them",
-        Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR,
+        "the backward() in between adds to them" + problem.reservation,
+        min(problem.severity, Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR),
         f"call `{receiver}.zero_grad()` between the steps, before backward()",
         ((first.node, "the step before"), (backward.node, "adds to what that step has used")),
     )
@@ -176,32 +192,30 @@ def _of_training_step(function: FunctionModel) -> Iterator[Violation]:
     if not is_training_step(function) or "manual_backward" not in function.scope.words:
         return
     effects = _effects_of(function.block, function)
-    if effects.unclear or not effects.backwards:
+    doubt = worst(effects.unknown, ZEROES)
+    if doubt is Doubt.CERTAIN or not effects.backwards:
         return
-    for _, step, owner, _ in effects.steps:
-        if not _is_zeroed(step, owner, effects):
+    for leading, step, owner, calls in effects.steps:
+        if not _is_zeroed(Occurrence(step, leading, owner, effects.bindings[calls]), effects):
             receiver = step.receiver or "the optimizer"
             yield Violation(
                 step.node,
                 f"`{receiver}.step()` runs for each batch on gradients that nothing here zeroes, "
-                "so every step uses the sum of all backwards before it",
-                Severity.WARNING,
+                "so every step uses the sum of all backwards before it"
+                + reservation(effects.unknown, function),
+                lowered(Severity.WARNING, doubt),
                 f"call `{receiver}.zero_grad()` before manual_backward()",
                 ((effects.backwards[0][1].node, "added to the gradients here, for each batch"),),
             )
 
 
-def _is_zeroed(step: Step, owner: FunctionModel, effects: _Effects) -> bool:
-    """Tell whether a reset in the loop clears, or may clear, what the step uses."""
-    used = Occurrence(step, step, owner, {})
-    return any(
-        covers(Occurrence(zero, zero, where, {}), used) is not False
-        for zero, where in effects.zeroes
-    )
+def _is_zeroed(used: Occurrence, effects: _Effects) -> bool:
+    """Tell whether a reset in the loop clears, or may clear, what a step uses."""
+    return any(covers(zero, used) is not False for zero in effects.zeroes)
 
 
 def _effects_of(block: Block, function: FunctionModel) -> _Effects:
-    effects = _Effects(function.scope)
+    effects = _Effects(function.scope, bindings={(): {}})
     for event in block.events():
         _collect(effects, event, event, function, ())
     return effects
@@ -221,7 +235,7 @@ def _collect(
     What an ``inner`` loop of a called function steps is judged there.
     """
     if isinstance(event, ZeroGrad):
-        effects.zeroes.append((event, function))
+        effects.zeroes.append(Occurrence(event, leading, function, effects.bindings[calls]))
     elif inner and isinstance(event, (Backward, Step)):
         return
     elif isinstance(event, Backward):
@@ -231,12 +245,15 @@ def _collect(
     elif isinstance(event, Call):
         if event.function is None:
             if event.suspends or (not event.harmless and _may_reset(event, function)):
-                effects.unclear = True
+                effects.unknown.append(event)
             elif _CALLBACK.search(_name_of(event)) is not None:
                 effects.calls_back = True
         elif event.function not in (effects.scope, *(call.function for call in calls)):
             called = function.module.function(event.function)
             inside = (*calls, event)
+            effects.bindings[inside] = bound_in_callee(
+                event, called, function, effects.bindings[calls]
+            )
             own = {loop.identity: loop.targets for loop in called.loops()}
             for item in called.events():
                 is_inner = inner or bool(item.loops)

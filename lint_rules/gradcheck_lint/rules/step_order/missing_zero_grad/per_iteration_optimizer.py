@@ -78,7 +78,9 @@ def _is_of_what_lasts(loop: Loop, value: Value, owner: FunctionModel) -> bool:
 
 
 def _is_made_in(function: FunctionModel, value: Value) -> bool:
-    if value.kind is not Kind.OPTIMIZER or value.origin is Origin.ARGUMENT:
+    if value.origin in {Origin.ARGUMENT, Origin.ELEMENT}:
+        return False
+    if value.kind is not Kind.OPTIMIZER and value.origin is not Origin.CALL:
         return False
     # What a loop goes through was made before it, perhaps elsewhere.
     passed = frozenset[str]().union(*(loop.targets for loop in function.loops()))

@@ -10,6 +10,7 @@ import libcst as cst
 
 from gradcheck_lint.analyses.layers import has_weights
 from gradcheck_lint.model.flow import Attach, Call, Event, Return, Step
+from gradcheck_lint.model.nearness import STEPS
 from gradcheck_lint.model.syntax import assigned_once, dotted_name, walk
 from gradcheck_lint.model.values import Kind, Values, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
@@ -41,7 +42,8 @@ class ParameterNotOptimized(Rule):
         has_groups = function.module.matches(_GROUPS)
         if not has_groups:
             yield from attached_later(function)
-        if has_groups:
+        words = function.scope.words
+        if has_groups or (STEPS.isdisjoint(words) and "parameters" not in words):
             return
         events = list(function.events())
         attached = [

@@ -1,0 +1,89 @@
+"""Find attributes that a model computes from their own last value, with its graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gradcheck_lint.model.attributes import assigns_attribute
+from gradcheck_lint.model.flow import Forward, GradMode
+from gradcheck_lint.model.values import Kind, Value, all_are, sites
+from gradcheck_lint.rules.memory.state_not_detached.states_on_self import state_kept_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import libcst as cst
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+__all__ = ["Recurrence", "recurrences"]
+
+
+class Recurrence(NamedTuple):
+    """An attribute of a model; ``is_renewed`` tells that another method may begin anew."""
+
+    attribute: str
+    node: cst.CSTNode
+    is_renewed: bool
+
+
+def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
+    """Yield what the ``forward`` of a module of the file adds to from call to call."""
+    scope, module = function.scope, function.module
+    owner = scope.owner
+    if owner is None or not scope.name.endswith(".forward") or scope.first_parameter is None:
+        return
+    if function.mode is GradMode.DISABLED or not module.scopes.derives_from(owner, "torch.nn."):
+        return
+    prefix = scope.first_parameter + "."
+    for path, values in function.bindings.items():
+        attribute = path.removeprefix(prefix)
+        if not path.startswith(prefix) or "." in attribute:
+            continue
+        begun = sites(module.class_attribute(owner.name, attribute))
+        kept = [value for value in values if _goes_on(value, attribute, begun, module)]
+        if not kept or kept[0].node is None or _never_records(owner.name, module):
+            continue
+        if any(_is_told(attribute, other) for other in list(module.functions())):
+            continue
+        is_renewed = any(
+            other.scope is not scope
+            and not other.scope.name.endswith("__init__")
+            and (assigns_attribute(other.scope, attribute) or "detach_" in other.scope.words)
+            for other in list(module.functions())
+        )
+        yield Recurrence(attribute, kept[0].node, is_renewed)
+
+
+def _goes_on(value: Value, attribute: str, begun: frozenset[int], module: ModuleModel) -> bool:
+    """Tell whether a value has a graph and is made of the attribute's last value."""
+    has_graph = value.kind is Kind.HISTORY or (value.kind is Kind.UNKNOWN and bool(value.through))
+    if not has_graph or (value.cut is not None and not value.certain):
+        return False
+    if value.mentions & begun:
+        return True
+    own = (module.on_self(site) for site in value.mentions)
+    return any(known is not None and known[1] == attribute for known in own)
+
+
+def _never_records(name: str, module: ModuleModel) -> bool:
+    """Tell whether each call of the model that the file shows is one without recording."""
+    calls = [
+        event
+        for function in list(module.functions())
+        for event in function.events()
+        if isinstance(event, Forward)
+        and all_are(event.values, Kind.INSTANCE)
+        and any(value.name == name for value in event.values)
+    ]
+    return bool(calls) and all(call.mode is GradMode.DISABLED for call in calls)
+
+
+def _is_told(attribute: str, function: FunctionModel) -> bool:
+    """Tell whether a loop that differentiates is told of this state itself."""
+    for event in function.events():
+        if isinstance(event, Forward) and event.loops:
+            kept = state_kept_by(function, event)
+            if kept is not None and kept.attribute == attribute:
+                return "backward" in function.scope.words
+    return False
