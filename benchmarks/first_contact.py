@@ -208,15 +208,15 @@ _HEAD = """\
 # First contact
 
 Written by `python -m benchmarks.first_contact`; never edited by hand. How much the audit and the
-gradient checks find in a run, and the linter in source, of mistakes that nobody who works on the tool had seen: written after public
-reports by authors who knew the README and the catalogue alone, each pair of a faulty and a repaired
-program proved by running, beside correct programs that look suspicious. A set is run once; that
-figure counts. Afterwards it may be used to mend mechanisms, and what is found then is told as well,
-and proves less.
+gradient checks find in a run, and the linter in source, of mistakes that nobody who works on the
+tool had seen: written after public reports by authors who knew the README and the catalogue alone,
+each pair of a faulty and a repaired program proved by running, beside correct programs that look
+suspicious. A set is run once; that figure counts. Afterwards it may be used to mend mechanisms, and
+what is found then is told as well, and proves less.
 
 *Visible* is what its author holds to be visible to a tool that watches the run, or checks the
-gradient; in source, to a reader. *Errors* and *warnings* are correct programs, the repaired ones included, with such a
-finding.
+gradient; in source, to a reader. *Errors* and *warnings* are correct programs, the repaired ones
+included, with such a finding.
 """
 _ROWS = (
     "| set | run | date | commit | visible | named | at the line | as a note | errors | warnings |",
