@@ -26,6 +26,10 @@ _REGISTRIES = (
     "gradcheck_suite.auditing.detectors.registry",
     "gradcheck_suite.auditing.instrumentation.install",
     "gradcheck_suite.graph.save",
+    "gradcheck_suite.verification.stages.input_variations.stage",
+    "pytest_gradcheck_suite.plugin",
+    # A command that pip installs goes by the module that has it.
+    "gradcheck_suite.__main__",
 )
 """Modules that name all of a kind, as what they list is no part of them."""
 _DATA = ("entries", "_examples")

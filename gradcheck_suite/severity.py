@@ -10,7 +10,7 @@ class Severity(Enum):
 
     * ``ERROR``: it was observed to be wrong, or is certain on every path.
     * ``WARNING``: very likely; the finding shows the evidence.
-    * ``NOTE``: true and unusual, or costly, or legacy; never an exit status.
+    * ``NOTE``: true and unusual, or costly, or legacy; no exit status by itself.
 
     Severities compare by weight:
 

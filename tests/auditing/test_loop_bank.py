@@ -14,12 +14,16 @@ from tests.auditing.loops import (  # noqa: F401 - they fill the bank
     by_hand,
     clipping,
     everyday,
+    frozen_statistics,
+    guards,
+    later_runs,
     order,
     owners_and_modes,
     parts,
     rates,
     scaling,
     schedules,
+    sixteen_bits,
     surroundings,
     terms,
 )
@@ -56,6 +60,9 @@ ALSO = {
     "model_built_again": ["GCS307"],
     "state_assigned": ["GCS307"],
     "copy_trained_in_place_of_the_model": ["GCS307"],
+    "whole_model_loaded_after_its_optimizer_in_a_resumed_run": ["GCS307"],
+    "agent_whose_policy_is_made_again_for_the_next_task": ["GCS307"],
+    "second_fold_trains_a_copy": ["GCS307"],
 }
 """What else is true of a loop."""
 

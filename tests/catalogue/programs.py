@@ -492,6 +492,7 @@ PROGRAMS: dict[str, tuple[Program, ...]] = {
     "GCS409": (_thawed,),
     "GCS410": (_classified,),
     "GCS411": (_two_levels,),
+    "GCS412": (_module(lambda names: names.Encoder(4, 3), 2, 4),),
     "GCS501": (_function("Scale", (2, 4), 3.0), _checked("Scale", (2, 4), more=(3.0,))),
     "GCS502": (_legacy_call,),
     "GCS503": (_function("ShiftedExp", (2, 4)), _checked("ShiftedExp", (2, 4))),

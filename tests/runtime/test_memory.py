@@ -175,7 +175,6 @@ _ASKED_ELSEWHERE = {
     "accumulation/states.py::new": "values() has asked for all that is in it",
     "accumulation/vectors.py": "copies that State has made",
     "auditing/detectors/functions/function_calls.py::_look_at_saved": "states of a generator",
-    "auditing/detectors/leaf_records.py::_read": "answers, and _sums and _is_all_zeros have asked",
     "auditing/saved_tensors/checksums.py": (
         "fingerprint, columns_of and same_content, its three ways in, ask"
     ),

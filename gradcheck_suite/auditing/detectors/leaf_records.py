@@ -65,8 +65,12 @@ _MOST_FROZEN = 16
 one of a module mostly thaws all of it."""
 
 _CLOSELY = 4
-"""Turns of all optimizers that are looked at after a leaf was thawed. Chosen: those that it takes
-to see that it gets gradients and stays as it is."""
+"""Turns of all optimizers that are looked at after a leaf was thawed, or an optimizer made. Chosen:
+those that it takes to see that it gets gradients and stays as it is."""
+
+_MOST_OPTIMIZERS = 8
+"""Optimizers made after the first steps whose own first steps are looked at. A bound on cost where
+each task of many has one of its own."""
 
 
 def is_looked_at(step: int, turns: int = 1) -> bool:
@@ -227,6 +231,7 @@ class LeafRecords:
         self._looking_for: weakref.ref[Optimizer] | None = None
         self._until = -1
         self._frozen: list[LeafRecord] = []
+        self._later_optimizers = 0
         self.fresh: dict[tuple[int, ...], FreshLeaves] = {}
         self.unowned: list[LeafRecord] = []
         self.stepped: list[LeafRecord] = []
@@ -235,7 +240,7 @@ class LeafRecords:
     def subscriptions(self) -> Subscriptions:
         """Follow leaves from the backwards that reach them to the steps that change them."""
         return {
-            OptimizerConstructed: self._own,
+            OptimizerConstructed: self._construct,
             ParameterGroupAdded: self._own,
             GradientsCleared: self._meet,
             BackwardStarted: self._begin_backward,
@@ -294,6 +299,13 @@ class LeafRecords:
         """Take up an optimizer that was made before the audit began."""
         if isinstance(event.owner, Optimizer) and id(event.owner) not in self._met:
             self._own_all(event.owner)
+
+    def _construct(self, event: OptimizerConstructed) -> None:
+        """Take up an optimizer, and look at its own first steps if others have stepped before."""
+        self._own(event)
+        if self._recorder.state.step and self._later_optimizers < _MOST_OPTIMIZERS:
+            self._later_optimizers += 1
+            self.look_closely(_CLOSELY)
 
     def _own(self, event: OptimizerConstructed | ParameterGroupAdded | StepStarted) -> None:
         self._own_all(event.optimizer)

@@ -21,6 +21,7 @@ from gradcheck_suite.auditing.detectors.connectivity.grad_read_on_non_leaf impor
 from gradcheck_suite.auditing.detectors.connectivity.parameter_without_gradient import (
     ParameterWithoutGradientDetector,
 )
+from gradcheck_suite.auditing.detectors.connectivity.repeated_layer import RepeatedLayerDetector
 from gradcheck_suite.auditing.detectors.corruption.copy_onto_itself import CopyOntoItselfDetector
 from gradcheck_suite.auditing.detectors.corruption.non_finite_gradient import (
     NonFiniteGradientDetector,
@@ -50,6 +51,7 @@ from gradcheck_suite.auditing.detectors.step_order.learning_rate_zero import (
     LearningRateZeroDetector,
 )
 from gradcheck_suite.auditing.detectors.step_order.leftover_gradient import LeftoverGradientDetector
+from gradcheck_suite.auditing.detectors.step_order.lost_updates import LostUpdatesDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad import MissingZeroGradDetector
 from gradcheck_suite.auditing.detectors.step_order.missing_zero_grad_by_hand import (
     MissingZeroGradByHandDetector,
@@ -65,6 +67,7 @@ from gradcheck_suite.auditing.detectors.step_order.scaler_misuse import ScalerMi
 from gradcheck_suite.auditing.detectors.step_order.scheduler_before_step import (
     SchedulerBeforeStepDetector,
 )
+from gradcheck_suite.auditing.detectors.step_order.shared_memory import SharedMemoryDetector
 from gradcheck_suite.auditing.detectors.step_order.step_inside_autocast import (
     StepInsideAutocastDetector,
 )
@@ -124,14 +127,17 @@ def all_detectors(recorder: Recorder, names: ParameterNames) -> tuple[Detector, 
         DropoutIgnoresEvalDetector(),
         ParameterNotOptimizedDetector(recorder, windows, leaves),
         ParameterInTwoOptimizersDetector(windows, names),
+        SharedMemoryDetector(recorder.optimizers, names),
         rates,
         StepWithoutEffectDetector(recorder.optimizers, rates),
+        LostUpdatesDetector(windows),
         StepInsideAutocastDetector(),
         DeclaredFrozenDetector(recorder),
         FrozenParameterDetector(windows, names),
         FrozenStatisticsDetector(names),
         FrozenLeavesDetector(windows, leaves),
         GradReadOnNonLeafDetector(),
+        RepeatedLayerDetector(),
         GraphKeptDetector(recorder, carried),
         GraphWithoutBackwardDetector(recorder),
         without_gradient,

@@ -40,11 +40,12 @@ from gradcheck_suite.auditing.ledger.facts import (
     Place,
     TermFacts,
 )
+from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.object_names.tensor_names import variable_of
 from gradcheck_suite.findings import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from torch import nn
 
@@ -79,6 +80,7 @@ class _Optimizer:
         self.places: dict[str, Counter[tuple[CallSite | None, str]]] = {}
         self.backwards: Counter[int] = Counter()
         self.groups = tuple(map(_group_facts, optimizer.param_groups))
+        self.owned: Collection[LeafRecord] = ()
 
     def note(self, kind: str, site: CallSite | None, what: str = "") -> None:
         """Count that something was done to it at this line."""
@@ -123,7 +125,10 @@ class LedgerObserver:
         self._leaves = leaves
         self._losses = losses
         self._optimizers: dict[int, _Optimizer] = {}
+        # Those whose identity another one has by now.
+        self._gone: list[_Optimizer] = []
         self._modules: dict[int, _Module] = {}
+        self._gone_modules: list[_Module] = []
         self._backwards: dict[tuple[CallSite | None, bool], _Backward] = {}
         self._alive: dict[int, int] = {}
         self._mode_changes: Counter[CallSite | None] = Counter()
@@ -149,8 +154,20 @@ class LedgerObserver:
     def _of(self, optimizer: Optimizer, made: CallSite | None = None) -> _Optimizer:
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
+            if known is not None:
+                self._retire(known, optimizer)
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer, made)
         return known
+
+    def _retire(self, gone: _Optimizer, successor: Optimizer) -> None:
+        """Keep what is known of an optimizer whose identity another one has."""
+        taken_over = set(map(id, parameters_of(successor)))
+        gone.owned = {
+            leaf
+            for leaf in self._leaves.all()
+            if id(successor) in leaf.owners and id(leaf.reference()) not in taken_over
+        }
+        self._gone.append(gone)
 
     def _construct(self, event: OptimizerConstructed) -> None:
         self._of(event.optimizer, event.site)
@@ -193,8 +210,10 @@ class LedgerObserver:
         module = event.module
         known = self._modules.get(id(module))
         if known is None or known.reference() is not module:
-            if len(self._modules) >= _MOST_PLACES:
+            if len(self._modules) + len(self._gone_modules) >= _MOST_PLACES:
                 return
+            if known is not None:
+                self._gone_modules.append(known)
             known = self._modules[id(module)] = _Module(module)
         known.calls[event.site, _way(event)] += 1
 
@@ -227,7 +246,8 @@ class LedgerObserver:
 
     def ledger(self) -> Ledger:
         """Return what is known by now."""
-        names = self._optimizer_names()
+        everyone = [*self._gone, *self._optimizers.values()]
+        names = dict(zip(everyone, _optimizer_names(everyone), strict=True))
         by_storage: dict[int, list[str]] = {}
         for leaf in self._leaves.all():
             if leaf.storage is not None and leaf.name is not None:
@@ -236,16 +256,18 @@ class LedgerObserver:
         return Ledger(
             steps=self._recorder.state.step,
             looked_at=self._leaves.steps_looked_at,
-            optimizers=tuple(
-                _optimizer_facts(known, names[key]) for key, known in self._optimizers.items()
-            ),
+            optimizers=tuple(_optimizer_facts(known, name) for known, name in names.items()),
             parameters=tuple(
-                _parameter_facts(leaf, names, by_storage.get(leaf.storage or 0, ()))
+                _parameter_facts(
+                    leaf,
+                    tuple(names[known] for known in self._owners_of(leaf)),
+                    by_storage.get(leaf.storage or 0, ()),
+                )
                 for leaf in told
             ),
             modules=tuple(
                 ModuleFacts(each.name, each.kind, _places(each.calls))
-                for each in self._modules.values()
+                for each in (*self._gone_modules, *self._modules.values())
             ),
             backwards=tuple(
                 BackwardFacts(
@@ -261,16 +283,22 @@ class LedgerObserver:
             memory=MemoryFacts(tuple(self._alive.items())),
         )
 
-    def _optimizer_names(self) -> dict[int, str]:
-        """Return what to call each optimizer: its class, with a number where there are several."""
-        counts = Counter(known.kind for known in self._optimizers.values())
-        numbers: Counter[str] = Counter()
-        names = {}
-        for key, known in self._optimizers.items():
-            numbers[known.kind] += 1
-            number = f" {numbers[known.kind]}" if counts[known.kind] > 1 else ""
-            names[key] = known.kind + number
-        return names
+    def _owners_of(self, leaf: LeafRecord) -> list[_Optimizer]:
+        """Return the optimizers that own a leaf or have owned it."""
+        before = [known for known in self._gone if leaf in known.owned]
+        return before or [known for key, known in self._optimizers.items() if key in leaf.owners]
+
+
+def _optimizer_names(optimizers: Sequence[_Optimizer]) -> list[str]:
+    """Return what to call each optimizer: its class, with a number where there are several."""
+    counts = Counter(known.kind for known in optimizers)
+    numbers: Counter[str] = Counter()
+    names = []
+    for known in optimizers:
+        numbers[known.kind] += 1
+        number = f" {numbers[known.kind]}" if counts[known.kind] > 1 else ""
+        names.append(known.kind + number)
+    return names
 
 
 def _optimizer_facts(known: _Optimizer, name: str) -> OptimizerFacts:
@@ -289,13 +317,13 @@ def _optimizer_facts(known: _Optimizer, name: str) -> OptimizerFacts:
 
 
 def _parameter_facts(
-    leaf: LeafRecord, optimizers: dict[int, str], beside: Sequence[str]
+    leaf: LeafRecord, owners: tuple[str, ...], beside: Sequence[str]
 ) -> ParameterFacts:
     return ParameterFacts(
         name=leaf.name,
         shape=leaf.shape,
         is_parameter=leaf.is_parameter,
-        owners=tuple(name for key, name in optimizers.items() if key in leaf.owners),
+        owners=owners,
         requires_grad=leaf.asked,
         requires_grad_last=leaf.asked_last,
         steps=leaf.steps,

@@ -76,12 +76,17 @@ class ParameterNames:
         return None
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield the audited model, and the modules that the running functions know."""
+        """Yield the audited model, and the modules that the running functions know.
+
+        Those in variables come first, then those that are attributes of their ``self``.
+        """
         if self.model is not None:
             yield self.model
         seen: set[int] = {id(self.model)}
-        for frame in _some_frames():
-            for value in {**frame[1], **frame[0]}.values():
+        known = [{**everywhere, **variables} for variables, everywhere in _some_frames()]
+        owners = [getattr(variables.get("self"), "__dict__", {}) for variables in known]
+        for variables in (*known, *owners):
+            for value in list(variables.values()):
                 if issubclass(type(value), nn.Module) and id(value) not in seen:
                     seen.add(id(value))
                     yield value  # type: ignore[misc]  # a Module: its type was just asked

@@ -222,13 +222,22 @@ def _product(one: float | None, other: float | None) -> float | None:
 def reduced(value: Value) -> Value:
     """Return the mean or the sum of the elements.
 
-    What is subtracted from a constant, element by element, or a constant from it, is compared with
-    that constant and has it for no term: the mean of ``log_prob - old_log_prob`` is one value.
+    What is subtracted from a constant of its own kind, element by element, or that from it, is
+    compared with it and has it for no term: the mean of ``log_prob - old_log_prob`` is one value.
     """
-    signs = {part.minus for part in value.parts if part.value.kind is Kind.CUT}
-    beside = {part.minus for part in value.parts if part.value.kind is Kind.LIVE}
-    is_difference = any(minus is not other for minus in signs for other in beside)
+    cut = [part for part in value.parts if part.value.kind is Kind.CUT]
+    live = [part for part in value.parts if part.value.kind is Kind.LIVE]
+    is_difference = any(
+        one.minus is not other.minus and _are_alike(one.value, other.value)
+        for one in cut
+        for other in live
+    )
     return replace(value, parts=()) if is_difference else value
+
+
+def _are_alike(one: Value, other: Value) -> bool:
+    """Return whether two values may be of one kind: made by the same function, or by none known."""
+    return one.callee is None or other.callee is None or one.callee == other.callee
 
 
 def joined(values: list[Value]) -> Value:

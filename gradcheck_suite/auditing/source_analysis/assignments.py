@@ -43,7 +43,8 @@ class FreezingLine:
 def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
     """Return the line that binds this name to a new leaf, in the files of what is running.
 
-    One in a function that runs comes before others; one in a constructor counts for the last.
+    One that names the same owner comes first, then one in a function that runs; one in a
+    constructor counts for the last.
 
     Args:
         name: of the variable, attribute or key, with the way to it: ``state["prompt"]``.
@@ -53,9 +54,10 @@ def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
     if way is None:
         return None
     wanted = {".": ast.Attribute, "[": ast.Subscript}.get(way[1], ast.Name), way[2]
+    owner = re.findall(r"\w+", name)[-2:-1]
     functions = {code.co_name for code in running}
     files = [code.co_filename for code in running if not kind_of_file[code.co_filename]]
-    found: list[tuple[int, Location]] = []
+    found: list[tuple[bool, int, Location]] = []
     for path in dict.fromkeys([*files, *user_files_with(way[2])]):
         tree = tree_of(path)
         for node in () if tree is None else ast.walk(tree):
@@ -64,10 +66,20 @@ def leaf_made_anew(name: str, running: Sequence[CodeType]) -> Location | None:
             function = function_at(path, node.lineno)
             last = "" if function is None else function.rpartition(".")[2]
             rank = 2 if last in functions else 0 if last in {"", "__init__"} else 1
-            found.append((rank, Location(path=path, line=node.lineno, function=function)))
+            place = Location(path=path, line=node.lineno, function=function)
+            found.append((_names_owner(node, owner), rank, place))
         if found:
             break
-    return max(found, key=lambda each: (each[0], each[1].line))[1] if found else None
+    return max(found, key=lambda each: (*each[:2], each[2].line))[2] if found else None
+
+
+def _names_owner(node: ast.stmt, owner: Sequence[str]) -> bool:
+    """Return whether what is assigned is called an attribute or item of this owner."""
+    return any(
+        isinstance(each, (ast.Attribute, ast.Subscript)) and [_last_key(each.value)] == [*owner]
+        for each in ast.walk(node)
+        if isinstance(getattr(each, "ctx", None), ast.Store)
+    )
 
 
 def _binds(node: ast.AST, wanted: tuple[type[ast.expr], str]) -> TypeGuard[ast.stmt]:

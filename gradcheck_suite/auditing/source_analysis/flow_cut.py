@@ -9,6 +9,7 @@ accuses nobody by itself.
 from __future__ import annotations
 
 import ast
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from gradcheck_suite.auditing.source_analysis.source import (
     Span,
     asks_for_gradients,
     called_by,
+    functions_by_name,
     innermost,
     line_of_decorator,
     name_of,
@@ -143,6 +145,9 @@ _SINKS = frozenset({"backward", "manual_backward"})
 _CALLS_DEEP = 3
 """Calls of the user's functions, one within the other, that a value is followed into. A bound on
 cost, which grows with the power of the depth."""
+_MOST_EXPRESSIONS = 20_000
+"""Expressions that are looked at for one value. A bound on cost: a few tenths of a
+second."""
 
 
 def follow(
@@ -198,7 +203,10 @@ def follow_parts(
         isinstance(node, ast.Call) and span_of(node) == span for node in ast.walk(body)
     ):
         walk.span = span
-    return walk.result(body), walk.returned_parts()
+    try:
+        return walk.result(body), walk.returned_parts()
+    except _TooMuchError:
+        return "unknown", None
 
 
 def flat_call(place: Location, operations: Collection[str]) -> Flow:
@@ -261,15 +269,28 @@ def _switches_off(node: ast.expr) -> bool:
     return len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
 
 
+class _TooMuchError(Exception):
+    """The bound on cost is reached."""
+
+
 class _Walk:
     def __init__(
-        self, path: str, tree: ast.Module, line: int, *, from_calls: bool, depth: int = 0
+        self,
+        path: str,
+        tree: ast.Module,
+        line: int,
+        *,
+        from_calls: bool,
+        depth: int = 0,
+        looked_at: Iterator[int] | None = None,
     ) -> None:
         self.path = path
         self.tree = tree
         self.line = line
         self.from_calls = from_calls
         self.depth = depth
+        # One count for all functions that are followed.
+        self.looked_at = itertools.count() if looked_at is None else looked_at
         self.names: dict[str, _State] = {}
         self.sinks: list[_State] = []
         self.sink_lines: set[int] = set()
@@ -374,6 +395,8 @@ class _Walk:
             self.names[key] = _either([self.names.get(key), state])
 
     def value(self, node: ast.expr) -> _State:
+        if next(self.looked_at) >= _MOST_EXPRESSIONS:
+            raise _TooMuchError
         state = self._value(node)
         if not self.from_calls and isinstance(node, ast.Call) and self._makes_it(node):
             # The call of a line that is itself the value: only the innermost makes it.
@@ -484,7 +507,14 @@ class _Walk:
         if names[:1] in (["self"], ["cls"]):
             inside_of = {names[0]: receiver}
             names = names[1:]
-        inside = _Walk(path, tree, -1, from_calls=self.from_calls, depth=self.depth + 1)
+        inside = _Walk(
+            path,
+            tree,
+            -1,
+            from_calls=self.from_calls,
+            depth=self.depth + 1,
+            looked_at=self.looked_at,
+        )
         inside.variables = inside_of
         by_place = len(node.args)
         inside.names = dict(zip(names, given[:by_place], strict=False))
@@ -501,16 +531,15 @@ class _Walk:
     ) -> tuple[str, ast.Module, Function, object] | None:
         """Return the function that a call names, with its file and what it is called on."""
         known = called_by(self.path, node.func, self.variables)
-        tree = None if known is None else tree_of(known.code.co_filename)
-        if known is not None and tree is not None:
-            function = innermost(tree, definition_line(known.code))
-            if function is not None and function.name == known.code.co_name:
-                return known.code.co_filename, tree, function, known.receiver
-        found = [
-            each
-            for each in ast.walk(self.tree)
-            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name == name
-        ]
+        code = None if known is None else known.code
+        if known is not None and code is None:
+            return None  # a library's, whatever a function of this file is called
+        tree = None if code is None else tree_of(code.co_filename)
+        if known is not None and code is not None and tree is not None:
+            function = innermost(tree, definition_line(code))
+            if function is not None and function.name == code.co_name:
+                return code.co_filename, tree, function, known.receiver
+        found = functions_by_name(self.tree).get(name or "", [])
         return (self.path, self.tree, found[0], None) if len(found) == 1 else None
 
     def _cut(self, node: ast.expr, what: str) -> Cut:
@@ -561,10 +590,19 @@ def has_indices(node: ast.expr) -> bool:
         return False
     if name_of(node) not in ("max", "min", "median", "mode"):
         return True
-    # Without a dimension these return one value.
+    # Without a dimension these return one value; of two tensors, the greater of each element.
     of_torch = isinstance(node.func, ast.Attribute) and root_key(node.func.value) == "torch"
     named = any(keyword.arg == "dim" for keyword in node.keywords)
-    return named or len(node.args) > (1 if of_torch else 0)
+    first = 1 if of_torch else 0
+    return named or (len(node.args) > first and _is_dimension(node.args[first]))
+
+
+def _is_dimension(node: ast.expr) -> bool:
+    """Return whether an argument is a dimension, and not another tensor, as far as one can read."""
+    inner = node.operand if isinstance(node, ast.UnaryOp) else node
+    if isinstance(inner, ast.Constant):
+        return type(inner.value) is int
+    return (name_of(inner) or "").lower().endswith(("dim", "axis"))
 
 
 def _is_second(node: ast.Subscript) -> bool:

@@ -9,7 +9,7 @@ import linecache
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
@@ -29,6 +29,7 @@ __all__ = [
     "asks_for_gradients",
     "called_by",
     "function_at",
+    "functions_by_name",
     "innermost",
     "line_of_decorator",
     "name_of",
@@ -61,6 +62,7 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
+@lru_cache(maxsize=1024)
 def innermost(tree: ast.Module, line: int) -> Function | None:
     """Return the function whose source is around a line, the innermost of several."""
     best: Function | None = None
@@ -72,6 +74,16 @@ def innermost(tree: ast.Module, line: int) -> Function | None:
         ):
             best = node
     return best
+
+
+@lru_cache(maxsize=32)
+def functions_by_name(tree: ast.Module) -> dict[str, list[Function]]:
+    """Return all functions of a file, those of classes and inside of others too."""
+    found: dict[str, list[Function]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.setdefault(node.name, []).append(node)
+    return found
 
 
 def function_at(path: str, line: int) -> str | None:
@@ -148,9 +160,9 @@ def line_of_decorator(scope: ast.Module | Function) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A function of the user's that a call names, and the object that it is called on."""
+    """What a call names, and the object that it is called on; no ``code`` of a library's."""
 
-    code: CodeType
+    code: CodeType | None
     receiver: object = None
 
 
@@ -165,9 +177,9 @@ def called_by(path: str, function: ast.expr, variables: Mapping[str, object]) ->
     if isinstance(value, MethodType):
         receiver, value = value.__self__, value.__func__
     if not isinstance(value, FunctionType):
-        return None
+        return Called(None) if isinstance(value, (BuiltinFunctionType, type)) else None
     code: CodeType = inspect.unwrap(value).__code__
-    return Called(code, receiver) if is_user_code(code) else None
+    return Called(code, receiver) if is_user_code(code) else Called(None)
 
 
 def _value_of(path: str, node: ast.expr, variables: Mapping[str, object]) -> tuple[Any, object]:
@@ -187,9 +199,17 @@ def _value_of(path: str, node: ast.expr, variables: Mapping[str, object]) -> tup
     return inspect.getattr_static(type(owner), node.attr, None), owner
 
 
+_module_names: dict[str, str] = {}
+"""By their files, the names of modules that were asked for: there are thousands to look through."""
+
+
 def _module_of(path: str) -> ModuleType | None:
-    for module in list(sys.modules.values()):
+    known = sys.modules.get(_module_names.get(path, ""))
+    if getattr(known, "__file__", None) == path:
+        return known
+    for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == path:
+            _module_names[path] = name
             return module
     return None
 

@@ -96,8 +96,8 @@ def _is_in_reach(function: FunctionModel, act: Act, *, called: bool) -> bool:
     if key not in memo:
         file = _file_of(function.module)
         memo[key] = any(
-            file.may_reach(function.scope, other, act, called=called)
-            for other in function.module.scopes.functions
+            file.may_reach(function.scope, other, deeds, called=called)
+            for other, deeds in file.doers_of(act)
         )
     return bool(memo[key])
 
@@ -126,15 +126,24 @@ class _File:
         self._handed_on = frozenset[str]().union(*map(_handed_on_by, module.scopes.functions))
         self._functions = module.scopes.by_name
         self._named: dict[int, frozenset[int]] = {}
+        self._doers: dict[Act, list[tuple[FunctionScope, _Deeds]]] = {}
+
+    def doers_of(self, act: Act) -> list[tuple[FunctionScope, _Deeds]]:
+        """Return the functions of the file that do something, and how."""
+        known = self._doers.get(act)
+        if known is None:
+            every = ((scope, _deeds_of(scope, act)) for scope in self._scopes.functions)
+            known = [(scope, deeds) for scope, deeds in every if deeds.directly or deeds.handed_on]
+            self._doers[act] = known
+        return known
 
     def may_reach(
-        self, scope: FunctionScope, other: FunctionScope, act: Act, *, called: bool
+        self, scope: FunctionScope, other: FunctionScope, deeds: _Deeds, *, called: bool
     ) -> bool:
-        """Tell whether what ``other`` does may happen in ``scope`` without an event of it.
+        """Return whether what ``other`` does may happen in ``scope`` without an event of it.
 
         Where it is ``called`` counts as well.
         """
-        deeds = _deeds_of(other, act)
         if other is scope or other is self._scopes.top or other.encloses(scope):
             return deeds.handed_on
         is_run = deeds.directly and (called or self._runs_unseen(other))

@@ -226,3 +226,24 @@ def test_the_terms_of_a_loss_and_the_line_that_cuts_one_off(model):
     assert source[loss.terms[1].cut.line - 1].endswith("# <- cut")
     (line,) = [line for line in unusual(session) if line.startswith("loss of the backward")]
     assert "carries a gradient; `penalty(out)` does not, cut at" in line
+
+
+def test_an_optimizer_that_has_the_identity_of_one_that_is_gone_is_another():
+    def train():
+        for rate in (0.1, 0.2, 0.3):
+            model = Net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).backward()
+                optimizer.step()
+            del optimizer, model
+
+    ledger = audited(train).ledger
+    assert [(each.name, each.steps) for each in ledger.optimizers] == [
+        ("SGD 1", 2),
+        ("SGD 2", 2),
+        ("SGD 3", 2),
+    ]
+    owners = [each.owners for each in ledger.parameters]
+    assert set(owners) == {("SGD 1",), ("SGD 2",), ("SGD 3",)}

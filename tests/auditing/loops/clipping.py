@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from tests.auditing.loops.bank import buggy, cpu_scaler, data, mse, net, setup
+from tests.auditing.loops.bank import buggy, clean, cpu_scaler, data, mse, net, setup
 
 
 @buggy("GCS304")
@@ -145,3 +145,93 @@ def clip_another_model():
         mse(model, x, y).backward()
         clip_grad_norm_(other.parameters(), 1.0)  # <- here
         optimizer.step()
+
+
+def two_networks():
+    generator, critic = net(), torch.nn.Linear(1, 1)
+    return generator, critic, [torch.optim.Adam(m.parameters()) for m in (generator, critic)]
+
+
+def update_critic(critic, optimizer, real, fake):
+    optimizer.zero_grad()
+    (critic(fake.detach()).mean() - critic(real).mean()).backward()
+    clip_grad_norm_(critic.parameters(), 1.0)
+    optimizer.step()
+
+
+@buggy("GCS304")
+def generator_update_clips_the_critic():
+    generator, critic, (first, second) = two_networks()
+    for x, y in data():
+        update_critic(critic, second, y, generator(x))
+        first.zero_grad()
+        (-critic(generator(x)).mean()).backward()
+        clip_grad_norm_(critic.parameters(), 1.0)  # <- here
+        first.step()
+
+
+@buggy("GCS304")
+def actor_update_clips_the_values_by_value():
+    actor, values = net(), torch.nn.Linear(5, 1)
+    first = torch.optim.SGD(actor.parameters(), lr=0.01)
+    second = torch.optim.SGD(values.parameters(), lr=0.01)
+    for x, y in data():
+        first.zero_grad()
+        (-values(torch.cat([x, actor(x)], 1)).mean()).backward()
+        clip_grad_value_(values.parameters(), 0.5)  # <- here
+        first.step()
+        second.zero_grad()
+        mse(values, torch.cat([x, y], 1), y).backward()
+        clip_grad_value_(values.parameters(), 0.5)
+        second.step()
+
+
+@buggy("GCS304")
+def prompt_update_clips_the_head():
+    prompt, head = torch.nn.Parameter(torch.randn(6, 4)), net()
+    tuner = torch.optim.AdamW([prompt], lr=0.01)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.01)
+    for step, (x, y) in enumerate(data(12)):
+        optimizer.zero_grad()
+        tuner.zero_grad()
+        mse(head, x + prompt, y).backward()
+        clip_grad_norm_(head.parameters(), 1.0)  # <- here
+        tuner.step()
+        if step % 4 == 3:
+            optimizer.zero_grad()
+            mse(head, x, y).backward()
+            optimizer.step()
+
+
+@clean
+def both_networks_clipped_in_each_update():
+    generator, critic, (first, second) = two_networks()
+    for x, y in data():
+        update_critic(critic, second, y, generator(x))
+        first.zero_grad()
+        (-critic(generator(x)).mean()).backward()
+        clip_grad_norm_([*generator.parameters(), *critic.parameters()], 1.0)
+        first.step()
+
+
+@clean
+def one_backward_for_two_optimizers_of_which_one_is_clipped():
+    generator, critic, optimizers = two_networks()
+    for x, _ in data():
+        for each in optimizers:
+            each.zero_grad()
+        critic(generator(x)).square().mean().backward()
+        clip_grad_norm_(critic.parameters(), 1.0)
+        for each in optimizers:
+            each.step()
+
+
+@clean
+def norm_of_the_critic_measured_in_the_generator_update():
+    generator, critic, (first, second) = two_networks()
+    for x, y in data():
+        update_critic(critic, second, y, generator(x))
+        first.zero_grad()
+        (-critic(generator(x)).mean()).backward()
+        clip_grad_norm_(critic.parameters(), float("inf"))
+        first.step()

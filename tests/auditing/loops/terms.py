@@ -331,3 +331,68 @@ def multiplied_by_zero():
     for x, y in batches():
         out = model(x)
         update(optimizer, F.mse_loss(out, y) + 0.0 * out.detach().mean())
+
+
+class Values(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 1)
+
+    def forward(self, x, action):
+        return self.layer(torch.cat([x, action], 1))
+
+
+def entropy_of_actions(actor, x):
+    """Return actions of a stochastic actor, and their log-probabilities."""
+    policy = torch.distributions.Normal(actor(x), 1.0)
+    action = policy.rsample()
+    return action, policy.log_prob(action).sum(-1, keepdim=True)
+
+
+@buggy("GCS411")
+def values_of_the_actor_detached_element_by_element():
+    actor, optimizer = setup()
+    first, second = Values(), Values()
+    for x, _ in batches():
+        action, log_prob = entropy_of_actions(actor, x)
+        value = torch.min(first(x, action), second(x, action))
+        update(optimizer, (0.2 * log_prob - value.detach()).mean())  # <- here
+
+
+@buggy("GCS411")
+def reward_of_a_generator_without_recording():
+    generator, optimizer = setup()
+    reward = nn.Linear(1, 1)
+    for x, _ in batches():
+        sample = generator(x)
+        smooth = sample.square()
+        gain = reward(sample).tanh().detach()  # <- here
+        update(optimizer, (0.1 * smooth - gain).mean())
+
+
+@buggy("GCS411")
+def margin_of_detached_maximum():
+    model, optimizer = wide()
+    for x, _ in batches():
+        logits = model(x)
+        spread = F.softplus(logits).sum(1)
+        best = torch.max(logits[:, 0], logits[:, 1])
+        update(optimizer, (spread - best.detach()).mean())  # <- here
+
+
+@clean
+def values_of_the_actor_with_their_graph():
+    actor, optimizer = setup()
+    first, second = (Values().requires_grad_(False) for _ in range(2))
+    for x, _ in batches():
+        action, log_prob = entropy_of_actions(actor, x)
+        value = torch.min(first(x, action), second(x, action))
+        update(optimizer, (0.2 * log_prob - value).mean())
+
+
+@clean
+def divergence_from_the_old_policy():
+    actor, optimizer = setup()
+    for x, _ in batches():
+        _, log_prob = entropy_of_actions(actor, x)
+        update(optimizer, (log_prob - log_prob.detach()).mean() + log_prob.square().mean())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
+from gradcheck_suite.auditing.source_analysis import flow_cut
+from gradcheck_suite.findings import Location
 from tests.auditing.loops import losses
 from tests.auditing.loops.connected import data, make_net, sgd, update
 from tests.auditing.loops.losses import cut_by_data, drawn, whole
@@ -293,3 +297,40 @@ def test_calls_without_recording_count_where_the_others_are_for_nothing(audited,
 
 def test_what_is_logged_without_recording_is_fine(audited):
     assert audited(encoder_logged_only_under_no_grad).findings == ()
+
+
+FUNCTIONS_THAT_CALL_EACH_OTHER = "\n".join(
+    f"def f{i}(x):\n    "
+    + "\n    ".join(f"x = f{j}(x) + f{j}(f{j}(x))" for j in range(12))
+    + "\n    return x"
+    for i in range(12)
+)
+
+
+def test_following_a_value_ends_however_many_calls_there_are(tmp_path, monkeypatch):
+    looked_at = []
+    value = flow_cut._Walk.value
+    monkeypatch.setattr(
+        flow_cut._Walk,
+        "value",
+        lambda walk, node: looked_at.append(1) or value(walk, node),
+    )
+    file = tmp_path / "many.py"
+    file.write_text(FUNCTIONS_THAT_CALL_EACH_OTHER)
+    place = Location(str(file), 2, function="f0")
+    assert flow_cut.follow(place, from_calls=True) == "unknown"
+    assert len(looked_at) <= flow_cut._MOST_EXPRESSIONS + 1
+
+
+class Folder:
+    def load(self, x):
+        return torch.load(x).detach()
+
+
+def loads():
+    return torch.load("a")
+
+
+def test_a_function_of_torch_is_not_taken_for_one_of_the_file_with_its_name():
+    line = inspect.getsourcelines(loads)[1] + 1
+    assert flow_cut.follow(Location(__file__, line, function="loads")) == "arrives"

@@ -241,3 +241,10 @@ def test_gcs411_the_term_does_not_reach_the_model(example, instead):
     assert coarse.grad is None
     instead("GCS411").clash(coarse, fine).backward()
     assert coarse.grad.abs().max() > 0
+
+
+def test_gcs412_one_layer_runs_several_times(example, instead):
+    repeated, each = example("GCS412").Encoder(4, 3), instead("GCS412").Encoder(4, 3)
+    assert len(list(repeated.parameters())) == 2
+    assert len(list(each.parameters())) == 3 * 2
+    assert repeated.layers[0] is repeated.layers[2]

@@ -10,12 +10,13 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gradcheck_suite import catalogue
 from gradcheck_suite.auditing.call_sites import CallSite, call_site, location_of
-from gradcheck_suite.auditing.detectors.base import Occurrences
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.gradients import is_zero
 from gradcheck_suite.auditing.events import (
     Attention,
     BackwardFinished,
     ForwardFinished,
+    ModeChanged,
     OptimizerConstructed,
     SessionEnded,
     StepFinished,
@@ -315,8 +316,8 @@ def _moved_finding(occurrence: _Moved, count: int) -> Finding:
 
 
 _NEXT_LOOKS = (3, 8)
-"""Steps at which running statistics are looked at, after the first. Chosen: the third tells of
-layers that were frozen from the start, the eighth of those frozen by the third."""
+"""Steps at which running statistics are looked at, after the first of a new optimizer. Chosen: the
+third tells of layers that were frozen from the start, the eighth of those frozen by the third."""
 
 _EVERY = 64
 """After those, steps between two looks. A bound on cost: each goes through all modules of the
@@ -337,12 +338,46 @@ class _Layer:
     step: int
 
 
+_MOST_CALLS = 256
+"""Modules whose last train() and eval() are remembered. A bound on memory."""
+
+
+class _Modes:
+    """Where modules were set to a mode last, by the module that it was called on."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, bool], tuple[weakref.ref[nn.Module], CallSite | None]] = {}
+
+    def note(self, event: ModeChanged) -> None:
+        """Note a call."""
+        if len(self._calls) < _MOST_CALLS:
+            key = id(event.module), event.training
+            self._calls[key] = weakref.ref(event.module), event.site
+
+    def undone(self, layer: nn.Module) -> tuple[CallSite | None, CallSite | None] | None:
+        """Return where a frozen part with this layer was set to evaluation, and where back."""
+        back = frozen = None
+        for (_, training), (reference, site) in self._calls.items():
+            module = reference()
+            if module is None or all(each is not layer for each in module.modules()):
+                continue
+            trains = any(each.requires_grad for each in module.parameters())
+            if training and trains:
+                back = (site,)
+            elif not training and not trains:
+                frozen = (site,)
+        return None if back is None or frozen is None else (*frozen, *back)
+
+
 @dataclass(slots=True)
 class _Drifting:
+    """Statistics that change; ``undone``: where the layer was set to evaluation, and where back."""
+
     model: str
     site: CallSite | None
     names: list[str]
     step: int
+    undone: tuple[CallSite | None, CallSite | None] | None
 
 
 class FrozenStatisticsDetector:
@@ -360,12 +395,23 @@ class FrozenStatisticsDetector:
         # A running function may know a model as an attribute alone.
         self._called: dict[int, weakref.ref[nn.Module]] = {}
         self._looks = 0
+        self._first = 0
+        self._modes = _Modes()
         self._layers: dict[int, _Layer] = {}
         self._occurrences: dict[object, _Drifting] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Look at the models of a few steps."""
-        return {ForwardFinished: self._end_forward, StepStarted: self._begin_step}
+        return {
+            OptimizerConstructed: self._construct,
+            ForwardFinished: self._end_forward,
+            ModeChanged: self._modes.note,
+            StepStarted: self._begin_step,
+        }
+
+    def _construct(self, _event: OptimizerConstructed) -> Attention:
+        self._first = -1  # the next step, in which a phase of the training begins
+        return Attention.AWAKE
 
     def _end_forward(self, event: ForwardFinished) -> Attention | None:
         self._called[id(event.module)] = weakref.ref(event.module)
@@ -374,11 +420,13 @@ class FrozenStatisticsDetector:
 
     def _begin_step(self, event: StepStarted) -> int:
         self._looks += 1
+        if self._first < 0:
+            self._first = event.number
         called = (model for each in self._called.values() if (model := each()) is not None)
         for model in {id(model): model for model in (*self._names.modules(), *called)}.values():
             if model.training and event.site not in self._occurrences:
                 self._look(model, event)
-        later = [step for step in _NEXT_LOOKS if step > event.number]
+        later = [self._first + n for n in _NEXT_LOOKS if self._first + n > event.number]
         return later[0] if later else event.number + _EVERY
 
     def _look(self, model: nn.Module, event: StepStarted) -> None:
@@ -389,11 +437,13 @@ class FrozenStatisticsDetector:
         ]
         if not frozen or not any(each.requires_grad for each in model.parameters()):
             return
-        names = [name for name, layer in frozen if self._has_drifted(layer, event.number)]
+        drifting = [each for each in frozen if self._has_drifted(each[1], event.number)]
+        names = [name for name, _ in drifting]
         if names:
+            undone = self._modes.undone(drifting[0][1])
             name = variable_of(model) or type(model).__name__
             named = [written(f"{name}.{each}") if each else name for each in names]
-            self._occurrences[event.site] = _Drifting(name, event.site, named, event.number)
+            self._occurrences[event.site] = _Drifting(name, event.site, named, event.number, undone)
 
     def _has_drifted(self, layer: _NormBase, step: int) -> bool:
         """Return whether its statistics are others than some steps before, and nothing else."""
@@ -432,14 +482,25 @@ def _is_frozen(layer: nn.Module) -> bool:
 
 def _drifting_finding(occurrence: _Drifting) -> Finding:
     layers = f"{plural(len(occurrence.names), 'frozen layer')} ({listed(occurrence.names)})"
+    undone = occurrence.undone
+    message = (
+        f"the running statistics of {layers} change in training mode, while "
+        "their parameters stay the same and others are trained"
+    )
+    if undone is not None:
+        message += ": this train() has undone the eval() of the frozen part"
+    where = None if undone is None else location_of(undone[1])
+    where = where or location_of(occurrence.site)
     return Finding.of(
         catalogue.FROZEN_BUT_CHANGED,
-        f"the running statistics of {layers} change in training mode, while "
-        "their parameters stay the same and others are trained; expected frozen layers in "
-        "evaluation mode",
+        f"{message}; expected frozen layers in evaluation mode",
         detector="audit",
-        severity=Severity.NOTE,
-        location=location_of(occurrence.site),
+        severity=Severity.NOTE if undone is None else Severity.WARNING,
+        location=where,
+        related=related(
+            (None if undone is None else location_of(undone[0]), "eval() was called here"),
+            apart_from=where,
+        ),
         hint="call eval() on the frozen layers after each train()",
         evidence={
             "names": list(occurrence.names),

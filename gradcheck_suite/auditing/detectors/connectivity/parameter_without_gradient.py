@@ -131,6 +131,7 @@ class ParameterWithoutGradientDetector:
         self._any_missing = False
         self._cut_short = self._compiled = False
         self._asked = self._failures = 0
+        self._cuts: dict[tuple[CallSite, ...], Flow] = {}
 
     def subscriptions(self) -> Subscriptions:
         """Read which parameters backward reaches and which steps go without."""
@@ -541,7 +542,7 @@ class ParameterWithoutGradientDetector:
         if cut is not None:
             return broken(cut, None)
         for stack in self._stacks:
-            flow = cut_before(stack)
+            flow = self._cut_before(stack)
             if isinstance(flow, Cut):
                 return broken(flow, location_of(stack[0]))
         return Verdict(
@@ -551,13 +552,19 @@ class ParameterWithoutGradientDetector:
             "use it for the loss, or leave it out of the optimizer",
         )
 
+    def _cut_before(self, stack: tuple[CallSite, ...]) -> Flow:
+        # Asked for each parameter, and each time that somebody reads the findings.
+        if stack not in self._cuts:
+            self._cuts[stack] = cut_before(stack)
+        return self._cuts[stack]
+
     def _without_slope(self) -> list[Finding]:
         level = (self._level & self._owned) - self._sloped
         stack = next(iter(self._stacks), ())
         if not level or not stack:
             return []
         place = location_of(stack[0])
-        flow = cut_before(stack)
+        flow = self._cut_before(stack)
         if not isinstance(flow, Cut):
             flow = self._flat_at
         where, related = cut_place(flow, place)

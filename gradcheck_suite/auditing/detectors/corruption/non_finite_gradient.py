@@ -4,6 +4,9 @@ A step's gradients are looked at in the first steps, in each 64th after, and whe
 sixteenth is not finite: NaN stays, so that it is seen there even if it came in between. In the
 first backwards each node of the graph also says whether finite gradients went in and others came
 out, unless the process has made no optimizer yet. What a GradScaler skips never gets here.
+
+Where gradients are cleared that no step has used, the next backwards are watched as closely: a
+guard of the program's that leaves steps out hides NaN that comes of a mistake.
 """
 
 from __future__ import annotations
@@ -26,12 +29,19 @@ from gradcheck_suite._torch_compat import (
     optimizer_was_made,
 )
 from gradcheck_suite.auditing.call_sites import CallSite, location_of
-from gradcheck_suite.auditing.detectors.base import related
+from gradcheck_suite.auditing.detectors.base import Occurrences, related
 from gradcheck_suite.auditing.detectors.reachable_parameters import nodes_of, nodes_under
-from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepStarted
+from gradcheck_suite.auditing.events import (
+    Attention,
+    BackwardStarted,
+    GradientsDiscarded,
+    LossScaled,
+    SessionEnded,
+    StepStarted,
+)
 from gradcheck_suite.auditing.object_names.optimizers import parameters_of
 from gradcheck_suite.auditing.saved_tensors.saved_tensor import line_near, packed_tensors_of
-from gradcheck_suite.findings import Finding, Location
+from gradcheck_suite.findings import Finding, Location, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,6 +72,17 @@ NaN in parameters stays, so that a later look sees it."""
 _GRADIENTS_EVERY = 64
 """After those, steps between two looks at all gradients, where the loss is finite: four of the
 looks at the loss. A bound on cost, as each sums up every gradient."""
+
+_AFTER_A_LOSS = 4
+"""Backwards that are watched node by node after gradients were lost unused. Chosen: bad batches
+come now and then."""
+
+_MOST_WATCHED = 16
+"""Such backwards in all. A bound on cost: in most programs the gradients that are lost are of
+another loss, as where a generator's reach the discriminator."""
+
+_ENOUGH_LEFT_OUT = 2
+"""Of those, so many with NaN that no step has used make a finding. Chosen: one batch may be bad."""
 
 _NAMES_SHOWN = 5
 """Names of parameters among a finding's evidence. Chosen, for length."""
@@ -100,10 +121,48 @@ class NonFiniteGradientDetector:
         self._round = 0
         self._unread = 0
         self._handles: list[RemovableHandle] = []
+        # Of gradients that a guard of the program's keeps from a step.
+        self._is_scaled = False
+        self._to_watch = self._watched = 0
+        self._watched_at: int | None = None
+        self._left_out: Occurrences[CallSite | None, tuple[_Birth, CallSite | None]] = Occurrences()
 
     def subscriptions(self) -> Subscriptions:
         """Look at what backward starts from, and at what a step is about to use."""
-        return {BackwardStarted: self._before_backward, StepStarted: self._before_step}
+        return {
+            BackwardStarted: self._before_backward,
+            StepStarted: self._before_step,
+            GradientsDiscarded: self._lose,
+            LossScaled: self._scale,
+            SessionEnded: self._settle,
+        }
+
+    def _scale(self, event: LossScaled) -> None:
+        # A scale that is too large overflows, and the scaler leaves the step out.
+        self._is_scaled = self._is_scaled or event.scaler.is_enabled()
+
+    def _lose(self, _event: GradientsDiscarded) -> Attention | None:
+        """Look at the next backward where gradients were cleared that no step has used."""
+        self._settle()
+        if self._watched >= _MOST_WATCHED or self._is_scaled or self._findings:
+            return Attention.ASLEEP
+        self._to_watch = _AFTER_A_LOSS
+        return Attention.AWAKE
+
+    def _is_to_be_watched(self) -> bool:
+        """Return whether this backward comes soon after gradients were lost, and count it."""
+        if not self._to_watch:
+            return False
+        self._to_watch -= 1
+        self._watched += 1
+        return True
+
+    def _settle(self, _event: object = None) -> None:
+        """Take note of NaN in the last backward that was watched, if no step has followed it."""
+        watched, self._watched_at = self._watched_at, None
+        birth = self._birth
+        if birth is not None and watched == self._recorder.state.optimizer_steps:
+            self._left_out.note(birth.site, lambda: (birth, self._backward))
 
     def not_covered(self) -> list[str]:
         """Return what to say of gradients that could not be read when it was their turn."""
@@ -117,13 +176,17 @@ class NonFiniteGradientDetector:
 
     def findings(self) -> list[Finding]:
         """Return one finding for each optimizer that used such gradients."""
-        return list(self._findings.values())
+        if self._findings or self._is_scaled:
+            return list(self._findings.values())
+        return self._left_out.findings(_left_out_finding, least=_ENOUGH_LEFT_OUT)
 
     def _before_backward(self, event: BackwardStarted) -> Attention | int | None:
         if self._findings:
             return Attention.ASLEEP
+        self._settle()
+        closely = self._is_to_be_watched()
         iteration = self._recorder.state.iteration
-        if iteration >= _FIRST_STEPS and iteration % _LOSSES_EVERY:
+        if iteration >= _FIRST_STEPS and iteration % _LOSSES_EVERY and not closely:
             if self._loss is not None:  # that of an earlier turn, whose step was left out
                 self._loss = self._birth = None
             return _next(iteration, _LOSSES_EVERY)
@@ -137,6 +200,7 @@ class NonFiniteGradientDetector:
         self._birth = None
         self._backward = event.site
         self._loss = None
+        self._watched_at = self._recorder.state.optimizer_steps if closely else None
         for root in event.roots:
             if not _is_finite(root):
                 self._loss = root.detach().reshape(-1)[0].item() if root.numel() == 1 else math.nan
@@ -145,7 +209,7 @@ class NonFiniteGradientDetector:
             return Attention.AWAKE
         # Nothing is said but of what an optimizer's step uses.
         steps = self._recorder.optimizers.any_known or optimizer_was_made()
-        if iteration < _CLOSELY and steps:
+        if (iteration < _CLOSELY or closely) and steps:
             for node in nodes_of(event):
                 if node.next_functions:
                     self._handles.append(node.register_hook(self._hook(node, self._round)))
@@ -280,6 +344,34 @@ class NonFiniteGradientDetector:
                 "module": None if birth is None else birth.above,
             },
         )
+
+
+def _left_out_finding(first: tuple[_Birth, CallSite | None], count: int) -> Finding:
+    birth, site = first
+    where, backward = location_of(birth.site), location_of(site)
+    what = f"{birth.value} first shows in what {birth.operation} has in the forward"
+    if not birth.in_forward:
+        what = (
+            f"the forward was finite, and backward of {birth.operation} made {birth.value} out of "
+            "finite gradients"
+        )
+    above = "" if birth.above is None else f" (next to `{birth.above}`)"
+    return Finding.of(
+        catalogue.NON_FINITE_GRADIENT,
+        f"no step used the gradients of {count} backward() calls: {what}{above}; a guard that "
+        "leaves such steps out hides which batches train nothing",
+        detector="audit",
+        severity=Severity.NOTE if birth.in_forward else Severity.WARNING,
+        location=where or backward,
+        related=related((backward, "in this backward"), apart_from=where),
+        hint="make the argument safe before the op: (x + eps).sqrt(), x.clamp(min=eps)",
+        evidence={
+            "operation": birth.operation,
+            "in_forward": birth.in_forward,
+            "backwards": count,
+            "module": birth.above,
+        },
+    )
 
 
 def _next(iteration: int, every: int) -> int:

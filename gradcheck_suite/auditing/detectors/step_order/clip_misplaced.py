@@ -1,7 +1,8 @@
 """Clipping that does not do what it is there for.
 
 After the step, or before the backward, it clips what no step will read; on an iterator that is used
-up, nothing at all; on each micro-batch of a window, the running sum again and again; before
+up, nothing at all; on the parameters of another network, through which the loss has gone, what is
+cleared before any step; on each micro-batch of a window, the running sum again and again; before
 ``unscale_``, gradients that are still multiplied by the loss scale. It is a note where an
 optimizer's gradients are also clipped in the right place. A limit of infinity measures.
 """
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ClipMisplacedDetector"]
 
-_Wrong: TypeAlias = Literal["after", "before", "nothing", "others", "each", "scaled"]
+_Wrong: TypeAlias = Literal["after", "before", "nothing", "others", "discarded", "each", "scaled"]
 
 _ENOUGH = 2
 """Clippings of one line that came to nothing before it is told. Chosen: the least that shows it
 goes on; what happens once may be meant."""
+
+_APART: frozenset[_Wrong] = frozenset({"discarded", "each", "scaled"})
+"""What clipping in the right place elsewhere does not make up for."""
 
 _OF_SCALE = 1e-2
 """A limit of at least this part of the loss scale, and of 100, was scaled by hand: divided by the
@@ -48,12 +52,21 @@ scale it is 0.01 or more, as limits of norms mostly are. Chosen."""
 
 @dataclass(slots=True)
 class _Clip:
-    """A clipping of a window that has not ended, and how many backwards it came after."""
+    """A clipping of a window that has not ended.
+
+    Attributes:
+        fills: how many backwards it came after.
+        last: the number of the last of them; -1 for none.
+        user: the name of an optimizer that has used that backward's gradients and had none of its
+            own clipped, and where it stepped.
+    """
 
     site: CallSite | None
     function: str
     kind: _Wrong | None
     fills: int
+    last: int = -1
+    user: tuple[str, CallSite | None] | None = None
 
 
 @dataclass(slots=True)
@@ -132,7 +145,8 @@ class ClipMisplacedDetector:
                 concerned = any(id(each.grad) in gradients for each in window.parameters())
             if concerned:
                 kind = self._judge(window, event)
-                clip = _Clip(event.site, event.function, kind, len(window.fills))
+                last = window.fills[-1].number if window.fills else -1
+                clip = _Clip(event.site, event.function, kind, len(window.fills), last)
                 self._of(window).clips.append(clip)
                 anybody = True
         if given and not gradients and not anybody:
@@ -162,13 +176,20 @@ class ClipMisplacedDetector:
     def _end_step(self, event: StepFinished) -> Attention | None:
         window = self._windows.stepped
         nothing, self._of_nothing = self._of_nothing, []
-        if not nothing and window not in self._seen:
+        known = self._seen.get(window)
+        if (known is None or not known.clips) and self._seen:
+            self._note_use(window, event)
+        if not nothing and known is None:
             return None if self._seen else Attention.ASLEEP
         summary = window.summary
         seen = self._of(window)
         clips, seen.clips = seen.clips, []
         if summary is None or not summary.fills:
             return None
+        used = {fill.number for fill in summary.fills}
+        for clip in clips:
+            if clip.kind is None and clip.user is not None and clip.last not in used:
+                clip.kind = "discarded"
         right = [clip for clip in clips if clip.kind is None and clip.fills == len(summary.fills)]
         if right:
             seen.right += 1
@@ -182,16 +203,28 @@ class ClipMisplacedDetector:
             self._count(seen, "each", again[-1], event)
         return None
 
+    def _note_use(self, window: AccumulationWindow, event: StepFinished) -> None:
+        """Note on the clippings of others that this step has used their backward, unclipped."""
+        summary = window.summary
+        if summary is None:
+            return
+        used = {fill.number for fill in summary.fills}
+        for other, seen in self._seen.items():
+            for clip in seen.clips if other.ids.isdisjoint(window.ids) else ():
+                if clip.last in used:
+                    clip.user = (type(event.optimizer).__name__, event.site)
+
     def _count(self, seen: _Seen, kind: _Wrong, clip: _Clip, event: StepFinished) -> None:
         key = (kind, clip.site)
         known = seen.lost.get(key)
         if known is None:
+            optimizer, step_site = clip.user or (type(event.optimizer).__name__, event.site)
             known = seen.lost[key] = _Occurrence(
                 kind=kind,
                 function=clip.function,
-                optimizer=type(event.optimizer).__name__,
+                optimizer=optimizer,
                 site=clip.site,
-                step_site=event.site,
+                step_site=step_site,
                 step=event.number,
                 right=seen.right,
             )
@@ -202,7 +235,7 @@ class ClipMisplacedDetector:
         found: dict[object, _Occurrence] = {}
         for seen in self._all:
             for key, occurrence in seen.lost.items():
-                elsewhere = seen.right and occurrence.kind not in {"each", "scaled"}
+                elsewhere = seen.right and occurrence.kind not in _APART
                 if occurrence.kind == "nothing" and occurrence.site in seen.sites:
                     # The line clipped until its iterator was used up, and nothing has since.
                     elsewhere = occurrence.right != seen.right
@@ -238,6 +271,9 @@ def _finding(occurrence: _Occurrence) -> Finding:
         f"{name}.step() used unclipped gradients, {times}; expected the parameters",
         "others": f"{function} was given parameters that have no gradient and that no optimizer "
         f"owns, and {name}.step() used unclipped gradients, {times}; expected its own parameters",
+        "discarded": f"{function} clipped gradients of parameters that {name} does not own, which "
+        f"were cleared before any step used them, and {name}.step() used unclipped ones of that "
+        f"backward(), {times}; expected the parameters of {name}",
         "each": f"{function} ran after each of several backward() calls of one window, so that it "
         f"clipped the running sum again and again, {times} of {name}; expected it once, "
         "before the step",
@@ -249,6 +285,7 @@ def _finding(occurrence: _Occurrence) -> Finding:
         "before": f"move {function} between backward() and step()",
         "nothing": "pass model.parameters() anew, or keep a list of them",
         "others": "pass the parameters that the optimizer owns",
+        "discarded": "pass the parameters that the optimizer owns whose step comes next",
         "each": f"call {function} once, right before step()",
         "scaled": "call scaler.unscale_(optimizer) once, after the last backward() and before "
         "clipping; if it comes after clipping now, move it",
@@ -256,7 +293,8 @@ def _finding(occurrence: _Occurrence) -> Finding:
     entry = (
         catalogue.CLIP_BEFORE_UNSCALE if occurrence.kind == "scaled" else catalogue.CLIP_MISPLACED
     )
-    severity = Severity.WARNING if occurrence.kind == "each" else Severity.ERROR
+    is_likely = occurrence.kind in {"discarded", "each"}
+    severity = Severity.WARNING if is_likely else Severity.ERROR
     doubts = ["they were also clipped in the right place"] if occurrence.elsewhere else []
     return Finding.of(
         entry,

@@ -2,7 +2,8 @@
 
 Within one run the majority is the reference. A first step that also applies a backward from before
 the loop, which no other step does, has a gradient in it that was not meant for it. One window of
-another length, or one step without a new backward, among many alike is a fact to know of.
+another length, one step without a new backward, or some with the backward of another line as well,
+among many alike, are facts to know of.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gradcheck_suite.auditing.events import Attention, BackwardStarted, StepFini
 from gradcheck_suite.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_suite.auditing.detectors.accumulation_windows import (
         AccumulationWindow,
@@ -204,6 +205,8 @@ def _departing(
             yield _idle(steps, usual, kind)
     elif is_first and len(other) > len(shape) and (extra or len(shape) == 1):
         yield _left_before(steps, usual, kind, extra[0] if extra else kind.sites[0])
+    elif extra and kind.added and kind.count >= _ENOUGH and set(shape) < set(other):
+        yield _beside(steps, usual, kind, extra)
     elif not extra and set(other) == set(shape) and len(other) != len(shape):
         is_remainder = len(other) < len(shape) and (not is_first or steps.last == other)
         # One length after the other is a schedule.
@@ -232,6 +235,32 @@ def _left_before(steps: _Steps, usual: _Kind, kind: _Kind, site: CallSite | None
         hint="call zero_grad() after this backward(), or before each backward() of the loop",
         evidence={
             "count": 1,
+            "optimizer": steps.name,
+            "backwards": len(kind.sites),
+            "usual_backwards": len(usual.sites),
+            "usual_steps": usual.count,
+        },
+    )
+
+
+def _beside(steps: _Steps, usual: _Kind, kind: _Kind, extra: Sequence[CallSite | None]) -> Finding:
+    total = usual.count + kind.count
+    return Finding.of(
+        catalogue.LEFTOVER_GRADIENT,
+        f"{kind.count} of {total} calls of {steps.name}.step() applied the sum of this backward() "
+        f"and of what was there before it, the others {len(usual.sites)} backward() each; if the "
+        "later one is to be applied alone, gradients are to be cleared in between",
+        detector="audit",
+        severity=Severity.NOTE,
+        location=location_of(extra[0]),
+        related=related(
+            (location_of(usual.sites[0]), "this backward filled them before"),
+            (location_of(kind.step_site), "this step applied both"),
+        ),
+        hint="call zero_grad() before this backward(), unless it is a term of the same loss",
+        evidence={
+            "count": kind.count,
+            "step": kind.first,
             "optimizer": steps.name,
             "backwards": len(kind.sites),
             "usual_backwards": len(usual.sites),

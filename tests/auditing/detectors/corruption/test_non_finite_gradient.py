@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 
 import gradcheck_suite as gs
 from gradcheck_suite.auditing.detectors.corruption import non_finite_gradient as non_finite
+from gradcheck_suite.findings import Severity
 
 STEPS = 4
 
@@ -135,7 +136,7 @@ def test_a_scaler_that_skips_the_step_is_left_alone(audited, fused):
     assert audited(loop).findings == ()
 
 
-def test_a_program_that_looks_before_it_steps_is_left_alone(audited):
+def test_what_a_guard_of_the_program_hides_is_a_warning(audited, only):
     def loop():
         net = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -146,7 +147,10 @@ def test_a_program_that_looks_before_it_steps_is_left_alone(audited):
             if torch.isfinite(norm):
                 optimizer.step()
 
-    assert audited(loop).findings == ()
+    finding = only(audited(loop), "GCS604")
+    assert finding.severity is Severity.WARNING
+    assert "no step used the gradients" in finding.message
+    assert finding.evidence["operation"] == "Sqrt"
 
 
 def looks_of(backwards, *, before=lambda _: None, inside=lambda _: None):

@@ -223,10 +223,45 @@ def attack_cleared():
         last_window_of_each_epoch_shorter,
         cleared_after_the_check,
         longer_windows_later,
-        penalty_now_and_then,
         step_before_the_loop_for_the_scheduler,
         attack_cleared,
     ],
 )
 def test_correct_programs_pass_in_silence(audited, loop):
     assert audited(loop).findings == ()
+
+
+def train_with_a_second_backward(second, steps=24):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(steps):
+        model(torch.randn(6, 4)).square().mean().backward()
+        if step % 4 == 0:
+            second(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def perturbed(model, _optimizer):
+    model(torch.randn(6, 4)).abs().mean().backward()  # <- here
+
+
+def perturbed_after_clearing(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randn(6, 4)).abs().mean().backward()
+
+
+def test_steps_that_add_the_backward_of_another_line_are_noted(audited, only, line_of):
+    finding = only(audited(lambda: train_with_a_second_backward(perturbed)), "GCS309")
+    assert finding.severity is Severity.NOTE
+    assert finding.location.line == line_of(perturbed)
+    assert "6 of 24 calls of SGD.step() applied the sum of this backward()" in finding.message
+
+
+def test_steps_that_clear_before_it_are_left_alone(audited):
+    session = audited(lambda: train_with_a_second_backward(perturbed_after_clearing))
+    assert "GCS309" not in {finding.code for finding in session.findings}
+
+
+def test_a_penalty_that_comes_now_and_then_is_no_more_than_a_note(audited, only):
+    assert only(audited(penalty_now_and_then), "GCS309").severity is Severity.NOTE
