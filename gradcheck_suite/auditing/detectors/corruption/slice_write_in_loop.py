@@ -43,10 +43,11 @@ _WALK_LIMIT = 20_000
 class _Run:
     """Assignments by one line to slices of one tensor, each on top of the one before."""
 
-    __slots__ = ("__weakref__", "count", "name", "shape")
+    __slots__ = ("__weakref__", "constant", "count", "name", "shape")
 
     def __init__(self) -> None:
         self.count = 0
+        self.constant = True
         self.name: str | None = None
         self.shape: tuple[int, ...] = ()
 
@@ -80,11 +81,6 @@ class SliceWriteInLoopDetector:
         if site is None or node is None or type(node).__name__ != _COPY_SLICES:
             return
         following = node.next_functions
-        for function, _ in following[1:]:
-            if function is not None:
-                break
-        else:
-            return  # a constant
         last, run = self._last
         if last is not site:  # the hash of a site goes through all constants of its code
             if site in self._found:
@@ -95,6 +91,8 @@ class SliceWriteInLoopDetector:
             run = self._runs[site] = _Run()
         self._last = site, run
         run.count += 1
+        if run.constant:
+            run.constant = all(function is None for function, _ in following[1:])
         if run.count >= _LEAST:
             if run.name is None and run.count < _NAMELESS:
                 run.name = local_name(tensor)
@@ -139,7 +137,9 @@ class SliceWriteInLoopDetector:
             detector="audit",
             severity=Severity.WARNING if copied >= _WORTH_A_WARNING else Severity.NOTE,
             location=location_of(site),
-            hint="collect the parts in a list and join them with torch.stack or torch.cat",
+            hint="write them all at once, by an index or by torch.where"
+            if run.constant
+            else "collect the parts in a list and join them with torch.stack or torch.cat",
             evidence={"count": run.count, "shape": tuple(run.shape), "elements_copied": copied},
         )
 

@@ -87,8 +87,22 @@ def without_gradients():
 def constants():
     out = torch.randn(50, 4, requires_grad=True) * 2
     for row in range(40):
-        out[row] = 0.0
+        out[row] = 0.0  # <- here
     out.sum().backward()
+
+
+def test_constants_cost_as_much_and_are_written_at_once(audited, only, line_of):
+    finding = only(audited(constants), "GCS106")
+    assert finding.location.line == line_of(constants)
+    assert finding.hint == "write them all at once, by an index or by torch.where"
+    assert "`out` (50x4) was assigned to slice by slice, 40 times" in finding.message
+
+
+def a_constant_now_and_then():
+    for _ in range(10):
+        out = torch.randn(50, 4, requires_grad=True) * 2
+        out[0] = out[-1] = 0.0
+        out.sum().backward()
 
 
 def one_assignment_each_to_many_tensors():
@@ -108,7 +122,7 @@ def one_assignment_each_to_many_tensors():
         a_short_loop,
         never_used_in_a_backward,
         without_gradients,
-        constants,
+        a_constant_now_and_then,
         one_assignment_each_to_many_tensors,
     ],
 )
