@@ -15,6 +15,7 @@ from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
+from gradcheck_lint.rules.connectivity.graph_broken.drawn_values import drawn_values
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -48,6 +49,14 @@ class GraphBroken(Rule):
                 ((backward.node, "backward() is called here"),),
             )
         yield from _lost(function, reported)
+        for draw in drawn_values(function):
+            yield Violation(
+                draw,
+                f"`{source_of(module, draw)}` passes no gradient on to what it is given: what "
+                "computes the mean and the deviation learns nothing from what is made of the draw",
+                Severity.WARNING,
+                "draw `mean + std * torch.randn_like(std)`, or rsample() from a distribution",
+            )
 
 
 def _lost(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
