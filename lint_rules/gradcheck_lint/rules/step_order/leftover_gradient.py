@@ -17,6 +17,7 @@ from gradcheck_lint.model.values import (
     Origin,
     Values,
     held_by,
+    mentioned_by,
     sites,
     through_all,
 )
@@ -123,22 +124,22 @@ def _may_freeze(function: FunctionModel, owned: frozenset[int]) -> bool:
     return any(
         isinstance(event, Freeze)
         and event.wanted is not True
-        and not (_are_made_apart(event.values) and owned.isdisjoint(_reached(event.values)))
+        and not _is_of_other_model(event.values, known, owned)
         for known in (function.module.functions() if function.module.may_freeze else ())
         for event in known.events()
     )
 
 
-def _are_made_apart(values: Values) -> bool:
-    """Tell whether a function has made something itself, as a copy of a model."""
-    return bool(values) and all(
-        isinstance(value.node, cst.Call) and value.origin in {Origin.CALL, Origin.OTHER}
-        for value in values
-    )
-
-
-def _reached(values: Values) -> frozenset[int]:
-    return sites(values) | held_by(values)
+def _is_of_other_model(values: Values, function: FunctionModel, owned: frozenset[int]) -> bool:
+    """Tell whether what is frozen is, or is part of, something else that a function has made."""
+    made = {
+        value.site
+        for held in (*function.bindings.values(), values)
+        for value in held
+        if isinstance(value.node, cst.Call) and value.origin in {Origin.CALL, Origin.OTHER}
+    }
+    reached = sites(values) | held_by(values)
+    return not reached.isdisjoint(made) and owned.isdisjoint(reached | mentioned_by(values))
 
 
 def _leftover(
