@@ -5,7 +5,10 @@ reports, before the tool had seen any of it. What counts is the first run, which
 ``first.json`` beside the set and never made again; the set may then be used to mend mechanisms, and
 what is named today stands beside it.
 
-    python -m benchmarks.first_contact [SET ...] [--first] [--verbose] [NAME ...]
+    python -m benchmarks.first_contact [SET ...] [--first] [--lint] [NAME ...]
+
+With ``--lint`` the linter reads the sets, in place of runs; what it said first is kept in
+``first_lint.json``.
 
 Each program runs in a process of its own, forked where torch is loaded. A pair counts as named if a
 warning or an error of its faulty program has a code that its author expects, or stands at a line
@@ -32,9 +35,10 @@ import torch
 import torch._dynamo  # what each program would load by itself, once for all of them
 
 import gradcheck_suite as gs
+from gradcheck_lint.engine import lint_source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
     from gradcheck_suite.findings import Finding
@@ -43,6 +47,8 @@ _ROOT = Path(__file__).parents[1]
 _SETS = _ROOT / "tests" / "data" / "first_contact"
 _PAGE = _ROOT / "docs" / "first-contact.md"
 _NOW = Path(__file__).parent / "first_contact.json"
+_NOW_LINT = Path(__file__).parent / "first_contact_lint.json"
+_FIRST, _FIRST_LINT = "first.json", "first_lint.json"
 _LIMIT = 120.0
 """Seconds that one program may take. Chosen, far above the ten of a quiet machine."""
 
@@ -54,41 +60,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="sets, or pairs (default: all)")
     parser.add_argument("--first", action="store_true", help="keep this as a set's first contact")
+    parser.add_argument("--lint", action="store_true", help="read them with the linter")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     arguments = parser.parse_args(argv)
-    now = _read(_NOW)
+    kept, first = (_NOW_LINT, _FIRST_LINT) if arguments.lint else (_NOW, _FIRST)
+    look = _lint if arguments.lint else _run
+    now = _read(kept)
     for folder in sorted(_SETS.iterdir()) if not arguments.page else ():
         names = [name for name in arguments.names if name != folder.name]
         if folder.name in arguments.names or not arguments.names or names:
-            result = run_set(folder, names)
+            result = run_set(folder, names, look)
             if names:
                 continue
             if arguments.first:
-                _write(folder / "first.json", result)
+                _write(folder / first, result)
             now[folder.name] = result
-            _write(_NOW, now)
-    _PAGE.write_text(page(now), encoding="utf-8")
+            _write(kept, now)
+    _PAGE.write_text(page(_read(_NOW), _read(_NOW_LINT)), encoding="utf-8")
     return 0
 
 
-def run_set(folder: Path, names: Sequence[str]) -> Result:
-    """Run the pairs and the correct programs of a set."""
+def run_set(folder: Path, names: Sequence[str], look: Callable[[Path], Result]) -> Result:
+    """Run the pairs and the correct programs of a set, or read them."""
     pairs, clean = {}, {}
     for each in sorted((folder / "pairs").iterdir()):
         if not names or each.name in names:
-            pairs[each.name] = _pair(each)
+            pairs[each.name] = _pair(each, look)
             print(each.name, pairs[each.name]["verdict"], flush=True)
     for each in sorted((folder / "clean").iterdir()):
         if not names or each.name in names:
-            told = _run(each / "ok.py")
+            told = look(each / "ok.py")
             clean[each.name] = told
             print(each.name, _briefly(told["findings"]) or "-", flush=True)
     return {"date": _today(), "commit": _commit(), "pairs": pairs, "clean": clean}
 
 
-def _pair(folder: Path) -> Result:
+def _pair(folder: Path, look: Callable[[Path], Result]) -> Result:
     case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    buggy, fixed = _run(folder / "buggy.py"), _run(folder / "fixed.py")
+    buggy, fixed = look(folder / "buggy.py"), look(folder / "fixed.py")
     on_fixed = {each["code"] for each in fixed["findings"]}
     wanted = {*case["expect_codes"], *case["accept_codes"]}
 
@@ -103,15 +112,21 @@ def _pair(folder: Path) -> Result:
     loud = [each for each in hits if each["severity"] != "note"]
     at_line = any(is_near(each["line"]) for each in loud)
     verdict = "line" if at_line else "named" if loud else "note" if hits else "missed"
+    seen_in_a_run = case["runtime_visible"] or "def target" in (folder / "buggy.py").read_text()
     return {
         "verdict": verdict,
-        "visible": case["runtime_visible"] or (folder / "buggy.py").read_text().count("def target"),
+        "visible": seen_in_a_run if look is _run else case["source_visible"],
         "what": case["what"],
         "source": case["source"],
         "buggy": buggy["findings"],
         "fixed": [each for each in fixed["findings"] if each["code"] not in wanted],
         "trouble": buggy["trouble"] or fixed["trouble"],
     }
+
+
+def _lint(path: Path) -> Result:
+    findings = lint_source(path.read_bytes(), str(path))
+    return {"findings": [_plain(each, path) for each in findings], "trouble": None}
 
 
 def _run(path: Path) -> Result:
@@ -173,14 +188,19 @@ def _briefly(findings: Sequence[Result]) -> str:
     return ", ".join(f"{each['code']} {each['severity']} {each['line']}" for each in findings)
 
 
-def page(now: dict[str, Result]) -> str:
-    """Write the page from what is kept."""
+def page(run: dict[str, Result], read: dict[str, Result]) -> str:
+    """Write the page from what is kept of runs and of reading."""
+    kinds = (("in a run", _FIRST, run), ("in source", _FIRST_LINT, read))
     lines = [_HEAD, *_ROWS]
-    for name, result in now.items():
-        first = _read(_SETS / name / "first.json")
-        lines += [_row(name, "first contact", first), _row(name, "now", result)]
-    for name, result in now.items():
-        lines += _details(name, _read(_SETS / name / "first.json"), result)
+    for kind, file, now in kinds:
+        for name, result in now.items():
+            first = _read(_SETS / name / file)
+            lines += [
+                _row(f"{name}, {kind}", *each) for each in (("first", first), ("now", result))
+            ]
+    for kind, file, now in kinds:
+        for name, result in now.items():
+            lines += _details(f"{name}, {kind}", _read(_SETS / name / file), result)
     return "\n".join(lines) + "\n"
 
 
@@ -188,15 +208,15 @@ _HEAD = """\
 # First contact
 
 Written by `python -m benchmarks.first_contact`; never edited by hand. How much the audit and the
-gradient checks find in mistakes that nobody who works on the tool had seen: written after public
-reports by authors who knew the README and the catalogue alone, each pair of a faulty and a repaired
-program proved by running, beside correct programs that look suspicious. A set is run once; that
-figure counts. Afterwards it may be used to mend mechanisms, and what is found then is told as well,
-and proves less.
+gradient checks find in a run, and the linter in source, of mistakes that nobody who works on the
+tool had seen: written after public reports by authors who knew the README and the catalogue alone,
+each pair of a faulty and a repaired program proved by running, beside correct programs that look
+suspicious. A set is run once; that figure counts. Afterwards it may be used to mend mechanisms, and
+what is found then is told as well, and proves less.
 
 *Visible* is what its author holds to be visible to a tool that watches the run, or checks the
-gradient. *Errors* and *warnings* are correct programs, the repaired ones included, with such a
-finding.
+gradient; in source, to a reader. *Errors* and *warnings* are correct programs, the repaired ones
+included, with such a finding.
 """
 _ROWS = (
     "| set | run | date | commit | visible | named | at the line | as a note | errors | warnings |",

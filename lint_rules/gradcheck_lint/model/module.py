@@ -289,7 +289,7 @@ class ModuleModel:
 
     def _read_attribute(self, class_name: str, attribute: str) -> Values:
         owner = self.scopes.classes.get(class_name.rpartition(".")[2])
-        sources = [
+        sources: list[tuple[cst.BaseExpression | None, FunctionScope | None]] = [
             (source, method)
             for scope in self.scopes.lineage(owner)
             for method in scope.methods.values()

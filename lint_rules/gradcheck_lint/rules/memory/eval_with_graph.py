@@ -185,11 +185,25 @@ def _needs_gradients(function: FunctionModel, events: list[Event], forward: Forw
                 return True
             if not is_top and id(event.function) in inside:
                 return True
-    around = _statements_around(function, backwards, forward)
-    if around is None or any(_is_gradient_word(node) for node in walk(around)):
-        return True
+    if not _comes_after_training(events, backwards, forward):
+        around = _statements_around(function, backwards, forward)
+        if around is None or any(_is_gradient_word(node) for node in walk(around)):
+            return True
     modes = function.module.modes_of_callers(function.scope)
     return forward.mode is GradMode.AMBIENT and bool(modes) and GradMode.ENABLED not in modes
+
+
+def _comes_after_training(
+    events: list[Event], backwards: list[Backward], forward: Forward | Call
+) -> bool:
+    """Tell whether the backwards of an iteration are over, and known to be of other forwards."""
+    if not backwards or not all(through_all(event.values) for event in backwards):
+        return False
+    return not any(
+        isinstance(event, Backward)
+        or (isinstance(event, Call) and any(map(_is_gradient_word, walk(event.node))))
+        for event in events[events.index(forward) + 1 :]
+    )
 
 
 def _is_handed_over(function: FunctionModel, events: list[Event], forward: Forward | Call) -> bool:

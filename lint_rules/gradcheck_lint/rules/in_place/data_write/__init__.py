@@ -101,7 +101,8 @@ def _of_computed(event: InPlace, written: Value, function: FunctionModel) -> Vio
     module = function.module
     where = "where nothing is recorded" if event.mode is GradMode.DISABLED else "past autograd"
     target = source_of(module, event.target) if event.target is not None else "it"
-    related = ((written.node, "computed here"),) if _is_in(written, function) else ()
+    made = None if written.origin is Origin.ARGUMENT else written.node
+    related = () if made is None else ((made, "computed here"),)
     return Violation(
         event.node,
         f"`{target}` is written {where}: backward goes through it as if it had not been changed, "
@@ -110,10 +111,6 @@ def _of_computed(event: InPlace, written: Value, function: FunctionModel) -> Vio
         "change it out of place, where it is recorded: torch.where, clamp, a product",
         related,
     )
-
-
-def _is_in(value: Value, function: FunctionModel) -> bool:
-    return value.node is not None and value.origin is not Origin.ARGUMENT and bool(function.scope)
 
 
 def _passes_straight_through(event: InPlace, written: Value) -> bool:
@@ -132,6 +129,9 @@ def _put_back_too_early(
     """Yield a parameter whose memory is exchanged for a forward alone."""
     if not all_are(event.values, Kind.LEAF) or event.mode is GradMode.DISABLED:
         return
+    owner = function.scope.owner
+    if owner is None or not function.module.scopes.derives_from(owner, "torch.nn."):
+        return  # whoever moves or quantises the parameters of others computes nothing with them
     own = sites(event.values)
     used: Event | None = None
     for other in later:
