@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.analyses.object_uses import argument_for
 from gradcheck_lint.model.flow import Backward, Forward, Step
 from gradcheck_lint.model.syntax import (
     assigned_once,
@@ -86,7 +87,7 @@ def _by_calls(statement: cst.SimpleStatementLine, function: FunctionModel) -> It
         if called is None or not isinstance(node, cst.Call) or called.words.isdisjoint(_FLAG):
             continue
         for path, rule in _decided_by(called):
-            given = _argument(node, called, path)
+            given = dotted_name(argument_for(path, node, called))
             if given is not None:
                 yield _Decision(node, given, rule)
 
@@ -134,23 +135,4 @@ def _reads_flag(rule: cst.BaseExpression) -> bool:
     return any(
         isinstance(node, cst.Attribute) and node.attr.value == "requires_grad"
         for node in walk(rule)
-    )
-
-
-def _argument(call: cst.Call, called: FunctionScope, parameter: str) -> str | None:
-    """Return the name of what a call gives a parameter."""
-    assert isinstance(called.node, cst.FunctionDef)
-    names = [param.name.value for param in called.node.params.params]
-    if called.owner is not None and names:
-        names = names[1:]
-    for name, argument in zip(names, call.args, strict=False):
-        if argument.keyword is None and name == parameter:
-            return dotted_name(argument.value)
-    return next(
-        (
-            dotted_name(argument.value)
-            for argument in call.args
-            if argument.keyword is not None and argument.keyword.value == parameter
-        ),
-        None,
     )
