@@ -155,7 +155,7 @@ def _may_be_cleared(function: FunctionModel, model: str) -> bool:
                 return True
             if isinstance(event.node, cst.Call) and _keeps_tensors(event.node):
                 return True
-    return made != 1
+    return made > 1
 
 
 def _keeps_tensors(call: cst.Call) -> bool:
