@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
 
-__all__ = ["Use", "uses_of"]
+__all__ = ["Use", "argument_for", "uses_of"]
 
 _MOST_CALLS: Final = 4
 _HARMLESS: Final = (SAME_MODULE_METHODS - {"requires_grad_"}) | {"state_dict", "zero_grad"}
 """Methods of a module that give its parameters to nobody."""
 _LISTING: Final = frozenset({"parameters", "named_parameters", "buffers", "named_buffers"})
 _MEASURING: Final = frozenset(
-    {"sum", "any", "all", "len", "print", "isinstance", "type", "id", "max", "min", "zip"}
+    {"sum", "any", "all", "len", "print", "isinstance", "type", "id", "max", "min"}
 )
 _READING: Final = frozenset(
     {"detach", "item", "norm", "shape", "size", "numel", "device", "dtype", "training", "grad"}
@@ -194,7 +194,18 @@ def _only_measures(
                 return True
             if function.module.makes_optimizer(node):
                 return False
+            if name == "zip":
+                loop = parents.get(id(node))
+                return isinstance(loop, cst.For) and not _touches_gradients(loop)
     return False
+
+
+def _touches_gradients(loop: cst.For) -> bool:
+    """Tell whether a loop does more than to copy or average weights: with gradients it may step."""
+    return any(
+        isinstance(node, cst.Attribute) and node.attr.value in {"grad", "_grad", "requires_grad"}
+        for node in walk(loop.body)
+    )
 
 
 def _is_measuring(call: cst.Call, function: FunctionModel) -> bool:
@@ -233,6 +244,16 @@ def _parameter(argument: cst.Arg, call: cst.Call, called: FunctionScope) -> str 
     if any(each.star for each in call.args[:place]) or place >= len(names):
         return None
     return names[place]
+
+
+def argument_for(
+    parameter: str, call: cst.Call, called: FunctionScope
+) -> cst.BaseExpression | None:
+    """Return what a call gives a parameter of a function of the file."""
+    for argument in call.args:
+        if _parameter(argument, call, called) == parameter:
+            return argument.value
+    return None
 
 
 def _is_returned(node: cst.CSTNode, parents: dict[int, cst.CSTNode]) -> bool:
