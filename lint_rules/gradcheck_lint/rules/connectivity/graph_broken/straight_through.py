@@ -112,9 +112,9 @@ def _paths_of(
                 if key is not None:
                     found |= _below(key, _paths_of(element.value, held, function, depth))
     elif isinstance(value, cst.Subscript):
-        key = literal_key(value)
-        if key is not None:
-            found = _under(key, _paths_of(value.value, held, function, depth))
+        index = literal_key(value)
+        if index is not None:
+            found = _under(index, _paths_of(value.value, held, function, depth))
     elif isinstance(value, cst.Call) and depth < _MOST_CALLS:
         called = _called(value, function)
         if called is not None:
