@@ -174,7 +174,7 @@ class Synthesizer:
     def fit(self, data):
         self.generator = Net()
         critic = Net()
-        optimizer = optim.Adam(critic.parameters())
+        optimizer = optim.Adam([*critic.parameters(), *self.generator.parameters()])
         self.move("cpu")
         for real in data:
             fake = self.generator(torch.randn(3, 3))

@@ -10,6 +10,6 @@ def fit(model, batches, validate):
         optimizer.step()
         loss = validate(model)
         if loss < lowest:
-            best, lowest = model.state_dict(), loss
+            best, lowest = model.state_dict(), loss  # GCS110
     model.load_state_dict(best)
     return lowest

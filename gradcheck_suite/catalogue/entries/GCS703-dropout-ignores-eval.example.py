@@ -10,7 +10,7 @@ class Network(nn.Module):
         self.outer = nn.Linear(width, 1)
 
     def forward(self, x):
-        hidden = F.dropout(self.inner(x).relu(), 0.5)
+        hidden = F.dropout(self.inner(x).relu(), 0.5)  # GCS703
         return self.outer(hidden)
 
 

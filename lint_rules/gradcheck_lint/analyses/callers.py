@@ -26,7 +26,7 @@ from gradcheck_lint.model.values import (
 )
 
 if TYPE_CHECKING:
-    from gradcheck_lint.model.flow import Store
+    from gradcheck_lint.model.flow import Step, Store
     from gradcheck_lint.model.module import FunctionModel, ModuleModel
     from gradcheck_lint.model.scopes import ClassScope
 
@@ -35,7 +35,7 @@ __all__ = [
     "given_by_callers",
     "kept_by_caller",
     "lasts_at_callers",
-    "models_of_optimizer",
+    "models_of_step",
 ]
 
 
@@ -117,6 +117,13 @@ def models_of_optimizer(function: FunctionModel, name: str) -> frozenset[int]:
             frozenset(site for site, values in given.items() if values and sites(values) <= owned)
         )
     return frozenset.intersection(*found) if found else NO_SITES
+
+
+def models_of_step(function: FunctionModel, step: Step) -> frozenset[int]:
+    """Return the models whose parameters a step changes, none where that is not known."""
+    if all_are(step.values, Kind.OPTIMIZER):
+        return held_by(step.values) - sites(step.values)
+    return models_of_optimizer(function, step.receiver or "")
 
 
 def lasts_at_callers(function: FunctionModel, name: str, kind: Kind) -> bool:

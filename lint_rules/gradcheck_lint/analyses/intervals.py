@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from gradcheck_lint.model.flow import Block, Branch, Loop
-from gradcheck_lint.model.syntax import assigned_once, dotted_name, integer, last_word, walk
+from gradcheck_lint.model.syntax import (
+    assigned_once,
+    dotted_name,
+    integer,
+    last_word,
+    plain_string,
+    string_index,
+    walk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,8 +91,24 @@ def may_be_whole(loop: Loop) -> bool:
 def _is_interval(node: cst.BaseExpression) -> bool:
     if integer(node) is not None:
         return True
-    return _INTERVAL.search(last_word(dotted_name(node) or "").lower()) is not None
+    return _INTERVAL.search(_setting_name(node).lower()) is not None
 
 
-_INTERVAL: Final = re.compile(r"every|interval|freq|accum|period(?!s)")
+def _setting_name(node: cst.BaseExpression) -> str:
+    """Return the last name of a setting: of ``args.every``, ``cfg["every"]``, ``cfg.get("every")``.
+
+    Empty for anything else.
+    """
+    if isinstance(node, cst.Subscript):
+        return string_index(node) or ""
+    if isinstance(node, cst.Call) and node.args and last_word(dotted_name(node.func)) == "get":
+        key = node.args[0].value
+        return (plain_string(key) or "") if isinstance(key, cst.SimpleString) else ""
+    return last_word(dotted_name(node) or "")
+
+
+_INTERVAL: Final = re.compile(
+    r"every|interval|freq|accum|period(?!s)"
+    r"|(?:^|_)(?:eval|val|valid\w*|test|log\w*|save|check\w*|print|report)_(?:steps?|iters?|n)$"
+)
 _PARTS: Final = re.compile(r"range$|micro|chunk|split|accum|sub_?batch|mini_?batch")

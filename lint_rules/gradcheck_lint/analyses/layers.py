@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from gradcheck_lint.model.function_class import assignments, body_of, returns
-from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS
+from gradcheck_lint.model.knowledge import PARAMETER_CLASSES, TORCH_MODULES_WITH_WEIGHTS, words
 from gradcheck_lint.model.syntax import dotted_name, positional, walk
 from gradcheck_lint.model.values import Kind
 
@@ -17,43 +17,23 @@ if TYPE_CHECKING:
     from gradcheck_lint.model.scopes import ClassScope, FunctionScope
     from gradcheck_lint.model.values import Value
 
-_WITHOUT_WEIGHTS = frozenset(
-    {
-        "ReLU",
-        "ReLU6",
-        "Tanh",
-        "Sigmoid",
-        "GELU",
-        "SiLU",
-        "ELU",
-        "LeakyReLU",
-        "Softmax",
-        "LogSoftmax",
-        "Dropout",
-        "Dropout2d",
-        "Dropout3d",
-        "Identity",
-        "Flatten",
-        "Upsample",
-        "Hardswish",
-        "Mish",
-        "Softplus",
-        "SELU",
-        "MaxPool1d",
-        "MaxPool2d",
-        "MaxPool3d",
-        "AvgPool1d",
-        "AvgPool2d",
-        "AvgPool3d",
-        "AdaptiveAvgPool1d",
-        "AdaptiveAvgPool2d",
-        "AdaptiveMaxPool2d",
-        "ZeroPad2d",
-        "ReflectionPad2d",
-        "ReplicationPad2d",
-        "PixelShuffle",
-    }
+WITHOUT_WEIGHTS = words(
+    """
+    ReLU ReLU6 RReLU LeakyReLU ELU CELU SELU GELU SiLU GLU Mish Hardswish Hardtanh Hardsigmoid
+    Hardshrink Softshrink Tanhshrink Softplus Softsign Softmax Softmax2d Softmin LogSoftmax Sigmoid
+    LogSigmoid Tanh Threshold Identity Flatten Unflatten Fold Unfold
+    Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout
+    MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d AvgPool1d AvgPool2d AvgPool3d
+    LPPool1d LPPool2d LPPool3d FractionalMaxPool2d FractionalMaxPool3d AdaptiveAvgPool1d
+    AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d
+    ZeroPad1d ZeroPad2d ZeroPad3d ConstantPad1d ConstantPad2d ConstantPad3d CircularPad1d
+    CircularPad2d CircularPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d
+    ReplicationPad2d ReplicationPad3d PixelShuffle PixelUnshuffle ChannelShuffle Upsample
+    UpsamplingBilinear2d UpsamplingNearest2d InstanceNorm1d InstanceNorm2d InstanceNorm3d
+    LocalResponseNorm CrossMapLRN2d CosineSimilarity PairwiseDistance
+    """
 )
+"""The classes of ``torch.nn`` that have nothing to train as they are usually made."""
 _MOST_CALLS = 3
 _LAYER = re.compile(
     r"(?:Block|Layer|Conv|Linear|Norm(?!al)|Attention|Encoder|Decoder|Network|MLP|Transformer"
@@ -79,7 +59,7 @@ def has_weights(value: Value, function: FunctionModel) -> bool:
         if made in PARAMETER_CLASSES or (
             made.startswith("torch.nn.")
             and last[:1].isupper()
-            and last not in _WITHOUT_WEIGHTS | _CONTAINERS
+            and last not in WITHOUT_WEIGHTS | _CONTAINERS
             and not last.endswith("Loss")
         ):
             return True
@@ -145,7 +125,7 @@ def kind_of(  # noqa: PLR0911 - one answer for each way to make one
         inner = {kind_of(layer, function, depth) for layer in _layers(node, function)}
         return "module" if "module" in inner else "likely" if "likely" in inner else None
     if qualified.startswith("torch.nn.") and last[:1].isupper():
-        has_weights = last not in _WITHOUT_WEIGHTS and "Loss" not in last
+        has_weights = last not in WITHOUT_WEIGHTS and "Loss" not in last
         return "module" if has_weights else None
     own = scopes.classes.get(name)
     if own is not None:

@@ -53,7 +53,8 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
         if value.kind is Kind.INSTANCE
     ):
         return False
-    if Kind.UNKNOWN not in kinds or is_named_as_model(name):
+    if kinds != _ONLY_UNKNOWN or is_named_as_model(name):
+        # What is a model on one path, and can't be told on another, is one there as well.
         return True
     models = reading.recorder.models
     if models and all(value.site in models for value in callee):
@@ -61,6 +62,7 @@ def is_model(reading: Reading, name: str, callee: Values) -> bool:
     return bool(reading.own_site) and name in reading.surroundings.models_on_self
 
 
+_ONLY_UNKNOWN = frozenset({Kind.UNKNOWN})
 _MAY_BE_MODELS = frozenset({Kind.UNKNOWN, Kind.MODULE, Kind.INSTANCE})
 
 

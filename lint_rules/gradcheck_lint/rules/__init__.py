@@ -22,6 +22,7 @@ WORDS: Final = (
     *(b"backward(", b"requires_grad", b"Parameter", b"parameters(", b"nn.", b"torch.nn"),
     *(b"def forward", b"def training_step", b"def compute_loss", b"register_forward_hook"),
     *(b".eval()", b"step(", b"Variable", b".data[0]", b"where("),
+    b"load_state_dict",
     *(b"loss", b"Loss"),
 )
 """A source that has none of these words has no mistake that a rule could find."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from gradcheck_lint.model.flow import Clip
+from gradcheck_lint.analyses.callers import models_of_step
+from gradcheck_lint.model.flow import Backward, Clip, Event, Step, ZeroGrad
 from gradcheck_lint.model.syntax import (
     ASSIGNING,
     assigned_once,
@@ -15,14 +16,14 @@ from gradcheck_lint.model.syntax import (
     positional,
     walk,
 )
-from gradcheck_lint.model.values import Kind
+from gradcheck_lint.model.values import Kind, all_are, held_by
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.protocol import problems
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
     from gradcheck_lint.rules.step_order.problem import Problem
@@ -42,6 +43,7 @@ class ClipMisplaced(Rule):
         for event in function.events():
             if isinstance(event, Clip) and not event.expects_error:
                 yield from _exhausted(function, event)
+        yield from _of_another_model(function)
 
 
 _MESSAGES = {
@@ -78,6 +80,63 @@ def _names_clipping(function: FunctionModel) -> bool:
     return any("clip_grad" in word for word in function.scope.words)
 
 
+def _of_another_model(function: FunctionModel) -> Iterator[Violation]:
+    """Yield a clipping of one model where the step is that of another, which nothing clips."""
+    events = [event for event in function.events() if isinstance(event, _MILESTONES)]
+    for place, clip in enumerate(events):
+        if not isinstance(clip, Clip) or not all_are(clip.values, Kind.PARAMETERS):
+            continue
+        clipped = held_by(clip.values)
+        window = _window_around(events, place)
+        steps = [event for event in window if isinstance(event, Step)]
+        if not steps or any(
+            (event.loops, event.arms) != (clip.loops, clip.arms) or event.expects_error
+            for event in window
+        ):
+            continue
+        owned = [models_of_step(function, step) for step in steps]
+        clips = [held_by(event.values) for event in window if isinstance(event, Clip)]
+        if not all(owned) or any(each & models for each in clips for models in owned):
+            continue
+        if _is_stepped_elsewhere(function, clipped):
+            yield Violation(
+                clip.node,
+                "this clips the gradients of another model: those that "
+                f"`{steps[0].receiver or 'the optimizer'}` steps with next are not clipped",
+                Severity.WARNING,
+                "clip the parameters that this optimizer was made of",
+                ((steps[0].node, "the step"),),
+            )
+
+
+_MILESTONES: Final = (Backward, Step, ZeroGrad, Clip)
+
+
+def _window_around(events: Sequence[Event], place: int) -> list[Event]:
+    """Return what lies between the backward before a clipping and the next one, that included."""
+    start = place
+    while start and not isinstance(events[start], Backward):
+        start -= 1
+    end = place + 1
+    while end < len(events) and not isinstance(events[end], Backward):
+        end += 1
+    between = events[start + 1 : place]
+    if not isinstance(events[start], Backward) or not all(isinstance(e, Clip) for e in between):
+        return []
+    return list(events[start:end])
+
+
+def _is_stepped_elsewhere(function: FunctionModel, models: frozenset[int]) -> bool:
+    """Tell whether an optimizer of its own steps what is clipped, here or in the class."""
+    scope = function.scope
+    methods = () if scope.owner is None else scope.owner.methods.values()
+    return any(
+        isinstance(event, Step) and models <= models_of_step(known, event)
+        for known in (function, *map(function.module.function, methods))
+        for event in known.events()
+    )
+
+
 def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
     """Yield a clipping of an iterator that an optimizer, or the clipping before, has used up."""
     assert isinstance(clip.node, cst.Call)
@@ -85,14 +144,14 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
     clipped = handed[0] if handed else keyword(clip.node, "parameters")
     if not isinstance(clipped, cst.Name):
         return
-    name = clipped.value
+    nodes = list(walk(function.scope.node))
+    name = _first_name(clipped.value, nodes)
     bound = function.bindings.get(name, frozenset())
     if len(bound) != 1:
         return
     (held,) = bound
     if not isinstance(held.node, cst.BaseExpression) or _is_iterator(held.node) is None:
         return
-    nodes = list(walk(function.scope.node))
     order = {id(node): place for place, node in enumerate(nodes)}
     made = [
         (node, value)
@@ -137,6 +196,25 @@ def _exhausted(function: FunctionModel, clip: Clip) -> Iterator[Violation]:
         f"make a list of it: `{name} = list(...)`",
         ((by, what),),
     )
+
+
+def _first_name(name: str, nodes: Sequence[cst.CSTNode]) -> str:
+    """Return the name that the object of a name had before: ``params = lora_layers``."""
+    for _ in range(_MOST_NAMES):
+        values = [
+            value
+            for node in nodes
+            if type(node) in ASSIGNING
+            for target, value in [assigned_once(node)]
+            if isinstance(target, cst.Name) and target.value == name
+        ]
+        if len(values) != 1 or not isinstance(values[0], cst.Name):
+            break
+        name = values[0].value
+    return name
+
+
+_MOST_NAMES: Final = 4
 
 
 def _is_iterator(node: cst.BaseExpression | None) -> bool | None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gradcheck_lint.analyses.callers import models_of_optimizer
+import libcst as cst
+
+from gradcheck_lint.analyses.callers import models_of_step
 from gradcheck_lint.analyses.hidden_effects import ZEROING, may_act_unseen
 from gradcheck_lint.analyses.repeated_calls import repeats, steps_for_others
-from gradcheck_lint.model.flow import Backward, Call, Event, Step, ZeroGrad
+from gradcheck_lint.model.flow import Backward, Call, Event, Freeze, Step, ZeroGrad
 from gradcheck_lint.model.paths import Occurrence
 from gradcheck_lint.model.scopes import Part
-from gradcheck_lint.model.values import NO_SITES, Kind, all_are, held_by, sites, through_all
+from gradcheck_lint.model.values import (
+    NO_SITES,
+    Origin,
+    Values,
+    held_by,
+    mentioned_by,
+    sites,
+    through_all,
+)
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.problem import covers
 from gradcheck_suite import catalogue
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
 
 
 class LeftoverGradient(Rule):
@@ -31,7 +42,7 @@ class LeftoverGradient(Rule):
         """Yield every step whose gradients hold a loss that another step came after."""
         if Part.BACKWARD not in function.scope.parts:
             return
-        if function.module.may_freeze or function.runs_in_engine:
+        if function.runs_in_engine:
             return
         events = [
             event
@@ -39,8 +50,8 @@ class LeftoverGradient(Rule):
             if isinstance(event, (Backward, Step, ZeroGrad)) or _may_reset(event, function)
         ]
         for index, event in enumerate(events):
-            owned = _owned_by(event, function)
-            if not isinstance(event, Step) or not owned:
+            owned = models_of_step(function, event) if isinstance(event, Step) else NO_SITES
+            if not isinstance(event, Step) or not owned or _may_freeze(function, owned):
                 continue
             found = _leftover(events[:index], event, function, owned)
             if found is None and _comes_again(event, function):
@@ -61,15 +72,6 @@ class LeftoverGradient(Rule):
                 f"call `{receiver}.zero_grad()` right before its own backward()",
                 ((foreign.node, "left here"), (own.node, "added to here")),
             )
-
-
-def _owned_by(step: Event, function: FunctionModel) -> frozenset[int]:
-    """Return the models whose parameters an optimizer has, as far as that is known."""
-    if not isinstance(step, Step):
-        return NO_SITES
-    if all_are(step.values, Kind.OPTIMIZER):
-        return held_by(step.values)
-    return models_of_optimizer(function, step.receiver or "")
 
 
 def _comes_again(step: Step, function: FunctionModel) -> bool:
@@ -96,8 +98,48 @@ def _may_reset(event: Event, function: FunctionModel) -> bool:
     if not isinstance(event, Call):
         return False
     if event.function is not None:
-        return True
+        return _resets(event.function, function, set())
     return not event.harmless and bool(event.handed & function.holders)
+
+
+def _resets(scope: FunctionScope, function: FunctionModel, seen: set[int]) -> bool:
+    """Tell whether a function of the file, or one that it calls, may clear gradients."""
+    if not _RESETTING.isdisjoint(scope.words):
+        return True
+    seen.add(id(scope))
+    return any(
+        isinstance(event, Call)
+        and event.function is not None
+        and id(event.function) not in seen
+        and _resets(event.function, function, seen)
+        for event in function.module.function(scope).events()
+    )
+
+
+_RESETTING: Final = frozenset({"zero_grad", "grad", "_grad", "step", "setattr", "getattr"})
+
+
+def _may_freeze(function: FunctionModel, owned: frozenset[int]) -> bool:
+    """Tell whether the file may turn off the gradients of a model that an optimizer has."""
+    return any(
+        isinstance(event, Freeze)
+        and event.wanted is not True
+        and not _is_of_other_model(event.values, known, owned)
+        for known in (function.module.functions() if function.module.may_freeze else ())
+        for event in known.events()
+    )
+
+
+def _is_of_other_model(values: Values, function: FunctionModel, owned: frozenset[int]) -> bool:
+    """Tell whether what is frozen is, or is part of, something else that a function has made."""
+    made = {
+        value.site
+        for held in (*function.bindings.values(), values)
+        for value in held
+        if isinstance(value.node, cst.Call) and value.origin in {Origin.CALL, Origin.OTHER}
+    }
+    reached = sites(values) | held_by(values)
+    return not reached.isdisjoint(made) and owned.isdisjoint(reached | mentioned_by(values))
 
 
 def _leftover(

@@ -12,6 +12,11 @@ from gradcheck_lint.model.flow import Backward
 from gradcheck_lint.model.syntax import dotted_name, positional
 from gradcheck_lint.model.values import cut_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
+    detached_objectives,
+)
+from gradcheck_lint.rules.connectivity.graph_broken.drawn_values import drawn_values
+from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -44,34 +49,71 @@ class GraphBroken(Rule):
                 "compute the loss from tensors that still have their graph",
                 ((backward.node, "backward() is called here"),),
             )
-        for event in function.events():
-            if not isinstance(event, Backward) or event.expects_error:
-                continue
-            if cut_of(event.values) is None:
-                continue
-            is_computed = bool(through_all(event.values))
-            for cut_node in lost_terms(function, event):
-                if id(cut_node) in reported:
-                    continue
-                if is_gradient(cut_node, function):
-                    message, hint = _OF_GRADIENT, "pass create_graph=True"
-                elif is_computed and _copies_computed(cut_node):
-                    message = _OF_COPY
-                    hint = "use the computed tensor itself, or torch.stack for a list of them"
-                elif is_computed and is_item(cut_node):
-                    message, hint = _OF_ITEM, "leave out .item() where the loss is made of it"
-                else:
-                    continue
-                reported.add(id(cut_node))
-                yield Violation(
-                    cut_node,
-                    message.format(source_of(module, cut_node)),
-                    Severity.WARNING,
-                    hint,
-                    ((event.node, "the loss is differentiated here"),),
-                )
+        yield from _lost(function, reported)
+        for loss in codebook_losses(function):
+            yield Violation(
+                loss,
+                f"`{source_of(module, loss)}` is computed of the straight-through value, in which "
+                "the codes stand inside of detach(): the codebook gets no gradient from it",
+                Severity.WARNING,
+                "compute it of the codes that were looked up, before the straight-through step",
+            )
+        for draw in drawn_values(function):
+            yield Violation(
+                draw,
+                f"`{source_of(module, draw)}` passes no gradient on to what it is given: what "
+                "computes the mean and the deviation learns nothing from what is made of the draw",
+                Severity.WARNING,
+                "draw `mean + std * torch.randn_like(std)`, or rsample() from a distribution",
+            )
 
 
+def _lost(function: FunctionModel, reported: set[int]) -> Iterator[Violation]:
+    """Yield what took the graph of one term of a loss away."""
+    module = function.module
+    for backward, cut in detached_objectives(function):
+        if id(cut) not in reported:
+            reported.add(id(cut))
+            yield Violation(
+                cut,
+                _OF_OBJECTIVE.format(source_of(module, cut)),
+                Severity.WARNING,
+                "leave the term its graph; to spare the other network its gradient, zero that "
+                "before its own step, or turn its requires_grad off meanwhile",
+                ((backward.node, "the loss is differentiated here"),),
+            )
+    for event in function.events():
+        if not isinstance(event, Backward) or event.expects_error:
+            continue
+        if cut_of(event.values) is None:
+            continue
+        is_computed = bool(through_all(event.values))
+        for cut_node in lost_terms(function, event):
+            if id(cut_node) in reported:
+                continue
+            if is_gradient(cut_node, function):
+                message, hint = _OF_GRADIENT, "pass create_graph=True"
+            elif is_computed and _copies_computed(cut_node):
+                message = _OF_COPY
+                hint = "use the computed tensor itself, or torch.stack for a list of them"
+            elif is_computed and is_item(cut_node):
+                message, hint = _OF_ITEM, "leave out .item() where the loss is made of it"
+            else:
+                continue
+            reported.add(id(cut_node))
+            yield Violation(
+                cut_node,
+                message.format(source_of(module, cut_node)),
+                Severity.WARNING,
+                hint,
+                ((event.node, "the loss is differentiated here"),),
+            )
+
+
+_OF_OBJECTIVE = (
+    "`{}` is a term of the loss without a graph, though it is computed of what the other terms "
+    "train: it shows in the loss, and nothing learns from it"
+)
 _OF_COPY = (
     "`{}` makes a tensor without a graph from a computed value, so this term of the loss has no "
     "gradient"

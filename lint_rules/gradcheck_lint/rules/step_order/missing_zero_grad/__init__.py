@@ -37,6 +37,10 @@ from gradcheck_lint.model.scopes import FunctionScope
 from gradcheck_lint.model.syntax import dotted_name, first_word
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.step_order.missing_zero_grad.hand_steps import unzeroed_hand_steps
+from gradcheck_lint.rules.step_order.missing_zero_grad.handed_gradients import (
+    Handed,
+    never_cleared,
+)
 from gradcheck_lint.rules.step_order.missing_zero_grad.per_iteration_optimizer import is_made_anew
 from gradcheck_lint.rules.step_order.problem import Problem, covers
 from gradcheck_lint.rules.step_order.protocol import problems
@@ -89,6 +93,7 @@ class MissingZeroGrad(Rule):
                     (found.loop.node, "the loop that repeats it"),
                 ),
             )
+        yield from map(_handed_on, never_cleared(function))
         if not function.module.near.has(function.scope, BACKWARD):
             return
         handled: set[int] = set()
@@ -184,6 +189,18 @@ def _used_again(problem: Problem) -> Violation:
         min(problem.severity, Severity.WARNING if step.proof is Proof.OPAQUE else Severity.ERROR),
         f"call `{receiver}.zero_grad()` between the steps, before backward()",
         ((first.node, "the step before"), (backward.node, "adds to what that step has used")),
+    )
+
+
+def _handed_on(found: Handed) -> Violation:
+    return Violation(
+        found.backward.node,
+        f"this adds to the gradients of `{found.model}`, which are handed to other parameters and "
+        "which nothing zeroes: the optimizer clears those of its own parameters alone, and each "
+        "step uses the sum of all gradients so far",
+        Severity.WARNING,
+        f"call `{found.model}.zero_grad()` before this",
+        ((found.node, "handed on here"), (found.step.node, "used here")),
     )
 
 

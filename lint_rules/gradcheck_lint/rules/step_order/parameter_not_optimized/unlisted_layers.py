@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from gradcheck_lint.analyses.layers import kind_of
-from gradcheck_lint.model.flow import Backward, Forward, GradMode, Proof, Step
+from gradcheck_lint.analyses.object_uses import uses_of
+from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Proof, Return, Step
 from gradcheck_lint.model.function_class import body_of, names_in
+from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
 from gradcheck_lint.model.nearness import BACKWARD, STEPS
-from gradcheck_lint.model.syntax import bound_names, dotted_name, walk
-from gradcheck_lint.model.values import Kind, all_are, through_all
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    bound_names,
+    dotted_name,
+    first_word,
+    walk,
+)
+from gradcheck_lint.model.values import Kind, all_are, mentioned_by, sites, through_all
 from gradcheck_lint.rules._rule import Violation
 from gradcheck_suite.severity import Severity
 
@@ -29,7 +38,167 @@ _FREEZING: Final = frozenset({"requires_grad", "requires_grad_"})
 
 
 def left_out(function: FunctionModel) -> Iterator[Violation]:
-    """Yield every optimizer that steps where layers are new, differentiated and given to none."""
+    """Yield every optimizer of a function whose layers are differentiated and given to none."""
+    yield from _names_left_out(function)
+    yield from _attributes_left_out(function)
+
+
+def _names_left_out(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the optimizers beside a new module that the file only runs, and differentiates.
+
+    The module is followed into the functions and objects that it is handed to.
+    """
+    optimizers = _optimizers_made(function)
+    if not optimizers or not function.module.mentions(b"backward"):
+        return
+    for path, made in _new_modules(function):
+        backward = _backward_through(function, path)
+        if backward is not None:
+            yield _violation(path, made, optimizers[-1], backward)
+
+
+def _optimizers_made(function: FunctionModel) -> list[cst.Call]:
+    """Return the optimizers that a function makes, none where one may own anything."""
+    scope = function.scope
+    if "parameters" not in scope.words:
+        return []
+    made = [
+        node
+        for node in scope.nodes_with_lambdas
+        if isinstance(node, cst.Call) and function.module.makes_optimizer(node)
+    ]
+    return made if all(_is_of_known_parameters(node, function) for node in made) else []
+
+
+def _new_modules(function: FunctionModel) -> Iterator[tuple[str, cst.BaseExpression]]:
+    """Yield the names, and attributes of self, that are given a module with weights made anew."""
+    found: dict[str, list[cst.BaseExpression]] = {}
+    for node in function.scope.nodes_with_lambdas:
+        for target, value in assigned_pairs(node):
+            path = dotted_name(target)
+            if path is not None and not _is_moved(value, path):
+                found.setdefault(path, []).append(value)
+    for path, values in found.items():
+        made = _unmoved(values[0])
+        if (
+            len(values) == 1
+            and kind_of(made, function) == "module"
+            and _is_followed(path, function)
+        ):
+            yield path, values[0]
+
+
+def _unmoved(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what makes the module of ``Net().to(device)``."""
+    while (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in _MOVING
+    ):
+        node = node.func.value
+    return node
+
+
+_MOVING: Final = SAME_MODULE_METHODS - {"requires_grad_"} | {"train"}
+
+
+def _is_moved(value: cst.BaseExpression, path: str) -> bool:
+    """Tell whether this is the object itself, moved: ``model.to(device)``."""
+    return dotted_name(_unmoved(value)) == path
+
+
+def _is_followed(path: str, function: FunctionModel) -> bool:
+    """Tell whether all that can be done with a name, or an attribute of self, is in sight."""
+    root, _, attribute = path.partition(".")
+    if not attribute:
+        return True
+    owner = function.scope.owner
+    if owner is None or root != function.scope.first_parameter or "." in attribute:
+        return False
+    scopes = function.module.scopes
+    if any(base not in {"object", "ABC", "abc.ABC"} for base in owner.bases):
+        return False
+    if any(owner.name in other.bases for other in scopes.classes.values()):
+        return False
+    own = {id(node) for method in owner.methods.values() for node in walk(method.node)}
+    return not any(
+        isinstance(node, cst.Attribute)
+        and node.attr.value == attribute
+        and (id(node) not in own or first_word(dotted_name(node)) != root)
+        for node in walk(function.module.tree)
+    )
+
+
+def _backward_through(function: FunctionModel, path: str) -> Backward | None:
+    """Return the backward() that goes through a module which the file only runs."""
+    uses = list(uses_of(function, path))
+    kinds = {use.how for use in uses}
+    if "given" in kinds or ("eval" in kinds and "train" not in kinds):
+        return None
+    graph = _Graph({id(use.node) for use in uses if use.how == "run"})
+    for use in uses:
+        graph.sites[id(use.function)] |= sites(use.function.bindings.get(use.path, frozenset()))
+    for known in {id(use.function): use.function for use in uses}.values():
+        graph.look_into(known)
+    if not graph.recorded:
+        return None
+    return next(
+        (
+            event
+            for known in list(function.module.functions())
+            if function.module.near.has_itself(known.scope, BACKWARD)
+            for event in known.events()
+            if isinstance(event, Backward) and not event.partial and graph.is_in(event, known)
+        ),
+        None,
+    )
+
+
+class _Graph:
+    """Where the graph of a module that is run goes: by function, and by what functions return."""
+
+    def __init__(self, runs: set[int]) -> None:
+        self._runs = runs
+        self._returned_by: set[int] = set()
+        self.recorded: set[int] = set()
+        self.sites: dict[int, frozenset[int]] = defaultdict(frozenset)
+
+    def look_into(self, function: FunctionModel) -> None:
+        """Note which calls of the module have a graph, and whether the function returns it."""
+        for event in function.events():
+            if isinstance(event, Forward) and event.mode is not GradMode.DISABLED:
+                self.recorded |= self._runs & {id(event.node)}
+            elif isinstance(event, Return) and through_all(event.values) & self.recorded:
+                self._returned_by.add(id(function.scope))
+
+    def is_in(self, backward: Backward, function: FunctionModel) -> bool:
+        """Tell whether a backward() goes through the module."""
+        if through_all(backward.values) & (self.recorded | self.sites[id(function)]):
+            return True
+        flowed = mentioned_by(backward.values)
+        return any(
+            isinstance(event, Call)
+            and id(event.function) in self._returned_by
+            and not flowed.isdisjoint(sites(event.result))
+            for event in function.events()
+        )
+
+
+def _violation(
+    path: str, layer: cst.CSTNode, optimizer: cst.CSTNode, backward: Backward
+) -> Violation:
+    return Violation(
+        optimizer,
+        f"no optimizer is given the parameters of `{path}`, which backward() goes through: "
+        "they get gradients and are never trained",
+        Severity.WARNING,
+        f"give them to the optimizer as well, or freeze them: `{path}.requires_grad_(False)`",
+        ((layer, "it is made here"), (backward.node, "gradients are computed here")),
+    )
+
+
+def _attributes_left_out(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the optimizers that are given some attributes of a new module, and others not."""
     scope = function.scope
     if STEPS.isdisjoint(scope.words) or not function.module.near.has_itself(scope, BACKWARD):
         return
@@ -49,7 +218,7 @@ def left_out(function: FunctionModel) -> Iterator[Violation]:
         if not isinstance(event, Forward) or event.mode is GradMode.DISABLED:
             continue
         path = event.receiver
-        if path in seen or id(event.node) not in through:
+        if "." not in path or path in seen or id(event.node) not in through:
             continue
         seen.add(path)
         layer = _new_layer(function, path)
@@ -57,14 +226,7 @@ def left_out(function: FunctionModel) -> Iterator[Violation]:
             continue
         optimizer = made[-1]
         assert optimizer is not None
-        yield Violation(
-            optimizer,
-            f"no optimizer is given the parameters of `{path}`, which backward() goes through: "
-            "they get gradients and are never trained",
-            Severity.WARNING,
-            f"give them to the optimizer as well, or freeze them: `{path}.requires_grad_(False)`",
-            ((layer, "it is made here"), (backwards[-1].node, "gradients are computed here")),
-        )
+        yield _violation(path, layer, optimizer, backwards[-1])
 
 
 def _is_of_known_parameters(node: cst.CSTNode | None, function: FunctionModel) -> bool:

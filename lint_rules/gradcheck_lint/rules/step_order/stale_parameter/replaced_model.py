@@ -9,11 +9,19 @@ import libcst as cst
 
 from gradcheck_lint.model.flow import Backward, Step
 from gradcheck_lint.model.knowledge import SAME_MODULE_METHODS
-from gradcheck_lint.model.syntax import ASSIGNING, assigned_once, dotted_name, last_word, walk
+from gradcheck_lint.model.syntax import (
+    ASSIGNING,
+    assigned_once,
+    bound_names,
+    dotted_name,
+    first_word,
+    last_word,
+    walk,
+)
 from gradcheck_lint.model.values import Kind, all_are
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gradcheck_lint.model.module import FunctionModel
 
@@ -55,7 +63,9 @@ def new_models(
         elif kind in ASSIGNING and owned:
             target, value = assigned_once(node)
             path = dotted_name(target)
-            if path in owned and value is not None and _is_new_model(value, path, function):
+            if path not in owned or value is None:
+                continue
+            if _is_new_model(value, path, function) or _is_loaded(value, path, nodes):
                 found.append((node, path))
     return found
 
@@ -140,12 +150,7 @@ _OPTIMIZER: Final = re.compile(r"(?i)(?:make|get|build|create|config\w*|set\w*|r
 
 def _is_new_model(value: cst.BaseExpression, path: str, function: FunctionModel) -> bool:
     """Tell whether an expression makes a model that isn't made of the old one."""
-    while (
-        isinstance(value, cst.Call)
-        and isinstance(value.func, cst.Attribute)
-        and value.func.attr.value in _SAME
-    ):
-        value = value.func.value
+    value = _unmoved(value)
     if not isinstance(value, cst.Call):
         return False
     scopes = function.module.scopes
@@ -160,5 +165,51 @@ def _is_new_model(value: cst.BaseExpression, path: str, function: FunctionModel)
     return is_layer or (owner is not None and scopes.derives_from(owner, "torch.nn."))
 
 
+def _unmoved(value: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what makes the model of ``Net().to(device)``."""
+    while (
+        isinstance(value, cst.Call)
+        and isinstance(value.func, cst.Attribute)
+        and value.func.attr.value in _SAME
+    ):
+        value = value.func.value
+    return value
+
+
+def _is_loaded(value: cst.BaseExpression, path: str, nodes: Sequence[cst.CSTNode]) -> bool:
+    """Tell whether a function or object that was never given a model loads or builds another."""
+    value = _unmoved(value)
+    name = dotted_name(value.func) if isinstance(value, cst.Call) else None
+    if name is None or _MAKING.search(last_word(name)) is None:
+        return False
+    root = first_word(name)
+    return not any(_links(node, root, path) for node in _before(value, nodes))
+
+
+def _before(value: cst.CSTNode, nodes: Sequence[cst.CSTNode]) -> Iterator[cst.CSTNode]:
+    for node in nodes:
+        if node is value:
+            yield node
+            return
+        yield node
+
+
+def _links(node: cst.CSTNode, root: str, path: str) -> bool:
+    """Tell whether a call gives an object a model, or a statement makes it of one."""
+    if isinstance(node, cst.Call):
+        callee = first_word(dotted_name(node.func) or "")
+        return callee == root and _mentions(node.args, path)
+    if not isinstance(node, cst.Assign):
+        return False
+    bound = {first_word(name) for target in node.targets for name in bound_names(target.target)}
+    return root in bound and _mentions([node.value], path)
+
+
+def _mentions(nodes: Iterable[cst.CSTNode], path: str) -> bool:
+    return any(dotted_name(inner) == path for node in nodes for inner in walk(node))
+
+
+_MAKING: Final = re.compile(r"(?i)(?:^|_)(?:load|restore|resume|build|make|create|init|fresh|new)")
+"""How functions are named that return a model, and not the one that there is."""
 _SAME: Final = SAME_MODULE_METHODS | {"train", "eval"}
 _LOADING: Final = frozenset({"copy.deepcopy", "torch.load", "torch.jit.load", "torch.hub.load"})

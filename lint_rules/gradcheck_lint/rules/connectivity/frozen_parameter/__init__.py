@@ -22,6 +22,8 @@ from gradcheck_lint.model.syntax import (
 )
 from gradcheck_lint.model.values import Kind, Value, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.frozen_parameter.decided_again import decided_again
+from gradcheck_lint.rules.connectivity.frozen_parameter.left_frozen import left_frozen
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -39,6 +41,10 @@ class FrozenParameter(Rule):
     def check(self, function: FunctionModel) -> Iterator[Violation]:
         """Yield every `name.startswith("layers.1")` that decides what is frozen."""
         yield from _all_frozen(function)
+        if not function.module.mentions(b"requires_grad"):
+            return
+        yield from left_frozen(function)
+        yield from decided_again(function)
         if "startswith" not in function.scope.words:
             return
         for node in body_of(function.scope):

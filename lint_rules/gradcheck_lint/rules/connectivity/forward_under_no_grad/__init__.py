@@ -13,6 +13,9 @@ from gradcheck_lint.model.flow import Backward, Call, Forward, GradMode, Step
 from gradcheck_lint.model.syntax import boolean, dotted_name
 from gradcheck_lint.model.values import Kind, all_are, held_by, sites
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.connectivity.forward_under_no_grad.unrecorded_layers import (
+    unrecorded_layers,
+)
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -47,6 +50,7 @@ class ForwardUnderNoGrad(Rule):
                 )
         yield from _never_recorded(function, reported)
         yield from _left_off(function)
+        yield from unrecorded_layers(function)
 
 
 def _records(function: FunctionModel, call: cst.CSTNode) -> bool:

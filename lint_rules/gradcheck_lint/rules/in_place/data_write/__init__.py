@@ -21,6 +21,7 @@ from gradcheck_lint.model.flow import (
 from gradcheck_lint.model.syntax import dotted_name
 from gradcheck_lint.model.values import Kind, Origin, Value, Values, all_are, sites
 from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.in_place.data_write.inner_steps import graphs_thrown_away
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
 
@@ -56,6 +57,7 @@ class DataWrite(Rule):
                 yield _of_training(event, around, function)
             elif (saved := _saved_later(written, later, event)) is not None:
                 yield _of_workspace(event, saved, function)
+        yield from graphs_thrown_away(function)
 
 
 def _written_unseen(event: InPlace) -> list[int]:

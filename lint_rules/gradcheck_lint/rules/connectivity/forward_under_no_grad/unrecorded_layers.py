@@ -1,0 +1,142 @@
+"""Find layers of a module that only ever run where nothing is recorded."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.analyses.layers import kind_of
+from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.grad_mode import unrecorded_by_with
+from gradcheck_lint.model.syntax import assigned_pairs, dotted_name
+from gradcheck_lint.rules._rule import Violation
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+__all__ = ["unrecorded_layers"]
+
+
+def unrecorded_layers(function: FunctionModel) -> Iterator[Violation]:
+    """Yield the call of each new layer that a module makes, and never runs with recording.
+
+    It is likely a mistake where the module freezes other layers by name: those are the ones that
+    are not to be trained.
+    """
+    module, owner = function.module, function.scope.owner
+    if owner is None or owner.methods.get("__init__") is not function.scope:
+        return
+    if not module.mentions(b"no_grad", b"inference_mode"):
+        return
+    if not module.scopes.derives_from(owner, "torch.nn.Module"):
+        return
+    made = _made_layers(function)
+    calls = _calls(list(owner.methods.values()), module)
+    recorded = {name for name, _, is_recorded in calls if is_recorded}
+    frozen = _frozen(list(owner.methods.values()))
+    if not recorded & made or "" in frozen:
+        return
+    reported: set[str] = set()
+    for name, call, _ in calls:
+        if name not in made - recorded - frozen - reported or _MEANT.search(name) is not None:
+            continue
+        if _is_used_otherwise(name, function, calls):
+            continue
+        reported.add(name)
+        yield Violation(
+            call,
+            f"`self.{name}` is made here and only runs where nothing is recorded, so it never "
+            "gets a gradient and keeps its initial values",
+            Severity.WARNING if frozen - made else Severity.NOTE,
+            "end the no_grad block before it, or freeze it by `requires_grad_(False)` if it is "
+            "not to be trained",
+        )
+
+
+_MEANT: Final = re.compile(
+    r"(?i)target|teacher|ema|momentum|(?:^|_)key|rand|fix|froz|proto|old|prior|pretrain|backbone"
+    r"|stem|hash|feature|vgg|resnet|lpips|codebook|quant|embed_avg|probe"
+)
+"""Names of what is not trained, or not by a gradient, as a rule."""
+
+
+def _made_layers(maker: FunctionModel) -> set[str]:
+    """Return the attributes that a constructor puts a new layer of torch with weights into."""
+    first = maker.scope.first_parameter
+    return {
+        name.partition(".")[2]
+        for node in maker.scope.nodes
+        for target, value in assigned_pairs(node)
+        if (name := dotted_name(target) or "").startswith(f"{first}.")
+        and name.count(".") == 1
+        and _is_of_torch(value, maker)
+        and kind_of(value, maker) == "module"
+    }
+
+
+def _is_of_torch(value: cst.BaseExpression, maker: FunctionModel) -> bool:
+    name = dotted_name(value.func) if isinstance(value, cst.Call) else None
+    return (maker.module.scopes.resolve_import(name or "") or "").startswith("torch.nn.")
+
+
+def _calls(methods: list[FunctionScope], module: ModuleModel) -> list[tuple[str, cst.Call, bool]]:
+    """Return the attributes that methods call, where, and whether it may be recorded."""
+    found: list[tuple[str, cst.Call, bool]] = []
+    for method in methods:
+        unrecorded = unrecorded_by_with(method.nodes, module.scopes)
+        is_off = module.function(method).mode is GradMode.DISABLED
+        for node in method.nodes:
+            if isinstance(node, cst.Call):
+                name = dotted_name(node.func) or ""
+                owner, _, attribute = name.partition(".")
+                if owner == method.first_parameter and attribute:
+                    found.append((attribute, node, not (is_off or id(node) in unrecorded)))
+    return found
+
+
+def _frozen(methods: list[FunctionScope]) -> set[str]:
+    """Return the attributes that the class itself freezes, "" for all that it has.
+
+    As in ``for p in self.encoder.parameters(): p.requires_grad = False`` and
+    ``self.encoder.requires_grad_(False)``.
+    """
+    found: set[str] = set()
+    for method in methods:
+        if not {"requires_grad", "requires_grad_"} & method.words:
+            continue
+        first = method.first_parameter
+        for node in method.nodes:
+            if not isinstance(node, cst.Attribute) or node.attr.value not in _FREEZING:
+                continue
+            name = dotted_name(node.value) or ""
+            if name == first:
+                found.add("")
+            elif name.startswith(f"{first}."):
+                found.add(name.partition(".")[2])
+    return found
+
+
+_FREEZING: Final = frozenset({"parameters", "named_parameters", "requires_grad_", "requires_grad"})
+
+
+def _is_used_otherwise(
+    name: str, maker: FunctionModel, calls: list[tuple[str, cst.Call, bool]]
+) -> bool:
+    """Return whether a layer is used in the file in another way than by these calls.
+
+    Its weights may be loaded, copied, tied or frozen there.
+    """
+    called = {id(call.func) for attribute, call, _ in calls if attribute == name}
+    mentions = 0
+    for function in maker.module.functions():
+        for node in function.scope.nodes_with_lambdas:
+            if isinstance(node, cst.Attribute) and node.attr.value == name:
+                mentions += id(node) not in called
+    # One is where it is made.
+    return mentions > 1

@@ -1,0 +1,125 @@
+"""Find latent values that are drawn in a way that has no gradient."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.model.flow import GradMode
+from gradcheck_lint.model.grad_mode import unrecorded_by_with
+from gradcheck_lint.model.syntax import (
+    assigned_once,
+    dotted_name,
+    is_literal,
+    keyword,
+    last_word,
+    positional,
+    walk,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+__all__ = ["drawn_values"]
+
+
+def drawn_values(function: FunctionModel) -> Iterator[cst.Call]:
+    """Yield draws of a latent value from computed parameters that do not pass a gradient on.
+
+    ``torch.normal(mean, std)`` and ``sample()`` of a distribution have no gradient for what they
+    are given. A policy draws its actions so, and learns by their log-probability; in a model that
+    is trained by a divergence from a prior, the latent value is to have one.
+    """
+    module, scope = function.module, function.scope
+    if not module.mentions(b"torch.normal", b".sample()") or "log_prob" in scope.words:
+        return
+    owner = scope.owner
+    if owner is None or not module.scopes.derives_from(owner, "torch.nn.Module"):
+        return
+    if not module.matches(_DIVERGENCE) or function.mode is GradMode.DISABLED:
+        return
+    unrecorded = unrecorded_by_with(scope.nodes, module.scopes)
+    distributions = _distributions(function)
+    is_latent_by_function = _LATENT_FUNCTION.search(scope.name.rpartition(".")[2]) is not None
+    named = {
+        id(value)
+        for target, value in map(assigned_once, scope.nodes)
+        if target is not None and _LATENT.fullmatch(last_word(dotted_name(target)))
+    }
+    for node in scope.nodes:
+        if not isinstance(node, cst.Call) or id(node) in unrecorded:
+            continue
+        is_latent = is_latent_by_function or id(node) in named
+        if is_latent and _draws(node, function, distributions):
+            yield node
+
+
+_DIVERGENCE: Final = re.compile(rb"(?i)\bkl|_kl|kld|elbo")
+_LATENT: Final = re.compile(r"z\w?|z_\w+|\w+_z|latents?|code|w?_?latent\w*|eps_z|state|stoch\w*")
+_LATENT_FUNCTION: Final = re.compile(r"(?i)repar|latent|posterior|bottleneck|sample_?z|draw_?z")
+
+
+def _distributions(function: FunctionModel) -> set[str]:
+    """Return the names of distributions with a density that the function makes."""
+    return {
+        name
+        for target, value in map(assigned_once, function.scope.nodes)
+        if target is not None
+        and value is not None
+        and _is_distribution(value, function)
+        and (name := dotted_name(target)) is not None
+    }
+
+
+def _is_distribution(value: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Return whether this makes a reparameterizable distribution of computed parameters."""
+    if not isinstance(value, cst.Call):
+        return False
+    name = function.module.scopes.resolve_import(dotted_name(value.func) or "") or ""
+    last = name.rpartition(".")[2]
+    if not name.startswith("torch.distributions."):
+        return False
+    if last == "Independent":
+        return bool(value.args) and _is_distribution(value.args[0].value, function)
+    return last in _REPARAMETERIZED and _are_computed([each.value for each in value.args], function)
+
+
+_REPARAMETERIZED: Final = frozenset(
+    {"Normal", "MultivariateNormal", "LowRankMultivariateNormal", "LogNormal", "Laplace", "Beta"}
+    | {"Gamma", "Dirichlet", "Uniform", "StudentT", "RelaxedOneHotCategorical"}
+)
+
+
+def _draws(node: cst.Call, function: FunctionModel, distributions: set[str]) -> bool:
+    """Return whether a call draws from computed parameters, without a gradient for them."""
+    name = function.module.scopes.resolve_import(dotted_name(node.func) or "")
+    if name == "torch.normal":
+        given = positional(node)
+        mean = keyword(node, "mean") or (given[0] if given else None)
+        std = keyword(node, "std") or (given[1] if len(given) > 1 else None)
+        return mean is not None and std is not None and _are_computed([mean, std], function)
+    if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "sample":
+        return False
+    owner = node.func.value
+    return dotted_name(owner) in distributions or _is_distribution(owner, function)
+
+
+def _are_computed(given: list[cst.BaseExpression], function: FunctionModel) -> bool:
+    """Return whether parameters of a draw may all have a graph: no numbers, zeros or settings."""
+    return bool(given) and all(
+        not is_literal(each)
+        and any(type(node) is cst.Name for node in walk(each))
+        and not (dotted_name(each) or "").startswith(f"{function.scope.first_parameter}.")
+        and not any(
+            isinstance(node, cst.Call) and _CONSTANT.search(dotted_name(node.func) or "")
+            for node in walk(each)
+        )
+        for each in given
+    )
+
+
+_CONSTANT: Final = re.compile(r"\b(?:zeros|ones|full|detach|tensor)\w*$")

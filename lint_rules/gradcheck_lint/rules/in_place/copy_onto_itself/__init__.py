@@ -1,0 +1,29 @@
+"""GCS110: a state that is loaded later is the memory of the parameters themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradcheck_lint.rules._rule import Rule, Violation
+from gradcheck_lint.rules.in_place.copy_onto_itself.kept_states import kept_states
+from gradcheck_lint.rules.in_place.copy_onto_itself.second_names import second_names
+from gradcheck_suite import catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+
+
+class CopyOntoItself(Rule):
+    """A state dict is kept without a copy and loaded later, or a target network is no copy."""
+
+    entry = catalogue.COPY_ONTO_ITSELF
+
+    def check(self, function: FunctionModel) -> Iterator[Violation]:
+        """Yield every state that is kept by reference, and every second name of one network."""
+        module = function.module
+        if module.mentions(b"load_state_dict"):
+            yield from kept_states(function)
+        if module.mentions(b"load_state_dict", b"zip("):
+            yield from second_names(function)

@@ -1,0 +1,277 @@
+"""Find state dicts that are kept by reference and loaded into the same model later."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.model.nearness import BACKWARD
+from gradcheck_lint.model.scopes import FunctionScope
+from gradcheck_lint.model.syntax import (
+    assigned_pairs,
+    boolean,
+    dotted_name,
+    keyword,
+    last_word,
+    place_name,
+    plain_string,
+    string_index,
+    walk,
+)
+from gradcheck_lint.rules._rule import Violation
+from gradcheck_suite.severity import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gradcheck_lint.model.module import FunctionModel, ModuleModel
+
+__all__ = ["kept_states"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """``owner.load_state_dict(state)``, and where it is among the nodes of its function."""
+
+    scope: FunctionScope
+    index: int
+    node: cst.Call
+    owner: str
+    state: str
+
+
+def kept_states(function: FunctionModel) -> Iterator[Violation]:
+    """Yield every ``best = model.state_dict()`` that is loaded into the same model later."""
+    module, scope = function.module, function.scope
+    if "state_dict" not in scope.words:
+        return
+    nodes = _nodes(function)
+    for index, node in enumerate(nodes):
+        for target, value in assigned_pairs(node):
+            name = place_name(target)
+            for owner, key in _states_in(value, module):
+                kept = name if name is None or key is None else f'{name}["{key}"]'
+                load = None if kept is None else _loaded_later(function, index, kept, owner)
+                if load is not None and not _is_changed(module, function, name or ""):
+                    yield _kept_by_reference(module, value, owner, load)
+
+
+def _kept_by_reference(
+    module: ModuleModel, value: cst.CSTNode, owner: str, load: _Load
+) -> Violation:
+    is_replaced = module.matches(_REPLACES_MEMORY)
+    message = (
+        f"`{owner}.state_dict()` refers to the memory of the parameters: what is kept here changes "
+        "with each step, and to load it copies each tensor onto itself"
+    )
+    if is_replaced:
+        message += "; unless the parameters were given other memory in between, as by `.data =`"
+    return Violation(
+        value,
+        message,
+        Severity.NOTE if is_replaced else Severity.WARNING,
+        f"keep `copy.deepcopy({owner}.state_dict())`",
+        ((load.node, "loaded here"),),
+    )
+
+
+_REPLACES_MEMORY: Final = re.compile(rb"\.data\s*=(?!=)|vector_to_parameters|assign\s*=\s*True")
+
+
+def _nodes(function: FunctionModel) -> Sequence[cst.CSTNode]:
+    return function.scope.nodes_and_lambdas[0]
+
+
+def _states_in(value: cst.BaseExpression, module: ModuleModel) -> Iterator[tuple[str, str | None]]:
+    """Yield the models whose state a value is, by reference, and the key it has in a dictionary."""
+    owner = _owner_of_state(value, module)
+    if owner is not None:
+        yield owner, None
+    elif isinstance(value, cst.Dict):
+        for element in value.elements:
+            if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
+                owner, key = _owner_of_state(element.value, module), plain_string(element.key)
+                if owner is not None and key is not None:
+                    yield owner, key
+    elif isinstance(value, cst.Call) and dotted_name(value.func) == "dict":
+        for argument in value.args:
+            owner = _owner_of_state(argument.value, module)
+            if owner is not None and argument.keyword is not None:
+                yield owner, argument.keyword.value
+
+
+def _owner_of_state(value: cst.BaseExpression, module: ModuleModel) -> str | None:
+    """Return ``model`` of ``model.state_dict()``, also where the dictionary alone is copied."""
+    while isinstance(value, cst.Call):
+        if isinstance(value.func, cst.Attribute):
+            method = value.func.attr.value
+            if method == "state_dict":
+                return dotted_name(value.func.value) if not value.args else None
+            if method == "copy" and not value.args:
+                value = value.func.value
+                continue
+        name = module.scopes.resolve_import(dotted_name(value.func) or "")
+        is_shallow = name in _SHALLOW or dotted_name(value.func) == "dict"
+        if not is_shallow or len(value.args) != 1 or value.args[0].keyword is not None:
+            return None
+        value = value.args[0].value
+    return _owner_of_rebuilt(value) if isinstance(value, cst.DictComp) else None
+
+
+_SHALLOW: Final = frozenset({"copy.copy", "collections.OrderedDict"})
+
+
+def _owner_of_rebuilt(value: cst.DictComp) -> str | None:
+    """Return ``model`` of ``{k: v for k, v in model.state_dict().items()}``."""
+    items, element = value.for_in.iter, value.value
+    while isinstance(element, (cst.Call, cst.Attribute)):
+        # What detaches alone has the same memory.
+        called = element.func if isinstance(element, cst.Call) else element
+        if not isinstance(called, cst.Attribute) or called.attr.value not in {"detach", "data"}:
+            return None
+        element = called.value
+    if not isinstance(element, cst.Name) or not isinstance(items, cst.Call):
+        return None
+    if not isinstance(items.func, cst.Attribute) or items.func.attr.value != "items":
+        return None
+    state = items.func.value
+    if isinstance(state, cst.Call) and last_word(dotted_name(state.func)) == "state_dict":
+        assert isinstance(state.func, cst.Attribute)
+        return dotted_name(state.func.value)
+    return None
+
+
+def _loads(module: ModuleModel) -> list[_Load]:
+    """Return every load of a state in the file that goes by a name."""
+    if "loads of states" not in module.memo:
+        module.memo["loads of states"] = [
+            _Load(function.scope, index, node, owner, state)
+            for function in module.functions()
+            for index, node in enumerate(_nodes(function))
+            if isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value == "load_state_dict"
+            and node.args
+            and boolean(keyword(node, "assign")) is not True
+            and (owner := dotted_name(node.func.value)) is not None
+            and (state := place_name(_without_copy(node.args[0].value))) is not None
+        ]
+    found: list[_Load] = module.memo["loads of states"]
+    return found
+
+
+def _without_copy(state: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what is copied when it is loaded, which is too late."""
+    is_copied = isinstance(state, cst.Call) and len(state.args) == 1
+    if is_copied and last_word(dotted_name(state.func)) in {"deepcopy", "copy"}:  # type: ignore[attr-defined]
+        return state.args[0].value  # type: ignore[attr-defined,no-any-return]
+    return state
+
+
+def _loaded_later(function: FunctionModel, index: int, kept: str, owner: str) -> _Load | None:
+    """Return the load of a state into the model that it is of, after that was trained."""
+    for load in _loads(function.module):
+        if load.scope is function.scope:
+            if (load.state, load.owner) == (kept, owner) and _trains_between(function, index, load):
+                return load
+        elif (
+            "." in kept
+            and _is_of_same(function.scope, load, kept, owner)
+            and _is_made_once(function.module, owner)
+        ):
+            return load
+    return None
+
+
+def _trains_between(function: FunctionModel, index: int, load: _Load) -> bool:
+    """Return whether the model that is kept at ``index`` is trained on, and not made anew."""
+    nodes, kept = _nodes(function), _nodes(function)[index]
+    loops = [known for known in nodes if isinstance(known, (cst.For, cst.While))]
+    around = [{id(inner) for inner in walk(loop)} for loop in loops]
+    carried = [inside for inside in around if id(kept) in inside]
+    leads = next((inside for inside in carried if id(load.node) not in inside), None)
+    common = next((inside for inside in reversed(carried) if id(load.node) in inside), None)
+    if index < load.index:
+        between = nodes[index : load.index]
+        if leads is not None:
+            between = [*between, *(known for known in nodes if id(known) in leads)]
+    elif common is not None:
+        between = [known for known in nodes if id(known) in common]
+    else:
+        return False
+    if any(_makes_anew(known, load.owner) for known in nodes[min(index, load.index) : load.index]):
+        return False
+    if index > load.index and any(_makes_anew(known, load.owner) for known in between):
+        return False
+    return any(_may_train(known, load, function) for known in between)
+
+
+def _makes_anew(node: cst.CSTNode, owner: str) -> bool:
+    return any(dotted_name(target) == owner for target, _ in assigned_pairs(node))
+
+
+def _may_train(node: cst.CSTNode, load: _Load, function: FunctionModel) -> bool:
+    """Return whether a call steps an optimizer, or changes the model in another way."""
+    if not isinstance(node, cst.Call) or node is load.node:
+        return False
+    name = dotted_name(node.func) or ""
+    method = last_word(name)
+    if method == "step" or (method == "load_state_dict" and name.startswith(f"{load.owner}.")):
+        return True
+    called = called_function(node, function)
+    if called is not None and function.module.near.has(called, BACKWARD):
+        return True
+    return called is None and _TRAINS.search(method.lower()) is not None and method != "train"
+
+
+_TRAINS: Final = re.compile(r"train|fit|finetune|adapt")
+
+
+def _is_of_same(scope: FunctionScope, load: _Load, kept: str, owner: str) -> bool:
+    """Return whether another function loads what an attribute keeps, into the same model."""
+    if scope.owner is not None and load.scope.owner is scope.owner:
+        return (load.state, load.owner) == (kept, owner)
+    return (
+        scope.owner is not None
+        and owner in scope.parameters
+        and last_word(load.state) == last_word(kept)
+        and last_word(load.owner) == owner
+        and _KEEPS_BEST.search(last_word(kept)) is not None
+    )
+
+
+_KEEPS_BEST: Final = re.compile(r"best|backup|orig|cache|snapshot|early|old|prev|state|weight")
+
+
+def _is_made_once(module: ModuleModel, owner: str) -> bool:
+    """Return whether a model that an object holds is not made anew in the file."""
+    if "." not in owner:
+        return True
+    made = sum(
+        _makes_anew(node, owner) for function in module.functions() for node in _nodes(function)
+    )
+    return made <= 1
+
+
+def _is_changed(module: ModuleModel, function: FunctionModel, kept: str) -> bool:
+    """Return whether entries of what is kept are set, or it is given a copy of itself."""
+    is_own = "." in kept
+    for other in module.functions() if is_own else [function]:
+        for node in _nodes(other):
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+                is_change = node.func.attr.value in {"update", "pop", "setdefault"}
+                if is_change and place_name(node.func.value) == kept:
+                    return True
+            for target, value in assigned_pairs(node):
+                if isinstance(target, cst.Subscript) and place_name(target.value) == kept:
+                    if string_index(target) is None:
+                        return True
+                elif place_name(target) == kept and any(
+                    place_name(each) == kept for each in walk(value)
+                ):
+                    return True
+    return False
