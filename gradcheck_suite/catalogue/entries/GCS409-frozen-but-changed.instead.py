@@ -10,3 +10,16 @@ def train(model, batches):
         (model(x) - y).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
+
+
+def finetune(model, epochs, optimizer):
+    for layer in model.backbone.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.requires_grad_(False)
+    for batches in epochs:
+        model.train()
+        model.backbone.eval()
+        for x, y in batches:
+            optimizer.zero_grad()
+            (model(x) - y).pow(2).mean().backward()
+            optimizer.step()

@@ -16,6 +16,7 @@ from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
 from gradcheck_lint.rules.connectivity.graph_broken.drawn_values import drawn_values
+from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
 from gradcheck_suite.severity import Severity
@@ -49,6 +50,14 @@ class GraphBroken(Rule):
                 ((backward.node, "backward() is called here"),),
             )
         yield from _lost(function, reported)
+        for loss in codebook_losses(function):
+            yield Violation(
+                loss,
+                f"`{source_of(module, loss)}` is computed of the straight-through value, in which "
+                "the codes stand inside of detach(): the codebook gets no gradient from it",
+                Severity.WARNING,
+                "compute it of the codes that were looked up, before the straight-through step",
+            )
         for draw in drawn_values(function):
             yield Violation(
                 draw,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from gradcheck_lint.model.attributes import assigns_attribute
-from gradcheck_lint.model.flow import Forward, GradMode
+from gradcheck_lint.model.flow import Call, Forward, GradMode
 from gradcheck_lint.model.values import Kind, Value, all_are, sites
 from gradcheck_lint.rules.memory.state_not_detached.states_on_self import state_kept_by
 
@@ -31,9 +31,12 @@ def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
     """Yield what the ``forward`` of a module of the file adds to from call to call."""
     scope, module = function.scope, function.module
     owner = scope.owner
-    if owner is None or not scope.name.endswith(".forward") or scope.first_parameter is None:
+    if owner is None or scope.first_parameter is None or scope.name.endswith("__init__"):
         return
-    if function.mode is GradMode.DISABLED or not module.scopes.derives_from(owner, "torch.nn."):
+    if function.mode is GradMode.DISABLED:
+        return
+    is_forward = scope.name.endswith(".forward") and module.scopes.derives_from(owner, "torch.nn.")
+    if not is_forward and not _is_called_again(function):
         return
     prefix = scope.first_parameter + "."
     for path, values in function.bindings.items():
@@ -42,6 +45,8 @@ def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
             continue
         begun = sites(module.class_attribute(owner.name, attribute))
         kept = [value for value in values if _goes_on(value, attribute, begun, module)]
+        if not is_forward and not _is_given_to_model(attribute, function):
+            continue
         if not kept or kept[0].node is None or _never_records(owner.name, module):
             continue
         if any(_is_told(attribute, other) for other in list(module.functions())):
@@ -87,3 +92,31 @@ def _is_told(attribute: str, function: FunctionModel) -> bool:
             if kept is not None and kept.attribute == attribute:
                 return "backward" in function.scope.words
     return False
+
+
+def _is_called_again(function: FunctionModel) -> bool:
+    """Return whether a method of no model is called in a loop of the file, with recording."""
+    method = function.scope.name.rpartition(".")[2]
+    return any(
+        isinstance(event, Call)
+        and event.method == method
+        and event.loops
+        and event.mode is not GradMode.DISABLED
+        for other in list(function.module.functions())
+        if method in other.scope.words
+        for event in other.events()
+    )
+
+
+def _is_given_to_model(attribute: str, function: FunctionModel) -> bool:
+    """Return whether a model is given an attribute of the object, with recording."""
+    return any(
+        isinstance(event, Forward)
+        and event.mode is not GradMode.DISABLED
+        and any(
+            known is not None and known[1] == attribute
+            for values in event.passed
+            for known in map(function.module.on_self, sites(values))
+        )
+        for event in function.events()
+    )

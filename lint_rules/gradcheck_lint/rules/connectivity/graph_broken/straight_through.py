@@ -1,0 +1,187 @@
+"""Find losses for a codebook that are computed of the straight-through value."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import libcst as cst
+
+from gradcheck_lint.analyses.layers import called_function
+from gradcheck_lint.model.syntax import (
+    assigned_once,
+    dotted_name,
+    last_word,
+    literal_key,
+    plain_string,
+    positional,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gradcheck_lint.model.module import FunctionModel
+    from gradcheck_lint.model.scopes import FunctionScope
+
+__all__ = ["codebook_losses"]
+
+_Path: TypeAlias = tuple[str | int, ...]
+_Paths: TypeAlias = frozenset[_Path]
+"""The keys that lead to straight-through values in something: ``()`` is the thing itself."""
+
+_NOWHERE: Final[_Paths] = frozenset()
+_ITSELF: Final[_Paths] = frozenset({()})
+_MOST_CALLS = 4
+_LONGEST_PATH = 3
+_CODES: Final = re.compile(
+    r"(?i)embed|codebook|codes?\b|dictionary|prototype|entries|centroid|cluster"
+)
+
+
+def codebook_losses(function: FunctionModel) -> Iterator[cst.Call]:
+    """Yield each ``mse_loss(z_q, z.detach())`` where ``z_q`` is ``z + (code - z).detach()``.
+
+    The codes stand inside of detach() there, so that the loss that is to move them moves what was
+    quantized instead.
+    """
+    module = function.module
+    if not module.mentions(b").detach()") or "detach" not in function.scope.words:
+        return
+    held: dict[str, _Paths] = {}
+    for node in function.scope.nodes:
+        if isinstance(node, cst.Call) and last_word(dotted_name(node.func)) in _DISTANCES:
+            sides = positional(node)[:2]
+            if len(sides) == _SIDES and any(map(_is_detached, sides)):
+                others = [side for side in sides if not _is_detached(side)]
+                if any(() in _paths_of(side, held, function, 0) for side in others):
+                    yield node
+        _bind(node, held, function, 0)
+
+
+_DISTANCES: Final = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
+_SIDES = 2
+
+
+def _is_detached(node: cst.BaseExpression) -> bool:
+    return (
+        isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value == "detach"
+    )
+
+
+def _bind(node: cst.CSTNode, held: dict[str, _Paths], function: FunctionModel, depth: int) -> None:
+    """Note what the names of an assignment hold from here on."""
+    target, value = assigned_once(node)
+    if target is None or value is None:
+        return
+    paths = _paths_of(value, held, function, depth)
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for index, element in enumerate(target.elements):
+            name = dotted_name(element.value)
+            if name is not None:
+                held[name] = _under(index, paths)
+    elif (name := dotted_name(target)) is not None:
+        held[name] = paths
+
+
+def _under(key: str | int, paths: _Paths) -> _Paths:
+    return frozenset(path[1:] for path in paths if path[:1] == (key,))
+
+
+def _below(key: str | int, paths: _Paths) -> _Paths:
+    return frozenset((key, *path) for path in paths if len(path) < _LONGEST_PATH)
+
+
+def _paths_of(
+    value: cst.BaseExpression, held: dict[str, _Paths], function: FunctionModel, depth: int
+) -> _Paths:
+    """Return the keys that lead to straight-through values of codes in an expression."""
+    if _is_straight_through(value, function):
+        return _ITSELF
+    name, found = dotted_name(value), _NOWHERE
+    if name is not None:
+        found = held.get(name, _NOWHERE)
+    elif isinstance(value, (cst.Tuple, cst.List)):
+        for index, element in enumerate(value.elements):
+            found |= _below(index, _paths_of(element.value, held, function, depth))
+    elif isinstance(value, cst.Dict):
+        for element in value.elements:
+            if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
+                key = plain_string(element.key)
+                if key is not None:
+                    found |= _below(key, _paths_of(element.value, held, function, depth))
+    elif isinstance(value, cst.Subscript):
+        index = literal_key(value)
+        if index is not None:
+            found = _under(index, _paths_of(value.value, held, function, depth))
+    elif isinstance(value, cst.Call) and depth < _MOST_CALLS:
+        called = _called(value, function)
+        if called is not None:
+            found = _returned_by(function.module.function(called), depth + 1)
+    return found
+
+
+def _returned_by(function: FunctionModel, depth: int) -> _Paths:
+    """Return the keys that lead to straight-through values in what a function returns."""
+    key, memo = ("straight-through", id(function.scope)), function.module.memo
+    if key not in memo:
+        memo[key] = _NOWHERE
+        held: dict[str, _Paths] = {}
+        found = _NOWHERE
+        for node in function.scope.nodes:
+            _bind(node, held, function, depth)
+            if isinstance(node, cst.Return) and node.value is not None:
+                found |= _paths_of(node.value, held, function, depth)
+        memo[key] = found
+    known: _Paths = memo[key]
+    return known
+
+
+def _called(call: cst.Call, function: FunctionModel) -> FunctionScope | None:
+    """Return the function of the file that is called, the ``forward`` where it is a module."""
+    called = called_function(call, function)
+    owner = function.scope.owner
+    first, _, attribute = (dotted_name(call.func) or "").partition(".")
+    if called is not None or owner is None or first != function.scope.first_parameter:
+        return called
+    scopes = function.module.scopes
+    if not attribute:
+        return scopes.method(owner, "forward")
+    maker = scopes.method(owner, "__init__")
+    for node in () if maker is None else maker.nodes:
+        target, value = assigned_once(node)
+        if dotted_name(target) == f"{maker.first_parameter}.{attribute}":  # type: ignore[union-attr]
+            made = dotted_name(value.func) if isinstance(value, cst.Call) else None
+            return scopes.method(scopes.classes.get(made or ""), "forward")
+    return None
+
+
+def _is_straight_through(value: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Return whether this is ``z + (code - z).detach()``, of a code that was looked up."""
+    if not isinstance(value, cst.BinaryOperation) or not isinstance(value.operator, cst.Add):
+        return False
+    for plain, other in ((value.left, value.right), (value.right, value.left)):
+        if not _is_detached(other):
+            continue
+        assert isinstance(other, cst.Call)
+        assert isinstance(other.func, cst.Attribute)
+        moved = other.func.value
+        if (
+            isinstance(moved, cst.BinaryOperation)
+            and isinstance(moved.operator, cst.Subtract)
+            and function.module.text(moved.right) == function.module.text(plain)
+        ):
+            return _is_code(moved.left, function)
+    return False
+
+
+def _is_code(node: cst.BaseExpression, function: FunctionModel) -> bool:
+    """Return whether a value was taken from a table of codes, by the names it was made with."""
+    name = dotted_name(node)
+    sources = [node] + [
+        value
+        for target, value in map(assigned_once, function.scope.nodes)
+        if name is not None and value is not None and dotted_name(target) == name
+    ]
+    return any(_CODES.search(function.module.text(source)) for source in sources)
