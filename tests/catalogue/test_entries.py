@@ -105,7 +105,7 @@ WARNINGS = {
 }
 FIXABLE = {"GCS107", "GCS201", "GCS305", "GCS404", "GCS504", "GCS901", "GCS902", "GCS903"}
 ONLY_AT_RUN_TIME = {
-    *("GCS104", "GCS208", "GCS311", "GCS312", "GCS313", "GCS314", "GCS403"),
+    *("GCS104", "GCS208", "GCS311", "GCS313", "GCS314", "GCS403"),
     *("GCS315", "GCS410", "GCS411", "GCS412"),
     *(code for code in FROZEN if code.startswith("GCS6") and code != "GCS604"),
 }

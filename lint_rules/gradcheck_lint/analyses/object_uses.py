@@ -83,8 +83,7 @@ def _reads(around: cst.CSTNode, path: str) -> Iterator[cst.CSTNode]:
     stack = [around]
     while stack:
         node = stack.pop()
-        is_inner = node is not around and isinstance(node, (cst.FunctionDef, cst.Lambda))
-        if is_inner and root in _bound_in(node):
+        if node is not around and root in _bound_in(node):
             continue
         if isinstance(node, (cst.Name, cst.Attribute)) and dotted_name(node) == path:
             yield node
@@ -94,8 +93,11 @@ def _reads(around: cst.CSTNode, path: str) -> Iterator[cst.CSTNode]:
             stack.extend(children(node))
 
 
-def _bound_in(node: cst.FunctionDef | cst.Lambda) -> set[str]:
+def _bound_in(node: cst.CSTNode) -> set[str]:
+    """Return the names that a function inside another one binds, none of any other node."""
     bound: set[str] = set()
+    if not isinstance(node, (cst.FunctionDef, cst.Lambda)):
+        return bound
     for inner in walk(node):
         if isinstance(inner, cst.Param):
             bound.add(inner.name.value)

@@ -53,6 +53,8 @@ class StuckInEval(Rule):
                     if isinstance(item.event, Backward)
                 )
             )
+            # Who trains in evaluation mode from the start of each iteration on means to.
+            is_meant = any(isinstance(item.event, ModeSwitch) for item in events[: steps[0]])
             for index, item in enumerate(events):
                 known = item.event
                 if (
@@ -69,7 +71,7 @@ class StuckInEval(Rule):
                         f"`{known.receiver}` is put in evaluation mode in this loop and never "
                         "back: from the next iteration on it trains without dropout and with "
                         "frozen batch statistics",
-                        Severity.WARNING,
+                        Severity.NOTE if is_meant else Severity.WARNING,
                         f"call `{known.receiver}.train()` at the start of each iteration",
                         ((loop.node, "the loop that goes on training"),),
                     )

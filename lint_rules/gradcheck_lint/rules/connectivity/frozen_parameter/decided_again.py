@@ -97,6 +97,7 @@ _FLAG = frozenset({"requires_grad", "requires_grad_"})
 
 def _decided_by(called: FunctionScope) -> Iterator[tuple[str, cst.BaseExpression]]:
     """Yield the parameters of a function for all of whose parameters it decides."""
+    assert isinstance(called.node, cst.FunctionDef)
     for node in called.node.body.body:
         made = _decided_in(node) if isinstance(node, cst.For) else None
         if made is not None:

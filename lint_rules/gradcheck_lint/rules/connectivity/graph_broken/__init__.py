@@ -16,6 +16,7 @@ from gradcheck_lint.rules.connectivity.graph_broken.detached_objectives import (
     detached_objectives,
 )
 from gradcheck_lint.rules.connectivity.graph_broken.drawn_values import drawn_values
+from gradcheck_lint.rules.connectivity.graph_broken.hard_predictions import hard_predictions
 from gradcheck_lint.rules.connectivity.graph_broken.straight_through import codebook_losses
 from gradcheck_lint.rules.connectivity.graph_broken.terms import is_gradient, is_item, lost_terms
 from gradcheck_suite import catalogue
@@ -57,6 +58,14 @@ class GraphBroken(Rule):
                 "the codes stand inside of detach(): the codebook gets no gradient from it",
                 Severity.WARNING,
                 "compute it of the codes that were looked up, before the straight-through step",
+            )
+        for name, place in hard_predictions(function):
+            yield Violation(
+                place,
+                f"the loss reads `{name}` through `{source_of(module, place)}` alone, which has no "
+                "gradient: nothing learns from it",
+                Severity.WARNING,
+                "compute the loss of the probabilities, and the hard prediction for metrics alone",
             )
         for draw in drawn_values(function):
             yield Violation(

@@ -106,15 +106,15 @@ def _paths_of(
         for index, element in enumerate(value.elements):
             found |= _below(index, _paths_of(element.value, held, function, depth))
     elif isinstance(value, cst.Dict):
-        for element in value.elements:
-            if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString):
-                key = plain_string(element.key)
+        for entry in value.elements:
+            if isinstance(entry, cst.DictElement) and isinstance(entry.key, cst.SimpleString):
+                key = plain_string(entry.key)
                 if key is not None:
-                    found |= _below(key, _paths_of(element.value, held, function, depth))
+                    found |= _below(key, _paths_of(entry.value, held, function, depth))
     elif isinstance(value, cst.Subscript):
-        index = literal_key(value)
-        if index is not None:
-            found = _under(index, _paths_of(value.value, held, function, depth))
+        place = literal_key(value)
+        if place is not None:
+            found = _under(place, _paths_of(value.value, held, function, depth))
     elif isinstance(value, cst.Call) and depth < _MOST_CALLS:
         called = _called(value, function)
         if called is not None:
