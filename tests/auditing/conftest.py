@@ -22,13 +22,26 @@ if TYPE_CHECKING:
     from gradcheck_suite.findings import Finding
 
 
-# Searches for who holds a tensor read all objects of the process. Those of the libraries hold none,
-# and what the collector has put aside is not read: a third of the time of these tests.
-gc.collect()
-gc.freeze()
-
 # Banks of cases, which tests import; none has doctests.
 collect_ignore = ["leaks", "loops", "writers"]
+
+
+def pytest_collection_finish():
+    """Put aside what is there when tests begin: libraries, and thousands of collected tests.
+
+    Searches for who holds a tensor read all objects of the process but what the collector has put
+    aside, and would spend most of the time of these tests on that.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def objects_of_modules():
+    """Let searches find what the modules of the tests hold themselves."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -52,6 +52,7 @@ CORRECT = (
 
 
 @pytest.mark.parametrize("name", FAST)
+@pytest.mark.usefixtures("objects_of_modules")
 def test_a_leak_of_three_steps_is_found_and_its_owner_named(name):
     leak = LEAKS[name]
     session = gs.audit()

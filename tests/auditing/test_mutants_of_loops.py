@@ -22,6 +22,7 @@ def first_of_each():
 
 
 @pytest.mark.parametrize("mutant", first_of_each(), ids=lambda mutant: mutant.name)
+@pytest.mark.usefixtures("objects_of_modules")
 def test_a_mutant_is_found_under_its_code(mutant):
     assert is_found(mutant)
 

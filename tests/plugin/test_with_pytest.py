@@ -128,6 +128,10 @@ class TestReports:
 
 
 class TestWithoutTorch:
+    @pytest.fixture
+    def runs_start_where_torch_is_loaded(self):
+        """Here they do not."""
+
     @pytest.fixture(autouse=True)
     def _without_torch(self, pytester):
         """Make every import of torch fail as if it were not installed."""

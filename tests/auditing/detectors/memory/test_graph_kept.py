@@ -179,6 +179,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.usefixtures("objects_of_modules")
 def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "HISTORY", [])
     subject, place = CASES[case]
