@@ -12,7 +12,7 @@ import libcst as cst
 from gradcheck_lint.model.scopes import FunctionScope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class Kind(Enum):
@@ -314,3 +314,12 @@ def flowing_from(
         mentions = mentions if site in mentions else mentions | {site}
         return mentions, only.holds, only.through, only.cut
     return mentioned_by(values), held_by(values), through_all(values), cut_of(values)
+
+
+def parts_of(values: Values) -> Iterator[Values]:
+    """Yield what is passed, and each part of a tuple such as ``(h, c)`` by itself."""
+    yield values
+    for value in values:
+        if value.kind is Kind.TUPLE:
+            for part in value.parts:
+                yield from parts_of(part)

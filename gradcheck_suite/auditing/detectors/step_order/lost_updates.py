@@ -42,8 +42,9 @@ _ENOUGH = 3
 """Steps, each twice as far as the one before, in which updates were lost. Chosen: the third comes
 after 32 steps."""
 _NEARLY_ALL = 0.75
+"""Of the elements with a gradient, so many that stay unchanged are a warning. Chosen."""
 _MOST = 0.5
-"""Of the elements with a gradient, so many unchanged are a warning, and a note. Chosen."""
+"""So many are a note. Chosen."""
 _PARAMETERS = 8
 """Parameters that are compared in a step, the largest. A bound on cost."""
 _SAMPLED = 1024

@@ -11,7 +11,7 @@ from gradcheck_lint.analyses.hidden_effects import DETACHING, may_act_elsewhere
 from gradcheck_lint.model.flow import Backward, Forward, GradMode
 from gradcheck_lint.model.scopes import Part
 from gradcheck_lint.model.syntax import dotted_name
-from gradcheck_lint.model.values import Kind, Value, Values, through_all
+from gradcheck_lint.model.values import Kind, Value, Values, parts_of, through_all
 from gradcheck_lint.rules._rule import Rule, Violation
 from gradcheck_lint.rules.memory.state_not_detached.recurrences import recurrences
 from gradcheck_lint.rules.memory.state_not_detached.states_on_self import state_kept_by
@@ -84,7 +84,7 @@ def _is_given_back(event: Forward) -> bool:
     """Tell whether a model is given what its call in the iteration before has returned."""
     if _MEMORY.search(" ".join(_names_passed(event.node))) is not None:
         return False
-    passed = [part for values in event.passed for part in _parts_of(values)]
+    passed = [part for values in event.passed for part in parts_of(values)]
     return any(_is_carried(values, id(event.node), event.loops) for values in passed)
 
 
@@ -96,15 +96,6 @@ def _names_passed(node: cst.CSTNode) -> Iterator[str]:
     """Yield the names that a call is given."""
     if isinstance(node, cst.Call):
         yield from (dotted_name(argument.value) or "" for argument in node.args)
-
-
-def _parts_of(values: Values) -> Iterator[Values]:
-    """Yield what is passed, and each part of a tuple such as ``(h, c)`` by itself."""
-    yield values
-    for value in values:
-        if value.kind is Kind.TUPLE:
-            for part in value.parts:
-                yield from _parts_of(part)
 
 
 def _is_carried(values: Values, call: int, loops: tuple[int, ...]) -> bool:

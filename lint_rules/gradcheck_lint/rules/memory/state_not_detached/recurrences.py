@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gradcheck_lint.model.attributes import assigns_attribute
 from gradcheck_lint.model.flow import Call, Forward, GradMode
-from gradcheck_lint.model.values import Kind, Value, all_are, sites
+from gradcheck_lint.model.values import Kind, Value, all_are, parts_of, sites
 from gradcheck_lint.rules.memory.state_not_detached.states_on_self import state_kept_by
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
         if not path.startswith(prefix) or "." in attribute:
             continue
         begun = sites(module.class_attribute(owner.name, attribute))
-        kept = [value for value in values if _goes_on(value, attribute, begun, module)]
+        kept = [
+            value
+            for value in values
+            if _goes_on(value, attribute, begun, module)
+            and not _is_made_of_cuts(value, attribute, begun, function)
+        ]
         if not is_forward and not _is_given_to_model(attribute, function):
             continue
         if not kept or kept[0].node is None or _never_records(owner.name, module):
@@ -57,6 +62,9 @@ def recurrences(function: FunctionModel) -> Iterator[Recurrence]:
             and (assigns_attribute(other.scope, attribute) or "detach_" in other.scope.words)
             for other in list(module.functions())
         )
+        trains = any("backward" in other.scope.words for other in list(module.functions()))
+        if is_renewed and trains:
+            continue  # whether each iteration begins anew is asked of the loop that trains
         yield Recurrence(attribute, kept[0].node, is_renewed)
 
 
@@ -69,6 +77,32 @@ def _goes_on(value: Value, attribute: str, begun: frozenset[int], module: Module
         return True
     own = (module.on_self(site) for site in value.mentions)
     return any(known is not None and known[1] == attribute for known in own)
+
+
+def _is_made_of_cuts(
+    value: Value, attribute: str, begun: frozenset[int], function: FunctionModel
+) -> bool:
+    """Return whether the model that made a value was given the attribute without its graph."""
+    for event in function.events():
+        if isinstance(event, Forward) and id(event.node) == value.result_of:
+            given = [
+                part
+                for passed in event.passed
+                for values in parts_of(passed)
+                for part in values
+                if part.kind is not Kind.TUPLE and _goes_back_to(part, attribute, begun, function)
+            ]
+            return bool(given) and all(part.cut is not None for part in given)
+    return False
+
+
+def _goes_back_to(
+    value: Value, attribute: str, begun: frozenset[int], function: FunctionModel
+) -> bool:
+    own = map(function.module.on_self, value.mentions)
+    return bool(value.mentions & begun) or any(
+        known is not None and known[1] == attribute for known in own
+    )
 
 
 def _never_records(name: str, module: ModuleModel) -> bool:
