@@ -33,6 +33,7 @@ def test_the_page_is_up_to_date():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_check_notices_a_missing_and_a_changed_page(generator, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(generator, "PAGE", tmp_path / "development" / "numerics.md")
     assert generator.main(["--check"]) == 1
@@ -92,6 +93,7 @@ _COUNT: int
     ]
 
 
+@pytest.mark.slow
 def test_no_row_of_the_page_breaks_its_table(generator):
     rows = [line for line in generator.page().splitlines() if line.startswith("| `")]
     assert len(rows) == len(list(generator.numbers()))

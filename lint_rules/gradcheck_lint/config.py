@@ -321,8 +321,8 @@ def _type_name(value: object) -> str:
 def expand(names: Iterable[str], where: str) -> frozenset[str]:
     """Return the codes that are meant by codes, slugs, beginnings of codes, or ``ALL``.
 
-    >>> sorted(expand(["GCS31", "leaf-inplace"], "--select"))
-    ['GCS101', 'GCS310']
+    >>> sorted(expand(["GCS90", "leaf-inplace"], "--select"))
+    ['GCS101', 'GCS901', 'GCS902', 'GCS903']
 
     Raises:
         UsageError: a name means no rule.

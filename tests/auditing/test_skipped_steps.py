@@ -76,6 +76,7 @@ def test_nothing_is_said_of_a_correct_loop_that_is_watched_in_parts(
     assert session.report.at_least(Severity.WARNING) == ()
 
 
+@pytest.mark.slow
 def test_many_of_these_loops_are_watched_in_parts(audited, resting_at_random):
     resting_at_random(0)
     rested = 0

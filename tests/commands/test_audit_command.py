@@ -286,6 +286,7 @@ def test_what_the_script_makes_of_a_signal_is_respected(audit):
 
 
 @pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+@pytest.mark.slow
 def test_a_script_under_nohup_runs_on(tmp_path):
     ignoring = "import os, signal; os.kill(os.getpid(), signal.SIGHUP)\n"
     (tmp_path / "train.py").write_text(ignoring + CLEAN)
@@ -306,6 +307,7 @@ def test_a_script_under_nohup_runs_on(tmp_path):
 
 
 @pytest.mark.skipif(None in ENDING, reason="there are no such signals here")
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_leaves_the_report_in_its_file(tmp_path):
     # What the script could not write any more is in the way of nothing.
     unsent = WAITING.replace("import time", "import sys, time; sys.stdout.write('half a line')")
@@ -396,6 +398,7 @@ loss.backward()
 """
 
 
+@pytest.mark.slow
 def test_writers_of_code_that_runs_once_are_watched_from_the_start(audit, tmp_path):
     # Where a coverage tool follows the lines of a program, the watch steps aside: a Python afresh.
     (tmp_path / "train.py").write_text(ONCE_THROUGH_NUMPY)

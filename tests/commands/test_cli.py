@@ -276,6 +276,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 @pytest.mark.parametrize("output_format", ["full", "json"])
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_does_not_hide_that_there_are_findings(tmp_path, output_format):
     file = tmp_path / "double.py"
     file.write_text(WRONG_BACKWARD)

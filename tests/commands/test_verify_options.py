@@ -161,6 +161,7 @@ def test_every_format_tells_a_wrong_gradient(verify, output_format):
     assert "1.5 times the numeric one" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_was_concluded_and_status_130(folder):
     process = subprocess.Popen(
         command("endless", "two", "--output-format", "json", "--output-file", "report.json"),
@@ -188,6 +189,7 @@ def test_nothing_is_drawn_into_a_pipe(verify):
     assert (status, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_long_check_is_seen_to_be_alive_on_a_terminal(folder):
     screen, terminal = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "CI"}

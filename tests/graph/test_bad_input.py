@@ -33,6 +33,7 @@ print(len(graph.edges), time.process_time() - start, len(picture))
 @pytest.mark.parametrize(
     "rows", [50, pytest.param(500, marks=pytest.mark.sweep)], ids=["100,000", "1,000,000"]
 )
+@pytest.mark.slow
 def test_a_million_edges_take_seconds_and_a_bounded_picture(rows):
     done = subprocess.run(
         [sys.executable, "-c", MANY_EDGES, str(rows)],

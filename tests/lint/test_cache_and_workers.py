@@ -166,6 +166,7 @@ def _tasks(buggy, count):
 
 
 class TestWorkers:
+    @pytest.mark.slow
     def test_findings_are_those_of_one_process(self, buggy):
         tasks = _tasks(buggy, 5)
         shared = {task.path: outcome for task, outcome in perform_all(tasks, workers=2)}

@@ -134,6 +134,7 @@ class TestRunsOfFiles:
         said = f"examples of {name}, left out as files or tests are named" in result.stdout.str()
         assert said == (examples == 0)
 
+    @pytest.mark.slow
     def test_test_paths_of_the_configuration_are_no_choice(self, run_tests, package):
         package("pkgpaths", layers=LAYERS)
 

@@ -27,6 +27,7 @@ SOURCE = """
 """
 
 
+@pytest.mark.slow
 def test_the_keyboard(run_tests_apart, pytester):
     # What Python makes of Ctrl-C.
     source = SOURCE.format(end="raise KeyboardInterrupt")

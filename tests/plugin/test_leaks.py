@@ -118,6 +118,7 @@ CLEAN = """
 """
 
 
+@pytest.mark.slow
 def test_graphs_that_outlive_the_body_are_counted_and_their_holder_is_named(
     run_tests_apart, pytester
 ):

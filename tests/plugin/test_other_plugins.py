@@ -6,6 +6,8 @@ import json
 import re
 from xml.etree import ElementTree
 
+import pytest
+
 
 def test_rerunfailures(run_tests, pytester):
     result = run_tests(
@@ -46,6 +48,7 @@ def test_rerunfailures(run_tests, pytester):
     assert runs[:4] == [("test_flaky", 1), ("test_flaky", 0), *[("test_forgets", 1)] * 2]
 
 
+@pytest.mark.slow
 def test_anyio(run_tests):
     result = run_tests(
         """
@@ -99,6 +102,7 @@ def test_strict_xfail(run_tests):
     result.stdout.fnmatch_lines(["*XPASS(strict)*"])
 
 
+@pytest.mark.slow
 def test_randomly(run_tests, pytester):
     """In any order, and with the global generators seeded anew for each test."""
     source = """
@@ -141,6 +145,7 @@ def test_randomly(run_tests, pytester):
     assert len(seeds) == 1
 
 
+@pytest.mark.slow
 def test_asyncio(run_tests):
     result = run_tests(
         """

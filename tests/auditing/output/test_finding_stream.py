@@ -206,6 +206,7 @@ def run(folder, source, *options):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no such signal here")
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing(tmp_path, lines_of):
     source = SCRIPT + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
     done = run(tmp_path, source, "--stream", "run.jsonl")

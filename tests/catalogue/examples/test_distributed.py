@@ -144,6 +144,7 @@ def test_gcs801_ranks_that_start_apart_stay_apart(answers):
     assert answers["GCS801 instead"]
 
 
+@pytest.mark.slow
 def test_gcs802_no_sync_over_the_whole_window_lets_ranks_diverge(answers):
     assert not answers["GCS802 example"]
     assert answers["GCS802 instead"]

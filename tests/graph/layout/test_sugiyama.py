@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,7 @@ def test_a_shared_target_of_many_costs_no_more_than_one():
     assert len(placed.segments[count + 1]) < 4 * count
 
 
+@pytest.mark.slow
 def test_too_many_bends_are_left_out():
     count = 700
     arcs = [Arc(i, i + 1, i + 1) for i in range(count)]

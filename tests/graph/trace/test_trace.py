@@ -296,6 +296,7 @@ class TestLifetime:
         assert result() is None
         assert len(graph.nodes) == 5
 
+    @pytest.mark.slow
     def test_deep_graph_is_traced_and_freed(self):
         x = torch.ones(1, requires_grad=True)
         y = x

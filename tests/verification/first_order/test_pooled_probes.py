@@ -78,6 +78,7 @@ def test_a_function_that_raises_near_by_keeps_its_verdict():
     [lambda x: x.sort().values, lambda x: x.sin() + 0.1 * x.sort().values],
     ids=["sort", "sort and sine"],
 )
+@pytest.mark.slow
 def test_kinks_denser_than_any_usual_step_are_no_error(function):
     torch.manual_seed(1)
     x = torch.randn(30000).requires_grad_()

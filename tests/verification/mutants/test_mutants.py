@@ -109,6 +109,7 @@ def wrong_claims(mutants: list[Mutant]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_mutants_made_by_hand_are_named_right():
     known = [mutant for mutant in BY_HAND if mutant.kind and mutant.kind not in CODES]
     kinds = {mutant.name: told(mutant) for mutant in known}
@@ -120,6 +121,7 @@ def test_mutants_made_by_hand_are_named_right():
     assert wrong_claims(BY_HAND) == []
 
 
+@pytest.mark.slow
 def test_no_claim_on_a_sample_of_automatic_mutants_is_wrong():
     assert wrong_claims(sampled_mutants(0, SAMPLED)) == []
 

@@ -55,6 +55,7 @@ def pooled(function, gradient, *, factor=1.0, entries=60, probes=200, step=STEP)
     ],
     ids=["relu", "abs", "clamp", "unequal slopes"],
 )
+@pytest.mark.slow
 def test_kinks_bias_a_slope_by_what_second_differences_foretell(function, gradient):
     slope = pooled(function, gradient, probes=2500, step=2.0**-5)
     foretold = -1.5 * slope.bias / BIAS_OF_KINKS

@@ -178,8 +178,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.usefixtures("objects_of_modules")
+SEARCHED = pytest.mark.usefixtures("objects_of_modules")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=SEARCHED) if case is module_global else case for case in CASES],
+    ids=lambda case: case.__name__,
+)
 def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "HISTORY", [])
     subject, place = CASES[case]
