@@ -178,16 +178,11 @@ CASES = {
 }
 
 
-SEARCHED = pytest.mark.usefixtures("objects_of_modules")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=SEARCHED) if case is module_global else case for case in CASES],
-    ids=lambda case: case.__name__,
-)
-def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "HISTORY", [])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_holder_and_the_line_that_feeds_it_are_named(audited, only, line_of, case, request):
+    if case is module_global:
+        request.getfixturevalue("objects_of_modules")
+    request.getfixturevalue("monkeypatch").setattr(sys.modules[__name__], "HISTORY", [])
     subject, place = CASES[case]
     finding = only(audited(case), "GCS201")
     assert finding.message.startswith(subject), finding.message
