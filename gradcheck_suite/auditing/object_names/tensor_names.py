@@ -89,7 +89,7 @@ class ParameterNames:
             for value in list(variables.values()):
                 if issubclass(type(value), nn.Module) and id(value) not in seen:
                     seen.add(id(value))
-                    yield value  # a Module: its type was just asked
+                    yield value  # pyright: ignore[reportReturnType]  # its type was just asked
 
 
 def listed(names: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ class DataWrite(Rule):
         for place, event in enumerate(events):
             if isinstance(event, SetData):
                 yield from _put_back_too_early(event, events[place + 1 :], function)
-            if not isinstance(event, InPlace) or event.target is None:
+            if not isinstance(event, InPlace) or event.target is None or event.expects_error:
                 continue
             written = _written_unseen(event)
             graphs = [known[site] for site in written if site in known and _has_graph(known[site])]
