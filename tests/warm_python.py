@@ -254,8 +254,9 @@ def _serve(channel: socket.socket) -> None:
 def _start_and_wait(request: dict[str, Any], streams: list[int]) -> NoReturn:
     """Start a process, tell its number, wait for it, and tell its status."""
     *streams, answers = streams
-    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
+    # Whoever started the tests may have had some ignored, as a shell has in the background.
+    for name in ("SIGCHLD", "SIGHUP", "SIGPIPE", "SIGQUIT", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     process = os.fork()
     if not process:
         os.close(answers)
